@@ -1,0 +1,180 @@
+"""Checkpoints: written by rank 0, whole or not at all, and enough to go on as if nothing had happened."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .collectives import averaged_buffers, gather, on_every_rank, on_main
+from .config import NEWEST, Config
+from .exits import UserError
+from .reproducibility import generator_states, set_generator_states
+
+
+@dataclass
+class Progress:
+    """How far a run has come: plain numbers, the same on every rank."""
+
+    step: int = 0  # optimizer steps
+    epoch: int = 0  # epochs completed
+    samples_in_epoch: int = 0  # trained in the current epoch, over all ranks
+    samples_seen: int = 0  # trained in the whole run, over all ranks
+    loss_sum: float = 0.0  # over samples_in_epoch
+    correct: float = 0.0  # of samples_in_epoch
+    best_accuracy: float = -1.0  # on the validation set
+
+    def advance(self, samples: int) -> None:
+        """Count one optimizer step."""
+        self.step += 1
+        self.samples_in_epoch += samples
+        self.samples_seen += samples
+
+    def out_of_steps(self, config: Config) -> bool:
+        """Whether --max-steps ends the run here."""
+        return 0 < config.max_steps <= self.step
+
+    def complete_epoch(self) -> None:
+        """Go on to the start of the next epoch."""
+        self.epoch += 1
+        self.samples_in_epoch = 0
+        self.loss_sum = self.correct = 0.0
+
+
+def claim_run_dir(config: Config) -> None:
+    """Make the run directory and write config.json. Raises UserError rather than mix two runs."""
+    folder = config.run_dir
+    if config.resume is None and (folder / "checkpoints" / "last.pt").exists():
+        raise UserError(f"{folder} holds a run already: go on with --resume, or choose another --run-dir")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config.as_plain_dict(), indent=2) + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write to --run-dir {folder}: {error.strerror}") from error
+
+
+class Checkpoints:
+    """The checkpoints of one run directory: step-00000120.pt and its like, last.pt and best.pt.
+
+    last.pt and best.pt are further names (hard links) of numbered files, so retention never takes them away.
+    """
+
+    def __init__(self, config: Config, model: nn.Module, **parts: Any) -> None:
+        """Take what to save: the unwrapped model, and by name whatever else has a state_dict()."""
+        self.folder = config.run_dir / "checkpoints"
+        self.config = config
+        self.model = model
+        self.parts = {"model": model, **parts}
+
+    def save(self, progress: Progress, *, best: bool = False) -> None:
+        """Write a checkpoint. All ranks call it, since each has a state of its own; it returns when the disk has it."""
+        about = {"progress": asdict(progress), "config": self.config.as_plain_dict()}
+        ranks = gather(rank_state(self.model))
+        with averaged_buffers(self.model):
+            states = {name: part.state_dict() for name, part in self.parts.items()}
+            on_main(lambda: self._write(about | states | {"ranks": ranks}, progress.step, best))
+
+    def _write(self, checkpoint: dict[str, Any], step: int, best: bool) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"step-{step:08d}.pt"
+        write_atomically(path, checkpoint)
+        for name in ("last.pt", "best.pt") if best else ("last.pt",):
+            link_atomically(path, self.folder / name)
+        sync_folder(self.folder)
+        by_age = sorted(self.folder.glob("step-*.pt"), key=lambda file: file.stat().st_mtime_ns)
+        for old in by_age[: -self.config.keep]:
+            old.unlink()
+
+    def restore(self, wanted: str) -> Progress:
+        """Load a checkpoint, NEWEST or a path, and give its progress. All ranks call it.
+
+        Raises UserError on every rank where it is missing, damaged or does not fit.
+        """
+        path = Path(on_main(lambda: str(self._find(wanted))))
+        return on_every_rank(lambda: self._load(path))
+
+    def _find(self, wanted: str) -> Path:
+        path = self.folder / "last.pt" if wanted == NEWEST else Path(wanted)
+        if not path.is_file():
+            raise UserError(f"there is no checkpoint {path}: leave out --resume to start from the beginning")
+        return path
+
+    def _load(self, path: Path) -> Progress:
+        checkpoint = read_checkpoint(path, required=(*self.parts, "progress", "ranks"))
+        try:
+            for name, part in self.parts.items():
+                part.load_state_dict(checkpoint[name])
+            # RNG and running statistics belong to a rank: for other ranks they start anew, from the means.
+            if len(checkpoint["ranks"]) == dist.get_world_size():
+                set_rank_state(self.model, checkpoint["ranks"][dist.get_rank()])
+            return Progress(**checkpoint["progress"])
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"{path} does not fit this program: {reason:.300}") from error
+
+
+def read_checkpoint(path: Path, required: Iterable[str]) -> dict[str, Any]:
+    """Read the file. Raises UserError where it is damaged, or no checkpoint that has all that is required."""
+    try:
+        # weights_only: a checkpoint holds plain types alone, so that one from a stranger cannot run code.
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged bytes make torch.load raise nearly anything
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{path} cannot be read as a checkpoint: {reason:.200}") from error
+    if not isinstance(checkpoint, dict) or not set(required) <= set(checkpoint):
+        raise UserError(f"{path} is not a checkpoint of this program: it does not hold {', '.join(required)}")
+    return checkpoint
+
+
+def write_atomically(path: Path, checkpoint: dict[str, Any]) -> None:
+    """Write the file so that a crash at any moment leaves the old one or the new one, whole.
+
+    Raises UserError, with nothing left behind, where the disk does not take it.
+    """
+    temporary = path.with_suffix(".tmp")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # torch.save makes a RuntimeError of a full disk
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"{path} could not be written: {str(error).splitlines()[0]}") from error
+
+
+def link_atomically(path: Path, name: Path) -> None:
+    """Give the file a second name, which until then may belong to another file."""
+    temporary = name.with_suffix(".tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(path, temporary)
+    except OSError:  # some file systems have no hard links
+        shutil.copy2(path, temporary)
+    os.replace(temporary, name)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make new names in the folder outlast a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def rank_state(model: nn.Module) -> dict[str, Any]:
+    """What differs from rank to rank: the random number generators, and the model's running statistics."""
+    buffers = {name: buffer.cpu() for name, buffer in model.named_buffers()}
+    return {"generators": generator_states(), "buffers": buffers}
+
+
+def set_rank_state(model: nn.Module, state: dict[str, Any]) -> None:
+    """Put back what rank_state() gave."""
+    set_generator_states(state["generators"])
+    for name, buffer in model.named_buffers():
+        buffer.copy_(state["buffers"][name])

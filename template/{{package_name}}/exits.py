@@ -1,0 +1,35 @@
+"""How a run ends: its exit codes, the errors that are the user's to mend, and the signals that ask it to stop."""
+
+import signal
+from enum import IntEnum
+from types import FrameType
+
+
+class ExitCode(IntEnum):
+    """What the program tells the shell, the launcher or the scheduler."""
+
+    DONE = 0
+    FAILED = 1  # a programming error; its traceback names the rank
+    REFUSED = 2  # an option, a file or the machine does not fit; one line says what to do
+    STOPPED = 75  # a signal asked it to stop and a checkpoint is written: start again with --resume
+
+
+class UserError(Exception):
+    """Something the user can mend. The message is one line: what is wrong, and what would work."""
+
+
+class StopSignals:
+    """Remembers that TERM, INT or USR1 reached this rank.
+
+    A handler may run in the middle of anything, so it only sets a flag. The ranks agree on it when they reduce their
+    metrics, and leave together after the same step.
+    """
+
+    def __init__(self) -> None:
+        self.received = False  # by this rank
+        self.agreed = False  # by all ranks: one of them has received a signal
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, self._remember)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.received = True
