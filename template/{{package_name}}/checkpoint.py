@@ -1,6 +1,7 @@
 """Checkpoints: written by rank 0, whole or not at all, and enough to go on as if nothing had happened."""
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterable
@@ -47,16 +48,23 @@ class Progress:
         self.loss_sum = self.correct = 0.0
 
 
-def claim_run_dir(config: Config) -> None:
-    """Make the run directory and write config.json. Raises UserError rather than mix two runs."""
-    folder = config.run_dir
-    if config.resume is None and (folder / "checkpoints" / "last.pt").exists():
-        raise UserError(f"{folder} holds a run already: go on with --resume, or choose another --run-dir")
+def claim_run_dir(config: Config) -> Path | None:
+    """Make the run directory, write config.json, and give the checkpoint to resume from, if any.
+
+    Raises UserError, with nothing written, where that checkpoint is missing or where two runs would mix.
+    """
+    last = config.run_dir / "checkpoints" / "last.pt"
+    checkpoint = last if config.resume == NEWEST else Path(config.resume) if config.resume else None
+    if checkpoint is None and last.exists():
+        raise UserError(f"{config.run_dir} holds a run already: go on with --resume, or choose another --run-dir")
+    if checkpoint is not None and not checkpoint.is_file():
+        raise UserError(f"there is no checkpoint {checkpoint}: leave out --resume to start from the beginning")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(config.as_plain_dict(), indent=2) + "\n")
+        config.run_dir.mkdir(parents=True, exist_ok=True)
+        (config.run_dir / "config.json").write_text(json.dumps(config.as_plain_dict(), indent=2) + "\n")
     except OSError as error:
-        raise UserError(f"cannot write to --run-dir {folder}: {error.strerror}") from error
+        raise UserError(f"cannot write to --run-dir {config.run_dir}: {error.strerror}") from error
+    return checkpoint
 
 
 class Checkpoints:
@@ -91,19 +99,14 @@ class Checkpoints:
         for old in by_age[: -self.config.keep]:
             old.unlink()
 
-    def restore(self, wanted: str) -> Progress:
-        """Load a checkpoint, NEWEST or a path, and give its progress. All ranks call it.
+    def restore(self, path: Path) -> Progress:
+        """Load a checkpoint and give its progress. All ranks call it.
 
-        Raises UserError on every rank where it is missing, damaged or does not fit.
+        Raises UserError on every rank where the file is damaged or does not fit.
         """
-        path = Path(on_main(lambda: str(self._find(wanted))))
-        return on_every_rank(lambda: self._load(path))
-
-    def _find(self, wanted: str) -> Path:
-        path = self.folder / "last.pt" if wanted == NEWEST else Path(wanted)
-        if not path.is_file():
-            raise UserError(f"there is no checkpoint {path}: leave out --resume to start from the beginning")
-        return path
+        progress = on_every_rank(lambda: self._load(path))
+        logging.info("resumed from %s: epoch %d, step %d", path, progress.epoch + 1, progress.step)
+        return progress
 
     def _load(self, path: Path) -> Progress:
         checkpoint = read_checkpoint(path, required=(*self.parts, "progress", "ranks"))
@@ -125,7 +128,7 @@ def read_checkpoint(path: Path, required: Iterable[str]) -> dict[str, Any]:
         # weights_only: a checkpoint holds plain types alone, so that one from a stranger cannot run code.
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged bytes make torch.load raise nearly anything
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = " ".join(f"{type(error).__name__} {error}".split())
         raise UserError(f"{path} cannot be read as a checkpoint: {reason:.200}") from error
     if not isinstance(checkpoint, dict) or not set(required) <= set(checkpoint):
         raise UserError(f"{path} is not a checkpoint of this program: it does not hold {', '.join(required)}")

@@ -114,12 +114,12 @@ def micro_batch_size(config: Config, world: World, samples: int) -> int:
     if size % parts:
         smaller = size - size % parts
         raise UserError(
-            f"--global-batch-size {size} cannot be split evenly over {world.world_size} processes x "
-            f"{config.accum_steps} accumulation steps: {f'{smaller} or ' if smaller else ''}{smaller + parts} would do"
+            f"--global-batch-size {size} is no multiple of {parts}, world size {world.world_size} x --accum-steps "
+            f"{config.accum_steps}: {f'{smaller} or ' if smaller else ''}{smaller + parts} would do"
         )
     if size // config.accum_steps > samples:
         raise UserError(
-            f"the {samples} training samples do not fill a batch of {size // config.accum_steps} "
-            f"over {world.world_size} processes: give a smaller --global-batch-size, or start fewer processes"
+            f"the {samples} training samples do not fill a micro-batch of {size // config.accum_steps} over all ranks: "
+            "give a smaller --global-batch-size, or start fewer processes"
         )
     return size // config.accum_steps

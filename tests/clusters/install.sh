@@ -34,6 +34,7 @@ fi
 # The packages would start munged, slurmctld and slurmd: the tests run their own.
 if [ ! -e "$POLICY" ]; then
     trap 'rm -f "$POLICY"' EXIT
+    trap 'exit 1' INT TERM
     printf '#!/bin/sh\nexit 101\n' >"$POLICY"
     chmod 755 "$POLICY"
 fi

@@ -24,6 +24,7 @@ from pathlib import Path
 NODES = {"n1": "127.0.0.1", "n2": "127.0.0.2"}
 CPUS_PER_NODE = 4
 CLIENTS = ("sbatch", "srun", "squeue", "sinfo", "scancel", "scontrol")
+CLIENT_SETTINGS = ("SLURM", *(f"{name.upper()}_" for name in (*CLIENTS, "salloc")))
 DAEMONS = ("munged", "slurmctld", "slurmd")
 MUNGE_FILES = ("socket", "key-file", "pid-file", "log-file", "seed-file")
 TOOLS = ("unshare", "setpriv", "mount", "hostname")
@@ -42,7 +43,7 @@ ENDED = frozenset(
 )
 
 # config_overrides: more CPUs than the machine has, so 2 x 2 tasks fit on two cores.
-# cred_expire: a requeued job waits that long before it starts again (120 s if unset).
+# cred_expire: a requeued job waits that long, 120 s by default; less than 5 is ignored.
 CONFIG = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -50,7 +51,7 @@ SlurmctldPort={ports[0]}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=3
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/%n
@@ -130,7 +131,8 @@ class SlurmCluster:
 
     Give ``env`` to every program that shall talk to this cluster. Daemons end with
     the thread that called ``start``, even if it is killed; the jobs that it leaves
-    behind are then ended by the next ``start`` on this machine.
+    behind are then ended by the next ``start`` on this machine. Processes of jobs are
+    known by SLURM_CONF in their environment, which Slurm sets in every task.
     """
 
     def __init__(self, parent: Path) -> None:
@@ -139,11 +141,7 @@ class SlurmCluster:
         if len(f"{self.folder}{LONGEST_SOCKET}".encode()) > 107:
             raise ValueError(f"path too long for the sockets of Slurm: {self.folder}")
         # A test that itself runs within a Slurm job must not pass its job on.
-        self.env = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("SLURM", "SBATCH_", "SALLOC_", "SRUN_"))
-        }
+        self.env = {name: value for name, value in os.environ.items() if not name.startswith(CLIENT_SETTINGS)}
         self.env["SLURM_CONF"] = str(self.folder / "slurm.conf")
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -179,9 +177,7 @@ class SlurmCluster:
         _kill_all(lambda environ: setting in environ)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def run(
-        self, *command: str | Path, timeout: float = 120, check: bool = True
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str | Path, timeout: float = 120, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a client such as ``srun`` and return its result, with text output.
 
         Raises SlurmError, with the output, on a non-zero exit code if ``check``.
@@ -196,10 +192,7 @@ class SlurmCluster:
             check=False,
         )
         if check and done.returncode:
-            raise SlurmError(
-                f"{shlex.join(argv)} returned {done.returncode}:\n"
-                f"{done.stdout}{done.stderr}"
-            )
+            raise SlurmError(f"{shlex.join(argv)} returned {done.returncode}:\n" f"{done.stdout}{done.stderr}")
         return done
 
     def submit(self, *arguments: str | Path) -> int:

@@ -1,0 +1,1 @@
+"""Knows every combination of answers of the template, and renders them."""

@@ -1,0 +1,48 @@
+"""The ddp-template command."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .rendering import RenderError, render
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def about() -> None:
+    """Try out and test the DDP template from a clone of it."""
+
+
+@app.command()
+def new(
+    destination: Annotated[Path, typer.Argument(help="Folder of the project; it must be new or empty.")],
+    answer: Annotated[
+        list[str], typer.Option("--answer", "-a", metavar="KEY=VALUE", help="An answer; may be repeated.")
+    ] = [],  # noqa: B006
+) -> None:
+    """Write a project from the template as it is in this clone, and say what to do next."""
+    try:
+        render(destination, parse_answers(answer), quiet=False)
+    except RenderError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+def parse_answers(pairs: list[str]) -> dict[str, str]:
+    """Split KEY=VALUE pairs. Raises RenderError where one has no "=" or a key comes twice."""
+    answers: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise RenderError(f"--answer {pair} is no KEY=VALUE, such as launcher=slurm")
+        if key in answers:
+            raise RenderError(f"--answer {key} is given twice")
+        answers[key] = value
+    return answers
+
+
+def main() -> None:
+    """Run the command."""
+    app()

@@ -1,0 +1,65 @@
+"""Renders the template through Copier, always without trust."""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import copier
+import yaml
+from copier.errors import CopierError, DirtyLocalWarning
+
+from .questions import TEMPLATE, read_questions
+
+
+class RenderError(Exception):
+    """The answers or the destination do not do. The message is one line that says why."""
+
+
+def render(destination: Path, answers: Mapping[str, Any], *, template: Path = TEMPLATE, quiet: bool = True) -> None:
+    """Write a project from these answers, and the defaults for all others.
+
+    Raises RenderError, with nothing written, where an answer is unknown or illegal, or where the destination holds
+    something already.
+    """
+    known = [question.key for question in read_questions(template)]
+    for key in answers:
+        if key not in known:
+            raise RenderError(f"{key} is no question of the template: its questions are {', '.join(known)}")
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise RenderError(f"{destination} holds something already: choose a new or empty folder")
+    # Copier ignores what it does not understand: look at what it makes of the answers before it writes anything.
+    recorded = run_copier(destination, answers, template, quiet=True, pretend=True)
+    for key, value in answers.items():
+        if str(recorded[key]).lower() != str(value).lower():
+            raise RenderError(f"{key}={value} is not understood (it would become {recorded[key]})")
+    run_copier(destination, answers, template, quiet=quiet, pretend=False)
+
+
+def run_copier(
+    destination: Path, answers: Mapping[str, Any], template: Path, *, quiet: bool, pretend: bool
+) -> dict[str, Any]:
+    """Let Copier write the project, or only find the answers, and give them. Raises RenderError where it refuses."""
+    try:
+        with warnings.catch_warnings():
+            # Rendering what is not committed yet is the point of trying the template out of a clone.
+            warnings.simplefilter("ignore", DirtyLocalWarning)
+            worker = copier.run_copy(
+                str(template),
+                destination,
+                data=dict(answers),
+                defaults=True,
+                quiet=quiet,
+                pretend=pretend,
+                unsafe=False,
+                vcs_ref="HEAD",
+            )
+    except (CopierError, ValueError) as error:
+        raise RenderError(" ".join(str(error).split())) from error
+    return dict(worker.answers.combined)
+
+
+def recorded_answers(project: Path) -> dict[str, Any]:
+    """Read the answers that a project was made from."""
+    answers = yaml.safe_load((project / ".copier-answers.yml").read_text())
+    return {key: value for key, value in answers.items() if not key.startswith("_")}

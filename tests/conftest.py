@@ -1,0 +1,55 @@
+"""Rendered projects, shared by all tests of a session, and a cluster for those that need one."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from generator.rendering import render
+from generator.snapshot import take_snapshot
+
+from .clusters import slurm
+
+Render = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The template as it is in the working tree, outside git."""
+    return take_snapshot(tmp_path_factory.mktemp("template") / "snapshot")
+
+
+@pytest.fixture(scope="session")
+def project(snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Render:
+    """Give the project of some answers, such as project(launcher="spawn"), rendered once. Do not write to it."""
+    projects: dict[tuple[tuple[str, object], ...], Path] = {}
+
+    def get(**answers: object) -> Path:
+        key = tuple(sorted(answers.items()))
+        if key not in projects:
+            projects[key] = tmp_path_factory.mktemp("projects") / "project"
+            render(projects[key], answers, template=snapshot)
+        return projects[key]
+
+    return get
+
+
+@pytest.fixture
+def own_project(project: Render, tmp_path: Path) -> Render:
+    """Give a copy of the project of some answers that the test may change."""
+
+    def get(**answers: object) -> Path:
+        return shutil.copytree(project(**answers), tmp_path / "project")
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.SlurmCluster]:
+    """A Slurm cluster of two nodes, n1 and n2, on this machine."""
+    reason = slurm.missing()
+    if reason:
+        pytest.skip(reason)
+    with slurm.slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster

@@ -1,0 +1,74 @@
+"""Runs the train.py of a rendered project the way its README says, on this machine, and reads what it leaves."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .clusters import mpi
+
+ON_CPU = ("--device", "cpu", "--backend", "gloo")
+
+
+def launch_command(launcher: str, processes: int, folder: Path) -> list[str]:
+    """Give the command line up to and including train.py and its number of processes, for launchers of one machine.
+
+    "mpirun" is Open MPI's and "mpich" is MPICH's; folder is for what the launcher writes itself.
+    """
+    agent = ["--standalone", f"--nproc-per-node={processes}", "train.py"]
+    match launcher:
+        case "alone":
+            return [sys.executable, "train.py"]
+        case "torchrun":
+            return [sys.executable, "-m", "torch.distributed.run", *agent]
+        case "launch":
+            return [sys.executable, "-m", "torch.distributed.launch", *agent]
+        case "spawn":
+            return [sys.executable, "train.py", "--nproc", str(processes)]
+        case "mpirun":
+            return [*mpi.openmpi_command(processes, folder), sys.executable, "train.py"]
+        case "mpich":
+            return [*mpi.mpich_command(processes), sys.executable, "train.py"]
+    raise ValueError(f"{launcher} does not start processes on one machine")
+
+
+def train(
+    project: Path,
+    run_dir: Path,
+    *options: str,
+    launcher: str = "torchrun",
+    processes: int = 2,
+    env: Mapping[str, str] | None = None,
+    code: int | None = 0,
+    timeout: float = 300,
+) -> str:
+    """Run train.py and give all that it printed. Fails where it ends with another exit code (None: any will do)."""
+    command = launch_command(launcher, processes, run_dir.parent)
+    done = subprocess.run(
+        [*command, *ON_CPU, "--run-dir", str(run_dir), *options],
+        cwd=project,
+        env={**os.environ, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+    )
+    assert code is None or done.returncode == code, f"exit code {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+def checkpoint(run_dir: Path, name: str = "last.pt") -> dict[str, Any]:
+    """Read a checkpoint of a run."""
+    read: dict[str, Any] = torch.load(run_dir / "checkpoints" / name, map_location="cpu", weights_only=True)
+    return read
+
+
+def assert_same_weights(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Compare the models of two checkpoints bit for bit."""
+    assert one["model"].keys() == other["model"].keys()
+    for key, weights in one["model"].items():
+        assert torch.equal(weights, other["model"][key]), key
