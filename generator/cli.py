@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from .documentation import write_documentation
 from .rendering import RenderError, render
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -28,6 +29,13 @@ def new(
     except RenderError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
+
+
+@app.command()
+def docs() -> None:
+    """Bring the question table of README.md and the example in docs/ up to date with the template."""
+    for path in write_documentation():
+        typer.echo(f"updated {path}")
 
 
 def parse_answers(pairs: list[str]) -> dict[str, str]:

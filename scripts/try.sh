@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Create a project from the template's defaults in a new folder, and train it on two processes of this machine.
+# Usage: scripts/try.sh [FOLDER]      (default: ddp-project in the current folder)
+set -euo pipefail
+
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+project=${1:-ddp-project}
+
+[ -e "$repository/.venv" ] || python3 -m venv "$repository/.venv"
+"$repository/.venv/bin/pip" install --quiet --editable "$repository"
+"$repository/.venv/bin/ddp-template" new "$project"
+
+cd "$project"
+python3 -m venv .venv
+.venv/bin/pip install --quiet --constraint "$repository/constraints.txt" --editable .
+.venv/bin/torchrun --standalone --nproc-per-node=2 train.py

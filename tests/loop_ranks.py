@@ -1,0 +1,48 @@
+"""What the ranks of test_loop.py do: they call functions of a rendered train.py in a real process group."""
+
+import importlib
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing as mp
+
+
+def on_two_ranks(work: Any, folder: Path, *arguments: Any) -> list[Any]:
+    """Run work(rank, *arguments) on two Gloo processes, and give what it gives on each."""
+    mp.spawn(_rank, (work, folder, arguments), nprocs=2)
+    return [torch.load(folder / f"result{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+def _rank(rank: int, work: Any, folder: Path, arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/store", timedelta(seconds=60), rank=rank, world_size=2)
+    torch.save(work(rank, *arguments), folder / f"result{rank}.pt")
+    dist.destroy_process_group()
+
+
+def make_run(rank: int, project: Path, package: str, options: dict[str, Any]) -> tuple[Any, Any]:
+    """Import the project's train.py, and set up a run of two ranks with these options."""
+    sys.path.insert(0, str(project))
+    train = importlib.import_module("train")
+    config = importlib.import_module(f"{package}.config").Config(**options)
+    world = importlib.import_module(f"{package}.distributed").World(rank, rank, 2, 2)
+    return train, train.set_up(config, world, torch.device("cpu"))
+
+
+def collectives_of_an_epoch(rank: int, project: Path, options: dict[str, Any]) -> dict[str, int]:
+    """Count the collectives that torch's profiler sees while an epoch is trained."""
+    train, run = make_run(rank, project, "ddp_project", options)
+    with torch.profiler.profile() as profile:
+        assert train.train_epoch(run)
+    return {event.key: event.count for event in profile.key_averages() if event.key.startswith("gloo:")}
+
+
+def weights_after_an_epoch(rank: int, project: Path, options: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Train an epoch and give the weights."""
+    train, run = make_run(rank, project, "ddp_project", options)
+    train.train_epoch(run)
+    return dict(run.model.state_dict())
