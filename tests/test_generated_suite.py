@@ -1,0 +1,30 @@
+"""The tests that a project brings pass in it as it is rendered."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ANSWERS = [
+    {},
+    {"launcher": "spawn", "amp": "torch", "logging": "csv"},
+    {"launcher": "launch", "sync_bn": True},
+    {"launcher": "slurm", "amp": "apex", "sync_bn": True, "logging": "mlflow"},
+    {"launcher": "mpirun", "backend": "mpi", "logging": "tensorboard"},
+]
+
+
+@pytest.mark.parametrize("answers", ANSWERS, ids=lambda answers: answers.get("launcher", "default"))
+def test_a_fresh_project_passes_its_own_tests(answers: dict[str, object], own_project: Callable[..., Path]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q"],
+        cwd=own_project(**answers),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^\d+ passed in", done.stdout, re.MULTILINE), "nothing may be skipped"
