@@ -27,7 +27,7 @@ def new(
     try:
         render(destination, parse_answers(answer), quiet=False)
     except RenderError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(2) from None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import copier
 import yaml
-from copier.errors import CopierError, DirtyLocalWarning
+from copier.errors import CleanupWarning, CopierError, DirtyLocalWarning, ShallowCloneWarning
 
 from .questions import TEMPLATE, read_questions
 
@@ -43,7 +43,8 @@ def run_copier(
     try:
         with warnings.catch_warnings():
             # Rendering what is not committed yet is the point of trying the template out of a clone.
-            warnings.simplefilter("ignore", DirtyLocalWarning)
+            for harmless in (DirtyLocalWarning, ShallowCloneWarning, CleanupWarning):
+                warnings.simplefilter("ignore", harmless)
             worker = copier.run_copy(
                 str(template),
                 destination,
@@ -54,7 +55,7 @@ def run_copier(
                 unsafe=False,
                 vcs_ref="HEAD",
             )
-    except (CopierError, ValueError) as error:
+    except (CopierError, ValueError, OSError) as error:
         raise RenderError(" ".join(str(error).split())) from error
     return dict(worker.answers.combined)
 

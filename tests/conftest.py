@@ -28,8 +28,9 @@ def project(snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Render:
     def get(**answers: object) -> Path:
         key = tuple(sorted(answers.items()))
         if key not in projects:
-            projects[key] = tmp_path_factory.mktemp("projects") / "project"
-            render(projects[key], answers, template=snapshot)
+            place = tmp_path_factory.mktemp("projects") / "project"
+            render(place, answers, template=snapshot)
+            projects[key] = place
         return projects[key]
 
     return get
