@@ -5,6 +5,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 [ -e .venv ] || python3 -m venv .venv
-.venv/bin/pip install --quiet --constraint constraints.txt --editable ".[test]"
+.venv/bin/pip install --quiet --constraint constraints.txt --constraint tests/constraints.txt --editable ".[test]"
 sh tests/clusters/install.sh
 exec .venv/bin/python -m pytest "$@"
