@@ -74,7 +74,7 @@ class Checkpoints:
     """
 
     def __init__(self, config: Config, model: nn.Module, **parts: Any) -> None:
-        """Take what to save: the unwrapped model, and by name whatever else has a state_dict()."""
+        """Take what to save: the unwrapped model and, in the order of loading, whatever else has a state_dict()."""
         self.folder = config.run_dir / "checkpoints"
         self.config = config
         self.model = model
@@ -147,9 +147,11 @@ def write_atomically(path: Path, checkpoint: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:  # torch.save makes a RuntimeError of a full disk
+    except (OSError, RuntimeError) as error:
         temporary.unlink(missing_ok=True)
-        raise UserError(f"{path} could not be written: {str(error).splitlines()[0]}") from error
+        # torch.save hides a full disk behind a RuntimeError.
+        reason = error.__context__ if isinstance(error.__context__, OSError) else error
+        raise UserError(f"{path} could not be written: {reason}") from error
 
 
 def link_atomically(path: Path, name: Path) -> None:
