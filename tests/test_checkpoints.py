@@ -405,7 +405,7 @@ def assert_one_line_names(printed: list[str], path: str, reason: str) -> None:
 @pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount")
 def test_a_full_disk_ends_all_ranks_with_one_line_and_leaves_what_was_saved(project: Render, tmp_path: Path) -> None:
     with small_disk(tmp_path / "run") as run_dir:
-        printed = train_on_ranks(project(), run_dir, "--save-every", "1", "--keep", "99", code=2, timeout=60)
+        printed = train_on_ranks(project(), run_dir, "--save-every", "1", "--keep", "99", code=2, timeout=100)
         saved = names(run_dir)
         written = len(saved) - 1
         assert written >= 2
@@ -418,6 +418,6 @@ def test_a_file_that_grows_too_large_leaves_the_run_as_it_was(project: Render, s
     run_dir = shutil.copytree(stopped, tmp_path / "run")
     before = {name: (run_dir / "checkpoints" / name).read_bytes() for name in names(run_dir)}
     options = ("--resume", "--save-every", "1", "--keep", "2")
-    printed = train_on_ranks(project(), run_dir, *options, code=2, largest_file=100_000, timeout=60)
+    printed = train_on_ranks(project(), run_dir, *options, code=2, largest_file=100_000, timeout=100)
     assert {name: (run_dir / "checkpoints" / name).read_bytes() for name in names(run_dir)} == before
     assert_one_line_names(printed, r"step-00000051\.pt", "File too large")

@@ -354,7 +354,7 @@ def test_a_gpu_without_apex_is_refused_with_one_line(installed: str, pretended_g
     if installed == "another package":
         (copy / "apex").mkdir()
         (copy / "apex" / "__init__.py").touch()
-    printed = train_on_ranks(copy, tmp_path / "run", "--max-steps", "1", code=2, timeout=60)
+    printed = train_on_ranks(copy, tmp_path / "run", "--max-steps", "1", code=2, timeout=100)
     [line] = [line for line in "".join(printed).splitlines() if " INFO " not in line]
     assert line.startswith("error: apex.amp is not installed")
     assert "tag 25.05" in line
@@ -391,6 +391,15 @@ def test_torch_amp_learns_on_a_gpu(dtype: str, project: Render, tmp_path: Path) 
 
 @pytest.mark.gpu
 @NEEDS_APEX
-@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+@pytest.mark.parametrize("level", ["O0", "O1", "O2"])
 def test_apex_learns_on_a_gpu(level: str, project: Render, tmp_path: Path) -> None:
     assert_learns_and_goes_on(project(amp="apex"), tmp_path, "--opt-level", level, "--accum-steps", "2")
+
+
+@pytest.mark.gpu
+@NEEDS_APEX
+def test_apex_runs_in_float16_throughout_on_a_gpu(project: Render, tmp_path: Path) -> None:
+    # Not a word on what it learns: AdamW's second moment gets lost below the smallest number of float16.
+    for options in (("--max-steps", "20"), ("--max-steps", "30", "--resume")):
+        train(project(amp="apex"), tmp_path / "run", *ON_GPU, "--opt-level", "O3", *options, launcher="alone")
+    assert checkpoint(tmp_path / "run")["progress"]["step"] == 30

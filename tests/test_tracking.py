@@ -325,14 +325,14 @@ def assert_one_line_refuses(printed: str, *words: str) -> None:
 
 def test_mlflow_without_a_usable_store_ends_every_rank_with_one_line(project: Render, tmp_path: Path) -> None:
     store = {"MLFLOW_TRACKING_URI": "nowhere://store"}
-    printed = train_on_ranks(project(logging="mlflow"), tmp_path / "run", code=2, env=store, timeout=60)
+    printed = train_on_ranks(project(logging="mlflow"), tmp_path / "run", code=2, env=store, timeout=100)
     assert_one_line_refuses("".join(printed), "MLflow", "nowhere")
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_wandb_online_without_a_key_ends_every_rank_with_one_line(project: Render, tmp_path: Path) -> None:
     online = {"WANDB_MODE": "online"}
-    printed = train_on_ranks(project(logging="wandb"), tmp_path / "run", code=2, env=online, timeout=60)
+    printed = train_on_ranks(project(logging="wandb"), tmp_path / "run", code=2, env=online, timeout=100)
     assert_one_line_refuses("".join(printed), "W&B", "WANDB_MODE=offline")
     assert not (tmp_path / "run" / "checkpoints").exists()
 
@@ -340,7 +340,7 @@ def test_wandb_online_without_a_key_ends_every_rank_with_one_line(project: Rende
 def test_wandb_online_without_a_key_ends_the_launcher_too(project: Render, tmp_path: Path) -> None:
     place = project(logging="wandb", launcher="spawn")
     online = {"WANDB_MODE": "online"}
-    printed = train(place, tmp_path / "run", launcher="spawn", env=online, code=2, timeout=60)
+    printed = train(place, tmp_path / "run", launcher="spawn", env=online, code=2, timeout=100)
     assert_one_line_refuses(printed, "W&B", "WANDB_MODE=offline")
 
 
