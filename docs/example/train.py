@@ -113,7 +113,7 @@ def set_up(config: Config, world: World, device: torch.device) -> Run:
         validation=make_loader(validation_set, batches, config, device),
         checkpoints=checkpoints,
         progress=progress,
-        tracker=on_every_rank(lambda: make_tracker(config, world, progress.step)),
+        tracker=on_every_rank(lambda: make_tracker(config, world)),
         stop=StopSignals(),
     )
 
