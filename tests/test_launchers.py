@@ -84,7 +84,8 @@ def test_sbatch_runs_the_file_of_the_project(
     project: Render, reference: dict[str, Any], slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     options = [*ON_CPU, "--run-dir", str(tmp_path / "run"), *STEPS]
-    place = ["--chdir", str(project(launcher="slurm")), "--output", str(tmp_path / "job.log")]
+    python_first = f"ALL,PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
+    place = ["--chdir", str(project(launcher="slurm")), "--output", str(tmp_path / "job.log"), "--export", python_first]
     batch_file = str(project(launcher="slurm") / "train.sbatch")
     job = slurm_cluster.wait(slurm_cluster.submit(*place, batch_file, *options))
     assert (job.state, job.exit_code) == ("COMPLETED", 0), (tmp_path / "job.log").read_text()
