@@ -67,6 +67,7 @@ def main(config: Config, world: World, device: torch.device) -> ExitCode:
             complete = train_epoch(run)
             if run.stop.agreed:
                 run.checkpoints.save(progress)
+                run.stop.leave()
                 logging.info("stopped after step %d; --resume goes on from here", progress.step)
                 return ExitCode.STOPPED
             last = progress.out_of_steps(config) or progress.epoch + 1 == config.epochs

@@ -5,6 +5,9 @@ from enum import IntEnum
 from types import FrameType
 
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
 class ExitCode(IntEnum):
     """What the program tells the shell, the launcher or the scheduler."""
 
@@ -28,8 +31,13 @@ class StopSignals:
     def __init__(self) -> None:
         self.received = False  # by this rank
         self.agreed = False  # by all ranks: one of them has received a signal
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        for number in STOP_SIGNALS:
             signal.signal(number, self._remember)
+
+    def leave(self) -> None:
+        """Ignore further signals: a launcher sends TERM to the others as soon as the first rank has left."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.received = True
