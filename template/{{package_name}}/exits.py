@@ -4,7 +4,6 @@ import signal
 from enum import IntEnum
 from types import FrameType
 
-
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
