@@ -29,11 +29,15 @@ def render(destination: Path, answers: Mapping[str, Any], *, template: Path = TE
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise RenderError(f"{destination} holds something already: choose a new or empty folder")
     # Copier ignores what it does not understand: look at what it makes of the answers before it writes anything.
-    recorded = run_copier(destination, answers, template, quiet=True, pretend=True)
+    assert_understood(answers, run_copier(destination, answers, template, quiet=True, pretend=True))
+    run_copier(destination, answers, template, quiet=quiet, pretend=False)
+
+
+def assert_understood(answers: Mapping[str, Any], recorded: Mapping[str, Any]) -> None:
+    """Raise RenderError where Copier made another answer of one."""
     for key, value in answers.items():
         if str(recorded[key]).lower() != str(value).lower():
             raise RenderError(f"{key}={value} is not understood (it would become {recorded[key]})")
-    run_copier(destination, answers, template, quiet=quiet, pretend=False)
 
 
 def run_copier(

@@ -1,0 +1,99 @@
+"""The command `ddp-template render`: the projects of many combinations, each in a folder of its own."""
+
+import re
+import signal
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import jinja2
+import typer
+import yaml
+
+from .cache import Cache
+from .combinations import Combination
+from .options import Cover, Shard, Wanted, choose, errors_in_one_line
+from .progress import watched
+from .questions import TEMPLATE
+from .rendering import RenderError
+from .snapshot import take_snapshot
+from .workers import Workers
+
+
+def render(
+    destination: Annotated[
+        Path,
+        typer.Argument(metavar="DEST", help="Folder of the projects; it must be new or empty.", show_default=False),
+    ],
+    wanted: Wanted = None,
+    cover: Cover = None,
+    shard: Shard = None,
+) -> None:
+    """Write the project of every legal combination, or of those that are chosen, to DEST/NAME."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what ends a batch job leaves as Ctrl-C does
+    with errors_in_one_line():
+        refuse_what_cannot_be_replaced(destination)
+        with Workers() as workers:
+            chosen = choose(TEMPLATE, workers, wanted, cover, shard, cache=Cache())
+        write_projects(destination, chosen)
+    typer.echo(f"projects in {destination}: {len(chosen)}")
+
+
+def refuse_what_cannot_be_replaced(destination: Path) -> None:
+    """Raise RenderError unless the destination does not exist, or is an empty folder."""
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise RenderError(f"{destination} holds something already: choose a new or empty folder")
+    if destination.resolve() == Path.cwd():
+        raise RenderError(f"{destination} is the current folder, which cannot be replaced: choose a new one")
+
+
+def write_projects(destination: Path, combinations: Sequence[Combination], template: Path = TEMPLATE) -> None:
+    """Write the projects of combinations, with progress on stderr: all of them or, after any error, nothing.
+
+    Raises RenderError, which names the combination, where one cannot be rendered, and OSError where nothing can be
+    written.
+    """
+    with whole_or_not_at_all(destination) as folder, tempfile.TemporaryDirectory() as elsewhere:
+        snapshot = take_snapshot(Path(elsewhere) / "template", template)
+        with Workers() as workers:
+            made = {
+                workers.render(snapshot, combination, folder / combination.name): combination
+                for combination in combinations
+            }
+            for future in watched("Rendering")(as_completed(made), len(made)):
+                name = made[future].name
+                try:
+                    future.result()
+                except (RenderError, BrokenProcessPool, jinja2.TemplateError) as error:
+                    raise RenderError(f"{name}: {error}") from error
+                name_source(folder / name, template)
+
+
+@contextmanager
+def whole_or_not_at_all(destination: Path) -> Iterator[Path]:
+    """Give a new folder beside the destination that becomes the destination, unless an error leaves no trace of it."""
+    destination = destination.resolve()
+    missing = [parent for parent in destination.parents if not parent.exists()]
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".ddp-template-", dir=destination.parent) as temporary:
+            folder = Path(temporary) / "projects"
+            folder.mkdir()
+            yield folder
+            folder.rename(destination)
+    except BaseException:
+        for parent in missing:
+            if parent.exists():
+                parent.rmdir()
+        raise
+
+
+def name_source(project: Path, template: Path) -> None:
+    """Say in a project's answers that it comes from the template, and not from a copy of it that is gone."""
+    answers = project / ".copier-answers.yml"
+    line = yaml.safe_dump({"_src_path": str(template)}, allow_unicode=True, width=10**6)
+    answers.write_text(re.sub(r"^_src_path:.*\n(?: .*\n)*", lambda _: line, answers.read_text(), flags=re.MULTILINE))
