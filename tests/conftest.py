@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from generator.combinations import Combination, legal_combinations
+from generator.launchers import slurm
 from generator.rendering import render
 from generator.snapshot import take_snapshot
-
-from .clusters import slurm
+from generator.workers import Workers
 
 Render = Callable[..., Path]
 
@@ -18,6 +19,13 @@ Render = Callable[..., Path]
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The template as it is in the working tree, outside git."""
     return take_snapshot(tmp_path_factory.mktemp("template") / "snapshot")
+
+
+@pytest.fixture(scope="session")
+def legal(snapshot: Path) -> list[Combination]:
+    """Every legal combination, in the order of copier.yml."""
+    with Workers() as workers:
+        return legal_combinations(snapshot, workers)
 
 
 @pytest.fixture(scope="session")

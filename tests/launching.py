@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .clusters import mpi
+from generator.launchers import mpi
 
 ON_CPU = ("--device", "cpu", "--backend", "gloo")
 

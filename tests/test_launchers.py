@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from .clusters import mpi
-from .clusters.slurm import SlurmCluster
+from generator.launchers import mpi
+from generator.launchers.slurm import SlurmCluster
+
 from .conftest import Render
 from .launching import ON_CPU, assert_same_weights, checkpoint, train
 

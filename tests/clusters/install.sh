@@ -1,5 +1,5 @@
 #!/bin/sh
-# Install the real launchers that the cluster tests drive: Slurm, Open MPI, MPICH.
+# Install the real programs that the tests drive: Slurm, Open MPI, MPICH, and a browser for the reports.
 #
 # Nothing is installed without root or apt-get: the tests then skip and say why.
 # A failing apt-get, on the other hand, is an error: the exit code is not zero.
@@ -14,20 +14,24 @@ installed() {
         2>/dev/null) && ! printf '%s\n' "$states" | grep -qvx installed
 }
 
+has_browser() {
+    command -v chromium >/dev/null || command -v google-chrome >/dev/null
+}
+
 say() {
     printf 'tests/clusters: %s\n' "$1"
 }
 
 if ! command -v apt-get >/dev/null; then
-    say "no apt-get here: tests that need Slurm or MPI will be skipped"
+    say "no apt-get here: tests that need Slurm, MPI or a browser will be skipped"
     exit 0
 fi
-if installed; then
+if installed && has_browser; then
     say "all packages are installed already"
     exit 0
 fi
 if [ "$(id -u)" -ne 0 ]; then
-    say "not root: tests that need Slurm or MPI will be skipped"
+    say "not root: tests that need Slurm, MPI or a browser will be skipped"
     exit 0
 fi
 
@@ -41,8 +45,14 @@ fi
 
 export DEBIAN_FRONTEND=noninteractive
 log=$(mktemp)
+# Debian has chromium; Ubuntu only in a snap, but the images of its CI bring Chrome.
+want_browser() {
+    if ! has_browser && apt-cache show chromium >/dev/null 2>&1; then
+        PACKAGES="$PACKAGES chromium"
+    fi
+}
 # shellcheck disable=SC2086
-if ! { apt-get update -q && apt-get install -q -y --no-install-recommends $PACKAGES; } \
+if ! { apt-get update -q && want_browser && apt-get install -q -y --no-install-recommends $PACKAGES; } \
     >"$log" 2>&1; then
     cat "$log" >&2
     rm -f "$log"

@@ -1,4 +1,4 @@
-"""A real Slurm cluster of two nodes on one machine, for the time of a test.
+"""A real Slurm cluster of two nodes on one machine, for the time of a test or a check.
 
 ``slurm_cluster(tmp_path)`` starts munged, slurmctld and two slurmd of its own: own
 configuration, key, sockets and ports, all state in the given folder. The nodes get
@@ -105,13 +105,13 @@ class Job:
 def missing() -> str | None:
     """Return why no Slurm cluster can be started here, or None if one can."""
     if os.geteuid() != 0:
-        return "Slurm tests need root: slurmd and its namespaces run as root"
+        return "Slurm needs root: slurmd and its namespaces run as root"
     absent = [name for name in (*DAEMONS, *CLIENTS, *TOOLS) if not shutil.which(name)]
     if absent:
-        return f"Slurm tests need {', '.join(absent)}: run tests/clusters/install.sh"
+        return f"Slurm needs {', '.join(absent)}: run tests/clusters/install.sh"
     probe = ["unshare", "--mount", "--uts", "true"]
     if subprocess.run(probe, capture_output=True, check=False).returncode:
-        return "Slurm tests need namespaces: 'unshare --mount --uts' is refused here"
+        return "Slurm needs namespaces: 'unshare --mount --uts' is refused here"
     return None
 
 

@@ -1,4 +1,4 @@
-"""The MPI launchers of this machine, and how tests run them as root on two cores.
+"""The MPI launchers of this machine, and how to run them as root on two cores.
 
 Debian installs Open MPI and MPICH side by side and gives ``mpirun`` to one of them:
 both are looked up by their own names first, and every find is asked what it is.
@@ -26,12 +26,12 @@ def mpich_mpirun() -> str | None:
 
 
 def missing_openmpi() -> str | None:
-    """Return why tests cannot use Open MPI here, or None if they can."""
+    """Return why one cannot use Open MPI here, or None if they can."""
     return None if openmpi_mpirun() else _reason("Open MPI")
 
 
 def missing_mpich() -> str | None:
-    """Return why tests cannot use MPICH here, or None if they can."""
+    """Return why one cannot use MPICH here, or None if they can."""
     return None if mpich_mpirun() else _reason("MPICH")
 
 
