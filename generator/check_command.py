@@ -1,0 +1,112 @@
+"""The command `ddp-template check`."""
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .cache import Cache
+from .checking import Check
+from .options import Cover, Shard, Since, Wanted, choose, errors_in_one_line
+from .questions import TEMPLATE
+from .reports.jsonfile import write_json
+from .reports.junit import write_junit
+from .reports.page import write_page
+from .reports.terminal import show
+from .results import STAGES, Verdict
+from .workers import Workers
+
+
+class Launchers(str, Enum):
+    """What starts the ranks."""
+
+    forked = "forked"
+    real = "real"
+
+
+def check(
+    wanted: Wanted = None,
+    cover: Cover = None,
+    shard: Shard = None,
+    since: Since = None,
+    launchers: Annotated[
+        Launchers, typer.Option(help="real: a covering set is started by its real launchers as well, cold.")
+    ] = Launchers.forked,
+    cache: Annotated[bool, typer.Option(help="Take over what an earlier check found of the same projects.")] = True,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep all projects and runs, not only those that fail.")] = False,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JUnit XML file.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all results as JSON.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page to look at in a browser.")] = None,
+) -> None:
+    """Render, format, lint, type-check and train every combination of answers, or those that are chosen.
+
+    Exit code 0: all is right; 1: something is wrong; 2: the command itself is.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what ends a batch job leaves as Ctrl-C does
+    store = Cache()
+    with errors_in_one_line(), Workers() as workers, ShownProgress() as progress:
+        chosen = choose(TEMPLATE, workers, wanted, cover, shard, since, cache=store)
+        work = Check(
+            chosen,
+            cache=store if cache else None,
+            keep=keep,
+            launchers=launchers.value,
+            progress=progress,
+            selection=in_words(wanted or [], cover, shard, since),
+        )
+        verdict = work.run(workers)
+    reports = {"JUnit": junit, "JSON": json, "page": html}
+    with errors_in_one_line():
+        written = write_reports(verdict, {name: path for name, path in reports.items() if path is not None})
+    show(verdict, Console(), written)
+    if work.kept:
+        typer.echo(f"projects and runs: {work.kept}")
+    raise typer.Exit(0 if verdict.passed else 1)
+
+
+def in_words(wanted: Sequence[str], cover: str | None, shard: str | None, since: str | None) -> str:
+    """Say what was chosen."""
+    parts = [" ".join(wanted)] if wanted else []
+    parts += [f"cover {cover}"] if cover else []
+    parts += [f"shard {shard}"] if shard else []
+    parts += [f"changed since {since}"] if since else []
+    return ", ".join(parts) or "all"
+
+
+def write_reports(verdict: Verdict, wanted: dict[str, Path]) -> dict[str, Path]:
+    """Write the reports that are wanted, and give where. Raises OSError where that is impossible."""
+    writers: dict[str, Callable[[Verdict, Path], None]] = {"JUnit": write_junit, "JSON": write_json, "page": write_page}
+    for name, path in wanted.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writers[name](verdict, path)
+    return wanted
+
+
+class ShownProgress:
+    """As a context manager: gives a function that shows on stderr how far each stage is, as bars or as lines."""
+
+    def __init__(self) -> None:
+        columns = TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        self.bars = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
+        self.tasks: dict[str, int] = {}
+
+    def __enter__(self) -> Callable[[str, int, int], None]:
+        self.bars.start()
+        return self.advance
+
+    def __exit__(self, *error: object) -> None:
+        self.bars.stop()
+
+    def advance(self, stage: str, done: int, total: int) -> None:
+        """Show that a stage is done with so many combinations."""
+        if stage not in self.tasks:
+            self.tasks[stage] = self.bars.add_task(stage, total=total)
+        self.bars.update(self.tasks[stage], completed=done)  # type: ignore[arg-type]
+        if self.bars.disable and done == total:
+            typer.echo(f"{stage}: {total} of {total} ({STAGES.get(stage, stage)})", err=True)

@@ -1,0 +1,126 @@
+"""Reads back what each logger has recorded, by the logger's own reader or format, not by the code under test."""
+
+import csv
+import json
+import shutil
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+History = dict[str, list[tuple[int, float]]]  # the steps and values of each metric, in the order of recording
+
+
+def read_log(run_dir: Path) -> History:
+    """Read the lines of train.log that tell metrics; their values have four digits."""
+    history: History = defaultdict(list)
+    for line in (run_dir / "train.log").read_text().splitlines():
+        _, mark, rest = line.partition(" INFO step ")
+        if mark:
+            step, *metrics = rest.split("  ")
+            for metric in metrics:
+                name, value = metric.split(" ")
+                history[name].append((int(step), float(value)))
+    return history
+
+
+def read_csv(run_dir: Path) -> History:
+    """Read metrics.csv."""
+    history: History = defaultdict(list)
+    with open(run_dir / "metrics.csv", newline="") as file:
+        for row in csv.DictReader(file, strict=True):
+            history[row["metric"]].append((int(row["step"]), float(row["value"])))
+    return history
+
+
+def read_tensorboard(run_dir: Path) -> History:
+    """Read the event files as TensorBoard does."""
+    from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
+
+    events = event_accumulator.EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+def wandb_files(run_dir: Path) -> list[Path]:
+    """The files of all starts, oldest first."""
+    return sorted((run_dir / "wandb").glob("offline-run-*/run-*.wandb"))
+
+
+def wandb_records(file: Path) -> Iterator[Any]:
+    """Give the records of a .wandb file, which W&B's own protocol buffers read: a log in the format of LevelDB."""
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
+
+    block, header = 32768, 7
+    data = file.read_bytes()
+    place, content = header, b""  # W&B's own header is as long as that of a chunk
+    while place + header <= len(data):
+        if block - place % block < header:
+            place += block - place % block  # the rest of a block that no chunk fits in
+            continue
+        length, kind = struct.unpack_from("<HB", data, place + 4)
+        content += data[place + header : place + header + length]
+        place += header + length
+        if kind in (1, 4):  # a whole record, or its last chunk
+            yield Record.FromString(content)
+            content = b""
+
+
+def read_wandb(run_dir: Path) -> History:
+    """Read what W&B would send."""
+    history: History = defaultdict(list)
+    for record in (record for file in wandb_files(run_dir) for record in wandb_records(file)):
+        values = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
+        for name, value in values.items():
+            if not name.startswith("_"):
+                history[name].append((values["_step"], value))
+    return history
+
+
+def mlflow_client(run_dir: Path) -> Any:
+    """MLflow's own reader of the store."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(f"sqlite:///{run_dir}/mlflow.db")
+
+
+def mlflow_run(run_dir: Path) -> Any:
+    """The only run of the store."""
+    client = mlflow_client(run_dir)
+    [run] = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    return run
+
+
+def read_mlflow(run_dir: Path) -> History:
+    """Read the metrics in the order in which they were recorded."""
+    client, run = mlflow_client(run_dir), mlflow_run(run_dir)
+    histories = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
+    return {
+        name: [(metric.step, metric.value) for metric in sorted(metrics, key=lambda metric: metric.timestamp)]
+        for name, metrics in histories.items()
+    }
+
+
+# By the answer to "logging". For one that is not here the log alone is read, and the check says so.
+READERS: dict[str, Callable[[Path], History]] = {
+    "console": read_log,
+    "csv": read_csv,
+    "tensorboard": read_tensorboard,
+    "wandb": read_wandb,
+    "mlflow": read_mlflow,
+}
+
+
+def make_empty_mlflow_store(folder: Path) -> None:
+    """Make an empty store, as the first program that uses one does: it takes longer than the training here."""
+    mlflow_client(folder)
+
+
+# What takes long at a first use of a logger is done once, in a folder whose files then begin every run directory.
+FIRST_USES: dict[str, Callable[[Path], None]] = {"mlflow": make_empty_mlflow_store}
+
+
+def begin_run_dir(run_dir: Path, first_use: Path) -> None:
+    """Make the run directory with what the first use of its logger has left."""
+    shutil.copytree(first_use, run_dir)

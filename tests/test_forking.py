@@ -1,0 +1,99 @@
+"""The process that ranks are forked from, the loop that watches them, and what launchers tell them."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from generator.training.contracts import places
+from generator.training.forking import Ended, Job, Task, forking, is_free, train_all
+
+
+def threads_of_parent() -> list[str]:
+    """The names of all threads of the process that this one was forked from."""
+    tasks = Path(f"/proc/{os.getppid()}/task")
+    return [(task / "comm").read_text().strip() for task in tasks.iterdir()]
+
+
+def sleep_and_say() -> None:
+    """Take longer than anyone waits."""
+    print("sleeping", flush=True)
+    time.sleep(600)
+
+
+def fail() -> None:
+    """End with a traceback."""
+    raise ValueError("no such thing")
+
+
+def one_task(task: Task) -> Job[Ended]:
+    """Do one task, and give how it ended."""
+    return (yield task)
+
+
+@pytest.fixture(scope="module")
+def ended() -> dict[str, Ended]:
+    """How tasks of this module ended, by name; the process that forks them has imported what loggers import."""
+    modules = ["sklearn.datasets", "tyro", "torch.utils.tensorboard", "wandb", "mlflow"]
+    tasks = {
+        "threads": Task(threads_of_parent, ()),
+        "late": Task(sleep_and_say, (), deadline=3),
+        "wrong": Task(fail, ()),
+    }
+    with forking(modules):
+        results = {}
+        for name, task in tasks.items():
+            [results[name]] = train_all([one_task(task)], 1)
+    return results
+
+
+def test_the_forking_process_has_one_thread(ended: dict[str, Ended]) -> None:
+    assert ended["threads"].complaint == ""
+    (threads,) = ended["threads"].seen
+    assert len(threads) == 1, threads
+
+
+def test_what_takes_too_long_is_killed_and_what_it_said_is_kept(ended: dict[str, Ended]) -> None:
+    assert ended["late"].codes == [None]
+    assert ended["late"].output == ["sleeping\n"]
+    assert "was killed, for it did not end" in ended["late"].complaint
+    assert 3 <= ended["late"].seconds < 10
+
+
+def test_a_failure_is_told_with_its_traceback(ended: dict[str, Ended]) -> None:
+    assert ended["wrong"].codes == [1]
+    assert "ValueError: no such thing" in ended["wrong"].complaint
+    assert ended["wrong"].seen == [None]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "name", "values"),
+    [
+        ("torchrun", "RANK", ["0", "1"]),
+        ("launch", "WORLD_SIZE", ["2", "2"]),
+        ("slurm", "SLURM_PROCID", ["0", "1"]),
+        ("mpirun", "OMPI_COMM_WORLD_RANK", ["0", "1"]),
+        ("one that is not known", "LOCAL_RANK", ["0", "1"]),
+    ],
+)
+def test_each_rank_is_told_its_place_as_its_launcher_does(launcher: str, name: str, values: list[str]) -> None:
+    told = places(launcher, 2, 12345)
+    assert [place.env[name] for place in told] == values
+    assert {place.env["MASTER_PORT"] for place in told} == {"12345"}
+    arguments = [place.arguments for place in told]
+    assert arguments == ([["--local-rank=0"], ["--local-rank=1"]] if launcher == "launch" else [[], []])
+
+
+def test_a_program_that_starts_its_ranks_is_told_how_many() -> None:
+    (place,) = places("spawn", 2, 12345)
+    assert (place.env, place.arguments) == ({}, ["--nproc", "2"])
+
+
+def test_a_port_that_is_listened_at_is_not_free() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert not is_free(port)
+    assert is_free(port)
