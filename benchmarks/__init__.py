@@ -1,0 +1,1 @@
+"""Measures what this repository's commands cost."""

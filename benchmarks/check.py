@@ -1,0 +1,147 @@
+"""Measures `ddp-template check`: python -m benchmarks.check. Nothing else should run on the machine meanwhile.
+
+Every measurement is of a new process, in a copy of the working tree that has no cache. The results are written to
+benchmarks/results/check.json, from which `ddp-template docs` makes the tables in docs/matrix.md.
+"""
+
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from datetime import date
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import typer
+
+from generator.combinations import legal_combinations, shaping_questions
+from generator.questions import TEMPLATE
+from generator.workers import Workers
+
+from .processes import CommandError, Ended, run
+from .spaces import candidates, copy_repository, resize
+
+RESULTS = TEMPLATE / "benchmarks" / "results" / "check.json"
+COMMAND = Path(sys.executable).with_name("ddp-template")
+# Touches the projects of one logger, and no number that they compute.
+EDITED = ("partials/tracking/csv.py.jinja", "Record metrics of a step.", "Record the metrics of a step.")
+
+Record = dict[str, Any]
+
+
+def main(
+    wanted: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE|NAME]...", help="Check only these, as ddp-template check does."),
+    ] = None,
+    sizes: Annotated[
+        str, typer.Option(help="About how many combinations the templates have by which growth is measured.")
+    ] = "50,480,1500,5000",
+    train_up_to: Annotated[int, typer.Option(help="The largest of these sizes that is trained, too.")] = 500,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the results go.")] = RESULTS,
+) -> None:
+    """Measure checks cold, cached and after an edit, and how the cost grows with the number of combinations."""
+    with Workers() as workers:
+        legal = len(legal_combinations(TEMPLATE, workers))
+    try:
+        checks = measure_checks(wanted or [])
+        whole = None if wanted else checks[0]
+        growth = [measure_growth(int(size), legal, train_up_to, whole) for size in sizes.split(",")]
+    except CommandError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+    results = {"date": date.today().isoformat(), "machine": machine(), "checks": checks, "growth": growth}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(results, indent=1) + "\n")
+    typer.echo(f"results: {out}")
+
+
+def machine() -> Record:
+    """What decides the times beside the code."""
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": psutil.virtual_memory().total,
+        "cpu": cpu_name(),
+        "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+    }
+
+
+def cpu_name() -> str:
+    """The name of the processor; "unknown" where Linux does not tell it."""
+    found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE)
+    return found[1].strip() if found else "unknown"
+
+
+def measure_checks(wanted: list[str]) -> list[Record]:
+    """Check with nothing known, then again, then after an edit of one logger."""
+    with tempfile.TemporaryDirectory() as folder:
+        clone = copy_repository(Path(folder) / "clone")
+        cold = measure_check(clone, "cold", wanted)
+        cached = measure_check(clone, "cached", wanted)
+        path, old, new = EDITED
+        text = (clone / path).read_text()
+        if old not in text:
+            raise CommandError(f"{path} has no longer the line {old!r}, which is to be edited")
+        (clone / path).write_text(text.replace(old, new))
+        return [cold, cached, measure_check(clone, "edited", wanted)]
+
+
+def measure_check(clone: Path, name: str, wanted: list[str]) -> Record:
+    """Run ddp-template check in a clone, and give what it took. Raises CommandError where it fails."""
+    say(f"check, {name}")
+    ended = run_in(clone, COMMAND, "check", *wanted, "--json", "check.json")
+    report = json.loads((clone / "check.json").read_text())
+    return {
+        "name": name,
+        "combinations": report["counts"]["total"],
+        "cached": report["counts"]["cached"],
+        "wall": round(ended.wall, 2),
+        "stages": {stage: round(seconds, 2) for stage, seconds in report["stages"].items()},
+        "peak_memory": ended.peak_memory,
+    }
+
+
+def measure_growth(size: int, legal: int, train_up_to: int, whole: Record | None) -> Record:
+    """Measure a template of about so many combinations; what a check of the real one took is known already."""
+    say(f"growth, {size}")
+    with tempfile.TemporaryDirectory() as folder:
+        clone = copy_repository(Path(folder) / "clone")
+        resize(clone, size, legal)
+        ended = run_in(clone, sys.executable, "-m", "benchmarks.stages")
+        stages = json.loads(ended.printed.splitlines()[-1])
+        combinations, files = stages.pop("combinations"), stages.pop("files")
+        check = whole if whole and combinations == legal else None
+        if check is None and combinations <= train_up_to:
+            shutil.rmtree(clone / ".cache")  # mypy has left its own
+            check = measure_check(clone, "cold", [])
+        return {
+            "combinations": combinations,
+            "candidates": candidates(shaping_questions(clone)),
+            "files": files,
+            "stages": {stage: round(seconds, 2) for stage, seconds in stages.items()},
+            "peak_memory": ended.peak_memory,
+            "check": check,
+        }
+
+
+def run_in(clone: Path, *command: str | Path) -> Ended:
+    """Run a command with the code and the template of a clone."""
+    temporary = clone.parent / "temporary"
+    temporary.mkdir(exist_ok=True)
+    env = {**os.environ, "PYTHONPATH": str(clone), "TMPDIR": str(temporary), "COLUMNS": "100"}
+    return run(command, clone, env)
+
+
+def say(what: str) -> None:
+    """Tell what is being measured."""
+    typer.echo(f"measuring: {what}", err=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)

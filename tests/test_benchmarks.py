@@ -1,0 +1,85 @@
+"""The benchmarks measure what they say: templates of other sizes are sound, and their tables hold what was measured."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.spaces import candidates, copy_repository, resize
+from generator.combinations import Combination, legal_combinations, shaping_questions
+from generator.costs import check_table, growth_table
+from generator.workers import Workers
+
+
+@pytest.mark.parametrize(("size", "expected"), [(50, 48), (480, 480), (1500, 1440)])
+def test_a_template_gets_about_as_many_combinations_as_are_wanted(
+    size: int, expected: int, legal: list[Combination], tmp_path: Path
+) -> None:
+    assert len(legal) == 480, "choose other sizes here"
+    clone = copy_repository(tmp_path / "clone")
+    resize(clone, size, len(legal))
+    with Workers() as workers:
+        found = legal_combinations(clone, workers)
+    assert len(found) == expected
+    assert candidates(shaping_questions(clone)) >= expected
+
+
+def test_what_is_measured_of_a_small_template_is_all_of_it(tmp_path: Path) -> None:
+    clone = copy_repository(tmp_path / "clone")
+    resize(clone, 2, 480)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.stages"],
+        cwd=clone,
+        env={**os.environ, "PYTHONPATH": str(clone), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    assert measured["combinations"] == 2
+    assert measured["files"] > 10
+    assert min(measured[stage] for stage in ("enumerate", "render", "static")) > 0
+    assert [*tmp_path.glob("ddp-template-*")] == []
+
+
+CHECK = {
+    "name": "cold",
+    "combinations": 480,
+    "cached": 384,
+    "wall": 240.0,
+    "stages": {"render": 8.0, "train": 40.0, "resume": 20.0, "format": 0.1, "lint": 0.1, "types": 32.0, "agree": 0.0},
+    "peak_memory": 3 * 2**30,
+}
+ALONE = {
+    "combinations": 4800,
+    "candidates": 6000,
+    "files": 77,
+    "stages": {"enumerate": 60.0, "render": 96.0, "static": 192.0},
+    "peak_memory": 2**30,
+}
+
+
+def cells(table: str) -> list[list[str]]:
+    """The rows of a Markdown table, without its head."""
+    return [line.strip("|").split("|") for line in table.replace(" ", "").splitlines()[2:]]
+
+
+def test_the_table_of_checks_tells_times_and_combinations_a_minute() -> None:
+    known = {**CHECK, "name": "cached", "cached": 480, "stages": {"render": 8.0}}
+    rows = {first: rest for first, *rest in cells(check_table({"checks": [CHECK, known]}))}
+    assert rows["ofthesetrainedanew"] == ["96", "0"]
+    assert rows["wholecheck"] == ["4min00s(120/min)", "4min00s(120/min)"]
+    assert rows["trainandresume"] == ["1min00s(96/min)", "-"]  # of what was trained
+    assert rows["types"] == ["32s(180/min)", "-"]
+    assert rows["largestmemory"] == ["3.0GiB", "3.0GiB"]
+
+
+def test_the_table_of_growth_leaves_empty_what_was_not_measured() -> None:
+    measured, not_trained = cells(growth_table({"growth": [{**ALONE, "check": CHECK}, {**ALONE, "check": None}]}))
+    first = ["4,800", "6,000", "77", "1min00s(6,000/min)", "1min36s(3,000/min)", "3min12s(1,500/min)", "1.0GiB"]
+    assert measured[: len(first)] == not_trained[: len(first)] == first
+    assert "".join(not_trained[len(first) :]) == ""
+    assert measured[len(first) :] == ["1min00s(96/min)", "4min00s(120/min)", "3.0GiB"]
