@@ -5,7 +5,11 @@ from typing import Annotated
 
 import typer
 
+from .check_command import check
+from .diff_command import diff
 from .documentation import write_documentation
+from .matrix import matrix
+from .projects import render as render_command
 from .rendering import RenderError, render
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -33,9 +37,15 @@ def new(
 
 @app.command()
 def docs() -> None:
-    """Bring the question table of README.md and the example in docs/ up to date with the template."""
+    """Bring the made parts of README.md and docs/ up to date: tables, and the example."""
     for path in write_documentation():
         typer.echo(f"updated {path}")
+
+
+app.command()(check)
+app.command()(diff)
+app.command("matrix")(matrix)
+app.command("render")(render_command)
 
 
 def parse_answers(pairs: list[str]) -> dict[str, str]:

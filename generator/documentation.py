@@ -1,13 +1,20 @@
-"""The parts of this repository's documentation that are made from the template, so that they cannot drift from it."""
+"""The parts of this repository's documentation that are made from the template, its checks and their measured cost."""
 
+import ast
+import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
+from .costs import NOT_MEASURED, check_table, growth_table, machine_line
 from .questions import TEMPLATE, Question, read_questions
 from .rendering import render
+from .results import STAGES
 from .snapshot import take_snapshot
 
-BEGIN, END = "<!-- questions: begin -->\n", "<!-- questions: end -->\n"
+README, MATRIX, EXAMPLE = Path("README.md"), Path("docs/matrix.md"), Path("docs/example/train.py")
+MUTANTS = Path("tests/test_mutants.py")
+COSTS = Path("benchmarks/results/check.json")
 
 
 def question_table(questions: list[Question]) -> str:
@@ -27,20 +34,56 @@ def answers(question: Question) -> str:
     )
 
 
+def stage_table() -> str:
+    """Give the stages of a check as a Markdown table."""
+    rows = [f"| `{stage}` | {asks} |\n" for stage, asks in STAGES.items()]
+    return "| stage | what it asks |\n|---|---|\n" + "".join(rows)
+
+
+def mutant_table(tests: str) -> str:
+    """Give the mistakes that must be found as a Markdown table, from the calls of Mutant() in their test's code."""
+    rows = []
+    for node in ast.walk(ast.parse(tests)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Mutant":
+            mistake, file, _, _, stage, words, *special = map(ast.literal_eval, node.args)
+            shown = ", ".join(f"`{key}={value}`" for each in special for key, value in each.items())
+            name = Path(file).name  # wherever the package is
+            rows.append(f"| {mistake} | `{name}` | {shown or 'the defaults'} | `{stage}` | {words} |\n")
+    head = "| mistake | made in | answers | stage that fails | what it says, among other things |\n"
+    return head + "|---|---|---|---|---|\n" + "".join(rows)
+
+
+def cost_tables(results: Path) -> dict[str, str]:
+    """Give what is made from the results of benchmarks/check.py, where they are there."""
+    makers = {"machine": machine_line, "check": check_table, "growth": growth_table}
+    if not results.exists():
+        return dict.fromkeys(makers, NOT_MEASURED)
+    measured = json.loads(results.read_text())
+    return {name: make(measured) for name, make in makers.items()}
+
+
+def fill(page: str, parts: Mapping[str, str]) -> str:
+    """Put each part between the two comments of a page that name it."""
+    for name, content in parts.items():
+        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+        before, rest = page.split(begin)
+        page = before + begin + content + end + rest.split(end)[1]
+    return page
+
+
 def documented_files(template: Path = TEMPLATE) -> dict[Path, str]:
     """Give each made file of the documentation, by its path in the repository, with the content that it should have."""
-    readme = (template / "README.md").read_text()
-    before, rest = readme.split(BEGIN)
-    after = rest.split(END)[1]
-    table = question_table(read_questions(template))
+    matrix = {"stages": stage_table(), "mutants": mutant_table((template / MUTANTS).read_text())}
+    parts = {
+        README: {"questions": question_table(read_questions(template))},
+        MATRIX: matrix | cost_tables(template / COSTS),
+    }
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder) / "project"
         render(project, {}, template=take_snapshot(Path(folder) / "snapshot", template))
         example = (project / "train.py").read_text()
-    return {
-        Path("README.md"): before + BEGIN + table + END + after,
-        Path("docs/example/train.py"): example,
-    }
+    pages = {path: fill((template / path).read_text(), content) for path, content in parts.items()}
+    return {**pages, EXAMPLE: example}
 
 
 def write_documentation(template: Path = TEMPLATE) -> list[Path]:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run the tests of this repository, and install all that they need before. Options go to pytest.
-# Slurm, Open MPI and MPICH come from Debian's packages where this is root; elsewhere their tests say why they skip.
+# Slurm, Open MPI, MPICH and Chromium come from Debian's packages where this is root; else their tests skip and say why.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -9,10 +9,13 @@ import pytest
 
 from generator.documentation import documented_files
 from generator.questions import TEMPLATE, read_questions
+from generator.results import STAGES
 
 from .conftest import Render
+from .test_mutants import MUTANTS
 
-MADE_FILES = ["README.md", "docs/example/train.py"]
+MADE_FILES = ["README.md", "docs/example/train.py", "docs/matrix.md"]
+BIN = Path(sys.executable).parent
 
 
 @pytest.mark.parametrize("path", MADE_FILES)
@@ -28,6 +31,32 @@ def test_the_table_has_every_question_and_choice() -> None:
         row = next(line for line in readme.splitlines() if line.startswith(f"| `{question.key}` |"))
         for choice in question.choices:
             assert f"`{str(choice.value).lower()}`" in row
+
+
+def test_the_page_on_the_matrix_has_every_stage_and_mutant() -> None:
+    rows = [line.split(" | ") for line in (TEMPLATE / "docs" / "matrix.md").read_text().splitlines()]
+    assert {row[0].strip("| `") for row in rows if len(row) == 2} >= STAGES.keys()
+    told = [(row[0].strip("| "), row[3].strip("`")) for row in rows if len(row) == 5]
+    assert told[-len(MUTANTS) :] == [(mutant.mistake, mutant.stage) for mutant in MUTANTS]
+
+
+def shown_sessions() -> list[str]:
+    """The terminal sessions in docs/matrix.md that need neither an edit nor time."""
+    sessions = re.findall(
+        r"^```console\n(.+?)^```", (TEMPLATE / "docs" / "matrix.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    return [session for session in sessions if not re.match(r"\$ ddp-template (check |diff\n)", session)]
+
+
+@pytest.mark.parametrize("session", shown_sessions(), ids=lambda session: session.splitlines()[0][2:])
+def test_a_command_prints_what_the_page_shows(session: str, tmp_path: Path) -> None:
+    for shown in re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]:
+        command, expected = shown.split("\n", 1)
+        done = subprocess.run(
+            f'PATH="{BIN}:$PATH"; {command}', shell=True, cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True
+        )
+        pattern = ".*".join(map(re.escape, expected.split("...")))
+        assert re.fullmatch(pattern, done.stdout, re.DOTALL), done.stdout
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn", "launch", "slurm", "mpirun"])

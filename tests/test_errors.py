@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from .clusters import mpi
+from generator.launchers import mpi
+
 from .conftest import Render
 from .launching import train
 

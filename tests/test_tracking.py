@@ -1,19 +1,18 @@
 """Every logger keeps one run, with each metric of each step once, also after a stop: its own reader tells."""
 
-import csv
 import json
 import math
 import os
 import runpy
 import shutil
-import struct
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from generator.training.records import READERS, History, mlflow_run, read_csv, read_log, wandb_files, wandb_records
 
 from .conftest import Render
 from .launching import assert_same_weights, checkpoint, train
@@ -43,8 +42,6 @@ STEPS_OF_METRIC = {
 # These stores only grow: what was recorded after the checkpoint stays, and is recorded again.
 APPEND_ONLY = {"wandb", "mlflow"}
 TRAINED_TWICE = {30}
-
-History = dict[str, list[tuple[int, float]]]
 
 
 def run_and_tell_modules() -> None:
@@ -89,88 +86,6 @@ def run_of(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return get
 
 
-def read_csv(run_dir: Path) -> History:
-    """Read metrics.csv."""
-    history: History = defaultdict(list)
-    with open(run_dir / "metrics.csv", newline="") as file:
-        header, *rows = csv.reader(file)
-    assert header == ["step", "metric", "value"]
-    for step, name, value in rows:
-        history[name].append((int(step), float(value)))
-    return history
-
-
-def read_tensorboard(run_dir: Path) -> History:
-    """Read the event files as TensorBoard does."""
-    from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
-
-    events = event_accumulator.EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
-    events.Reload()
-    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
-
-
-def records_of(file: Path) -> Iterator[Any]:
-    """Give the records of a .wandb file, which W&B's own protocol buffers read: a log in the format of LevelDB."""
-    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
-
-    block, header = 32768, 7
-    data = file.read_bytes()
-    place, content = header, b""  # W&B's own header is as long as that of a chunk
-    while place + header <= len(data):
-        if block - place % block < header:
-            place += block - place % block  # the rest of a block that no chunk fits in
-            continue
-        length, kind = struct.unpack_from("<HB", data, place + 4)
-        content += data[place + header : place + header + length]
-        place += header + length
-        if kind in (1, 4):  # a whole record, or its last chunk
-            yield Record.FromString(content)
-            content = b""
-
-
-def wandb_files(run_dir: Path) -> list[Path]:
-    """The files of all starts, oldest first."""
-    return sorted((run_dir / "wandb").glob("offline-run-*/run-*.wandb"))
-
-
-def read_wandb(run_dir: Path) -> History:
-    """Read what W&B would send."""
-    history: History = defaultdict(list)
-    for record in (record for file in wandb_files(run_dir) for record in records_of(file)):
-        values = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
-        for name, value in values.items():
-            if not name.startswith("_"):
-                history[name].append((values["_step"], value))
-    return history
-
-
-def mlflow_client(run_dir: Path) -> Any:
-    """MLflow's own reader of the store."""
-    from mlflow import MlflowClient
-
-    return MlflowClient(f"sqlite:///{run_dir}/mlflow.db")
-
-
-def mlflow_run(run_dir: Path) -> Any:
-    """The only run of the store."""
-    client = mlflow_client(run_dir)
-    [run] = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-    return run
-
-
-def read_mlflow(run_dir: Path) -> History:
-    """Read the metrics in the order in which they were recorded."""
-    client, run = mlflow_client(run_dir), mlflow_run(run_dir)
-    histories = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
-    return {
-        name: [(metric.step, metric.value) for metric in sorted(metrics, key=lambda metric: metric.timestamp)]
-        for name, metrics in histories.items()
-    }
-
-
-READERS = {"csv": read_csv, "tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow}
-
-
 @pytest.fixture(scope="module")
 def history_of(run_of: Callable[[str], Path]) -> Callable[[str], History]:
     """Give what a logger's own reader reads of its run."""
@@ -178,22 +93,18 @@ def history_of(run_of: Callable[[str], Path]) -> Callable[[str], History]:
 
     def get(logger: str) -> History:
         if logger not in histories:
-            histories[logger] = READERS[logger](run_of(logger))
+            histories[logger] = dict(READERS[logger](run_of(logger)))
         return histories[logger]
 
     return get
 
 
-def lines_of_log(run_dir: Path) -> dict[tuple[int, str], set[str]]:
+def values_in_log(run_dir: Path) -> dict[tuple[int, str], set[float]]:
     """The values in train.log of each step and metric; several where a step was trained twice."""
     values = defaultdict(set)
-    for line in (run_dir / "train.log").read_text().splitlines():
-        _, mark, rest = line.partition(" INFO step ")
-        if mark:
-            step, *metrics = rest.split("  ")
-            for metric in metrics:
-                name, value = metric.split(" ")
-                values[int(step), name].add(value)
+    for name, recorded in read_log(run_dir).items():
+        for step, value in recorded:
+            values[step, name].add(value)
     return values
 
 
@@ -212,10 +123,10 @@ def test_each_metric_has_each_step_once_and_in_order(logger: str, history_of: Ca
 def test_recorded_values_are_those_of_the_log(
     logger: str, run_of: Callable[[str], Path], history_of: Callable[[str], History]
 ) -> None:
-    log = lines_of_log(run_of(logger))
+    log = values_in_log(run_of(logger))
     for name, values in history_of(logger).items():
         for step, value in values:
-            logged = [float(text) for text in log[step, name]]
+            logged = log[step, name]
             assert any(value == pytest.approx(number, rel=6e-4) for number in logged), (step, name, value, logged)
 
 
@@ -284,7 +195,7 @@ def test_wandb_has_one_run_with_the_options(run_of: Callable[[str], Path]) -> No
     run_dir = run_of("wandb")
     files = wandb_files(run_dir)
     assert len(files) == len([*(run_dir / "wandb").glob("*run-*-*")]) == 2, "one for each start"
-    starts = [next(record.run for record in records_of(file) if record.HasField("run")) for file in files]
+    starts = [next(record.run for record in wandb_records(file) if record.HasField("run")) for file in files]
     assert {start.run_id for start in starts} == {(run_dir / "wandb_run_id").read_text()}
     assert {start.project for start in starts} == {"ddp_project"}
     recorded = {update.key: json.loads(update.value_json) for update in starts[-1].config.update}
