@@ -173,7 +173,7 @@ def test_a_selection_that_makes_no_sense_is_refused_in_one_line(arguments: list[
 
 def members(session: int) -> list[str]:
     """The processes of a session that are not yet gone."""
-    listed = subprocess.run(["ps", "-o", "stat=,pid=,args=", "-s", str(session)], capture_output=True, text=True)
+    listed = subprocess.run(["ps", "-ww", "-o", "stat=,pid=,args=", "-s", str(session)], capture_output=True, text=True)
     return [line for line in listed.stdout.splitlines() if not line.startswith("Z")]
 
 

@@ -181,7 +181,8 @@ def threads(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = (copy / "train.py").read_text()
     told = program.replace(
         "    run = set_up(config, world, device)\n",
-        '    print(f"threads: {torch.get_num_threads()}")\n    run = set_up(config, world, device)\n',
+        # In one piece, newline included: two ranks write to the same pipe.
+        '    print(f"threads: {torch.get_num_threads()}\\n", end="")\n    run = set_up(config, world, device)\n',
     )
     assert told != program
     (copy / "train.py").write_text(told)
