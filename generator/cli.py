@@ -9,6 +9,7 @@ from .check_command import check
 from .diff_command import diff
 from .documentation import write_documentation
 from .matrix import matrix
+from .options import errors_in_one_line
 from .projects import render as render_command
 from .rendering import RenderError, render
 
@@ -28,11 +29,8 @@ def new(
     ] = [],  # noqa: B006
 ) -> None:
     """Write a project from the template as it is in this clone, and say what to do next."""
-    try:
+    with errors_in_one_line():
         render(destination, parse_answers(answer), quiet=False)
-    except RenderError as error:
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(2) from None
 
 
 @app.command()

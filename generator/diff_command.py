@@ -15,8 +15,8 @@ from .cache import Cache
 from .descriptions import describe
 from .differences import read_version
 from .edits import Edit
+from .options import errors_in_one_line
 from .questions import TEMPLATE
-from .rendering import RenderError
 from .selection import SelectionError
 from .sides import compare_answers, read_side
 from .snapshot import snapshot_of_revision, take_snapshot
@@ -50,14 +50,11 @@ def diff(
     With one argument, it compares the project of these answers with that of the defaults; with two, both projects.
     git apply takes what it prints. Without any, it compares the template as it is in this clone with HEAD.
     """
-    try:
+    with errors_in_one_line():
         if since is None and sides:
             differs = show_sides(sides, stat=stat)
         else:
             differs = show_since("HEAD" if since is None else since, sides or [], stat=stat)
-    except (RenderError, SelectionError, OSError) as error:
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(2) from None
     if exit_code and differs:
         raise typer.Exit(1)
 

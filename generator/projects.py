@@ -1,6 +1,5 @@
 """The command `ddp-template render`: the projects of many combinations, each in a folder of its own."""
 
-import re
 import signal
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,14 +11,13 @@ from typing import Annotated
 
 import jinja2
 import typer
-import yaml
 
 from .cache import Cache
 from .combinations import Combination
 from .options import Cover, Shard, Wanted, choose, errors_in_one_line
 from .progress import watched
 from .questions import TEMPLATE
-from .rendering import RenderError
+from .rendering import RenderError, name_source
 from .snapshot import take_snapshot
 from .workers import Workers
 
@@ -70,7 +68,7 @@ def write_projects(destination: Path, combinations: Sequence[Combination], templ
                     future.result()
                 except (RenderError, BrokenProcessPool, jinja2.TemplateError) as error:
                     raise RenderError(f"{name}: {error}") from error
-                name_source(folder / name, template)
+                name_source(folder / name, str(template))
 
 
 @contextmanager
@@ -90,10 +88,3 @@ def whole_or_not_at_all(destination: Path) -> Iterator[Path]:
             if parent.exists():
                 parent.rmdir()
         raise
-
-
-def name_source(project: Path, template: Path) -> None:
-    """Say in a project's answers that it comes from the template, and not from a copy of it that is gone."""
-    answers = project / ".copier-answers.yml"
-    line = yaml.safe_dump({"_src_path": str(template)}, allow_unicode=True, width=10**6)
-    answers.write_text(re.sub(r"^_src_path:.*\n(?: .*\n)*", lambda _: line, answers.read_text(), flags=re.MULTILINE))

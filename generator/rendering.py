@@ -1,5 +1,6 @@
 """Renders the template through Copier, always without trust."""
 
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,8 @@ import yaml
 from copier.errors import CleanupWarning, CopierError, DirtyLocalWarning, ShallowCloneWarning
 
 from .questions import TEMPLATE, read_questions
+
+ANSWERS_FILE = ".copier-answers.yml"
 
 
 class RenderError(Exception):
@@ -66,5 +69,12 @@ def run_copier(
 
 def recorded_answers(project: Path) -> dict[str, Any]:
     """Read the answers that a project was made from."""
-    answers = yaml.safe_load((project / ".copier-answers.yml").read_text())
+    answers = yaml.safe_load((project / ANSWERS_FILE).read_text())
     return {key: value for key, value in answers.items() if not key.startswith("_")}
+
+
+def name_source(project: Path, source: str) -> None:
+    """Say in a project's answers where its template is, instead of in a copy that will be gone."""
+    answers = project / ANSWERS_FILE
+    line = yaml.safe_dump({"_src_path": source}, allow_unicode=True, width=10**6)
+    answers.write_text(re.sub(r"^_src_path:.*\n(?: .*\n)*", lambda _: line, answers.read_text(), flags=re.MULTILINE))

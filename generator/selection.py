@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from .combinations import Combination, by_name, text
+from .covers import greedy_cover
 from .questions import Question
 
 Tuples = set[tuple[tuple[str, object], ...]]
@@ -73,13 +74,8 @@ def covering(combinations: Sequence[Combination], strength: int) -> list[Combina
     size = len(combinations[0].answers)
     if not 1 <= strength <= size:
         raise SelectionError(f"--cover {strength} is impossible: choose 1 to {size}, the number of questions")
-    missing = tuples_within(combinations, strength)
-    left = {combination: tuples_of(combination, strength) for combination in combinations}
-    chosen = set()
-    while missing:
-        best = max(left, key=lambda combination: len(left[combination] & missing))
-        missing -= left.pop(best)
-        chosen.add(best)
+    having = {combination: tuples_of(combination, strength) for combination in combinations}
+    chosen = {*greedy_cover(having, tuples_within(combinations, strength))}
     return [combination for combination in combinations if combination in chosen]
 
 

@@ -6,10 +6,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from .differences import ANSWERS_FILE, template_errors
+from .differences import template_errors
 from .git import compare_folders
 from .questions import TEMPLATE
-from .rendering import RenderError, render
+from .rendering import RenderError, name_source, render
 from .snapshot import take_snapshot
 
 
@@ -43,14 +43,8 @@ def compare_answers(old: Mapping[str, str], new: Mapping[str, str], *options: st
         for name, answers in (("old", old), ("new", new)):
             with template_errors(snapshot):
                 render(folder / name, answers, template=snapshot)
-            forget_snapshot(folder / name)
+            name_source(folder / name, ".")  # equal answers give equal files
         return without_source(compare_folders(folder / "old", folder / "new", "--find-renames", *options))
-
-
-def forget_snapshot(project: Path) -> None:
-    """Take the name of a folder that will be gone out of a project's answers: equal answers give equal files."""
-    answers = project / ANSWERS_FILE
-    answers.write_text(re.sub(r"^_src_path:.*\n(?: .*\n)*", "_src_path: .\n", answers.read_text(), flags=re.MULTILINE))
 
 
 def without_source(diff: str) -> str:

@@ -24,8 +24,9 @@ from generator.rendering import RenderError, render
 from generator.selection import SelectionError, select
 from generator.sides import compare_answers, read_side
 from generator.snapshot import snapshot_of_revision, take_snapshot
+from generator.trees import tree_digest
 from generator.versions import VersionDiff, compare_versions
-from generator.workers import Workers, tree_digest
+from generator.workers import Workers
 
 COMMAND = Path(sys.executable).with_name("ddp-template")
 
