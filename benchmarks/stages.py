@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import ExitStack
 
 import typer
 
@@ -20,11 +21,11 @@ def measure() -> dict[str, float]:
     RuntimeError where anything is wrong with a project.
     """
     started = time.perf_counter()
-    with Workers() as workers, working_folder() as folder:
+    with Workers() as workers, working_folder(2**32) as folder, ExitStack() as stack:
         combinations = legal_combinations(TEMPLATE, workers)
         asked = time.perf_counter()
         verdict = Verdict([], shaping_questions())
-        state = State(Check(combinations, cache=None), folder, workers, verdict)
+        state = State(Check(combinations, cache=None), folder, workers, verdict, stack)
         state.render()
         state.recall()
         rendered = time.perf_counter()

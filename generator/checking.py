@@ -7,9 +7,9 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -17,12 +17,15 @@ from typing import Any
 
 from .cache import Cache
 from .combinations import Combination, shaping_questions
+from .covers import greedy_cover
 from .launchers.real import compare_with_launcher, launchers_ready
 from .questions import TEMPLATE
-from .rendering import run_copier
+from .remembered import PARTIALS, Remembered
+from .rendering import RenderError, run_copier
 from .results import Failure, Outcome, Verdict
+from .scratch import scratch_root
 from .selection import covering
-from .snapshot import take_snapshot
+from .snapshot import PARTS, take_snapshot
 from .static import (
     Complaints,
     SourceFile,
@@ -30,7 +33,6 @@ from .static import (
     check_lint,
     check_types,
     distinct,
-    smallest_cover,
     source_files,
     tool_versions,
 )
@@ -40,7 +42,9 @@ from .workers import Workers
 
 STATIC = {"format": check_format, "lint": check_lint, "types": check_types}
 DECISIVE = ("copier", "torch", "black", "ruff", "mypy")  # packages that the report names
-DECIDING = ("checking.py", "static.py", "workers.py", "rendering.py")  # modules of this package, beside training/
+ROOM_OF_EACH = 4 * 2**20  # bytes: a project and its runs
+# Modules of this package, beside training/, that decide a verdict.
+DECIDING = ("checking.py", "covers.py", "static.py", "workers.py", "rendering.py", "trees.py")
 
 # What the command shows while it works: begin a stage of so many things, or say that so many more are done.
 Progress = Callable[[str, int, int], None]
@@ -64,10 +68,11 @@ class Check:
         started = time.perf_counter()
         questions = shaping_questions(self.template)
         verdict = Verdict([], questions, selection=self.selection, launchers=self.launchers, versions=versions())
-        with working_folder() as folder:
-            state = State(self, folder, workers, verdict)
-            state.render()
-            state.recall()
+        with working_folder(len(self.combinations) * ROOM_OF_EACH) as folder, ExitStack() as stack:
+            state = State(self, folder, workers, verdict, stack)
+            with state.stage("render"):
+                state.render()
+                state.recall()
             futures = state.begin_static()
             state.train()
             state.end_static(futures)
@@ -76,15 +81,15 @@ class Check:
                 state.train_really()
             verdict.outcomes = state.judge()
             state.tidy()
-        self.kept = folder if folder.exists() else None
+        self.kept = state.left_at if state.left_at.exists() else None
         verdict.wall = time.perf_counter() - started
         return verdict
 
 
 @contextmanager
-def working_folder() -> Iterator[Path]:
-    """Give a folder for projects and runs, which goes again where an error, or Ctrl-C, ends the check."""
-    folder = Path(tempfile.mkdtemp(prefix="ddp-template-check-"))
+def working_folder(room: int) -> Iterator[Path]:
+    """Give a folder with room for so many bytes, which goes again where an error, or Ctrl-C, ends the check."""
+    folder = Path(tempfile.mkdtemp(prefix="ddp-template-check-", dir=scratch_root(room)))
     try:
         yield folder
     except BaseException:
@@ -100,8 +105,15 @@ def remove(folder: Path) -> None:
         time.sleep(0.05)
 
 
+class NotInstalledError(RenderError):
+    """Packages that a check needs are missing. The message is one line that says how to get them."""
+
+
 def versions() -> dict[str, str]:
-    """The versions that decide what is found out."""
+    """The versions that decide what is found out. Raises NotInstalledError where one of the tools is missing."""
+    missing = [name for name in DECISIVE if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NotInstalledError(f"{', '.join(missing)} not installed: a check needs pip install --editable '.[test]'")
     return {"python": platform.python_version()} | {name: metadata.version(name) for name in DECISIVE}
 
 
@@ -119,16 +131,21 @@ def runner_digest() -> str:
 class State:
     """What is known while a check goes on."""
 
-    def __init__(self, check: Check, folder: Path, workers: Workers, verdict: Verdict) -> None:
+    def __init__(self, check: Check, folder: Path, workers: Workers, verdict: Verdict, stack: ExitStack) -> None:
         self.check = check
         self.folder = folder
+        self.left_at = Path(tempfile.gettempdir()) / folder.name  # where it is for people to look at, in the end
         self.workers = workers
         self.verdict = verdict
+        self.stack = stack  # of what must end with the check
+        self.name_modules: Callable[[Iterable[str]], None] | None = None  # to the process that ranks are forked from
         self.outcomes = {each: Outcome(each) for each in check.combinations}
         self.digests: dict[Combination, str] = {}  # of rendered trees
         self.trained: dict[Combination, Trained] = {}
         self.fresh: list[Combination] = []  # rendered, and not known from the cache
         self.runner = runner_digest()
+        self.snapshot = take_snapshot(folder / "template", check.template)
+        self.known_trees = Remembered(check.cache, "trees", self.snapshot, [part for part in PARTS if part != PARTIALS])
 
     def place(self, combination: Combination) -> Path:
         """The folder of a combination."""
@@ -139,40 +156,55 @@ class State:
         return self.place(combination) / "project"
 
     @contextmanager
-    def stage(self, *names: str) -> Iterator[None]:
+    def stage(self, name: str) -> Iterator[None]:
         """Measure a stage."""
         started = time.perf_counter()
         yield
-        for name in names:
-            self.verdict.stages[name] = self.verdict.stages.get(name, 0.0) + time.perf_counter() - started
+        self.verdict.stages[name] = self.verdict.stages.get(name, 0.0) + time.perf_counter() - started
 
     def fail(self, combination: Combination, stage: str, text: str) -> None:
         """Note what is wrong with a combination."""
-        self.outcomes[combination].failures.append(Failure(stage, text, str(self.place(combination))))
+        said = text.replace(str(self.folder), str(self.left_at))
+        self.outcomes[combination].failures.append(Failure(stage, said, str(self.left_at / combination.name)))
 
     def render(self) -> None:
-        """Let Copier write all projects."""
-        with self.stage("render"):
-            snapshot = take_snapshot(self.folder / "template", self.check.template)
-            jobs = {}
-            for each in self.check.combinations:
-                shutil.rmtree(self.place(each), ignore_errors=True)
-                jobs[each] = self.workers.render(snapshot, each, self.project(each))
-            for done, (combination, job) in enumerate(jobs.items(), start=1):
-                try:
-                    self.digests[combination] = job.result()
-                except Exception as error:  # Copier lets the errors of Jinja, YAML and others through
-                    self.fail(combination, "render", f"{type(error).__name__}: {error}")
-                self.check.progress("render", done, len(jobs))
+        """Let Copier write all projects, but those whose tree is known and has passed an earlier check."""
+        trees = {} if self.check.keep else {each: self.known_trees.read(each.name) for each in self.check.combinations}
+        self.digests = {each: digest for each, digest in trees.items() if digest and self.recorded(digest)}
+        unknown = [each for each in self.check.combinations if each not in self.digests]
+        if unknown:
+            self.begin_forking()
+        self.write(unknown)
 
-    def key(self, combination: Combination) -> str:
-        """What the verdict on a combination depends on."""
-        return hashlib.sha256(f"{self.digests[combination]} {self.runner}".encode()).hexdigest()
+    def write(self, combinations: Sequence[Combination]) -> None:
+        """Let Copier write some projects."""
+        jobs = {each: self.workers.render(self.snapshot, each, self.project(each)) for each in combinations}
+        for done, (combination, job) in enumerate(jobs.items(), start=1):
+            try:
+                rendered = job.result()
+            except Exception as error:  # Copier lets the errors of Jinja, YAML and others through
+                self.fail(combination, "render", f"{type(error).__name__}: {error}")
+            else:
+                self.digests[combination] = rendered.digest
+                self.known_trees.write(combination.name, rendered.digest, rendered.partials)
+            self.check.progress("render", done, len(jobs))
+
+    def write_missing(self, combinations: Sequence[Combination]) -> None:
+        """Let Copier write those of the projects that nobody has needed before."""
+        self.write([each for each in combinations if not self.project(each).exists()])
+
+    def recorded(self, digest: str) -> Any:
+        """What an earlier check found out about a tree, if it passed."""
+        return self.check.cache.read("passed", self.key(digest)) if self.check.cache else None
+
+    def key(self, digest: str) -> str:
+        """What the verdict on a tree depends on."""
+        return hashlib.sha256(f"{digest} {self.runner}".encode()).hexdigest()
 
     def recall(self) -> None:
         """Take over what is known from an earlier check, for trees that passed it."""
-        for combination in self.digests:
-            known = self.check.cache.read("passed", self.key(combination)) if self.check.cache else None
+        for combination, digest in self.digests.items():
+            known = self.recorded(digest)
             if known is None:
                 self.fresh.append(combination)
             else:
@@ -189,6 +221,7 @@ class State:
             del self.trained[first]
             self.outcomes[first].cached = False
             self.fresh.append(first)
+            self.write_missing([first])
         return first
 
     def classes(self) -> dict[Any, list[Combination]]:
@@ -199,14 +232,18 @@ class State:
         return classes
 
     def begin_static(self) -> dict[str, tuple[list[SourceFile], Future[tuple[Complaints, float]]]]:
-        """Let other processes read the files that no tool has read yet."""
+        """Let other processes read the files that no tool has read yet, if there are any."""
         self.sources = {self.project(each): source_files(self.project(each)) for each in self.fresh}
         files = distinct(file for files in self.sources.values() for file in files)
         begun = {}
         for stage in STATIC:
             unread = [file for file in files if not self.is_known(stage, file)]
+            if not unread:
+                self.verdict.stages[stage] = 0.0
+                continue
             if stage == "types":
-                cover = smallest_cover(self.sources, {file.key for file in unread})
+                having = {project: {file.key for file in own} for project, own in self.sources.items()}
+                cover = greedy_cover(having, {file.key for file in unread})
                 mypy_cache = (self.check.cache or Cache()).folder / "mypy"
                 job = self.workers.submit(timed, check_types, cover, self.folder / "types", mypy_cache)
             else:
@@ -236,24 +273,35 @@ class State:
                         self.check.cache.write("files", self.static_key(stage, file), str(file.path))
             self.check.progress(stage, 1, 1)
 
+    def begin_forking(self) -> Callable[[Iterable[str]], None]:
+        """Start the process that ranks are forked from, unless it runs already: it has much to import."""
+        if self.name_modules is None:
+            self.name_modules = self.stack.enter_context(forking())
+        return self.name_modules
+
     def train(self) -> None:
         """Train all that is fresh, each on two processes; of each class one runs without a stop, too."""
         if not self.fresh:
             return
         order = [*self.references, *(each for each in self.fresh if each not in self.references)]
-        with self.stage("train"), forking(imports_of(self.sources.values())):
-            loggers = {str(dict(each.answers).get("logging")) for each in order}
-            [uses] = train_all([first_uses(loggers, self.folder / "first-use")], 1)
-            at_once = self.workers.processes + 1  # ranks wait for each other now and then
-            trials = [
-                Trial(each, self.place(each), each in self.references, uses.get(str(dict(each.answers).get("logging"))))
-                for each in order
-            ]
-            with closing(train_all(map(named, trials), at_once)) as results:
-                for done, (combination, trained) in enumerate(results, start=1):
-                    self.take(combination, trained)
-                    self.check.progress("train", done, len(order))
+        name_modules = self.begin_forking()
+        with self.stage("train"), closing(self.try_all(order, self.references)) as results:
+            name_modules(imports_of(self.sources.values()))
+            for done, (combination, trained) in enumerate(results, start=1):
+                self.take(combination, trained)
+                self.check.progress("train", done, len(order))
         self.divide_time_of_training()
+
+    def try_all(
+        self, combinations: Sequence[Combination], references: Sequence[Combination] = (), prefix: str = ""
+    ) -> Generator[tuple[Combination, Trained], None, None]:
+        """Try combinations out, some at a time, and give what that showed as it comes."""
+        [uses] = train_all([first_uses({each.logger for each in combinations}, self.folder / "first-use")], 1)
+        trials = [
+            Trial(each, self.place(each), each in references, uses.get(each.logger), prefix) for each in combinations
+        ]
+        at_once = 2 * self.workers.processes  # ranks wait for each other now and then
+        yield from train_all(map(named, trials), at_once)
 
     def take(self, combination: Combination, trained: Trained) -> None:
         """Take over what the runs of a combination have shown."""
@@ -300,17 +348,24 @@ class State:
         """Train a covering set of what passed by its real launchers, and compare it with what forked ranks did."""
         sound = [each for each, outcome in self.outcomes.items() if outcome.passed]
         chosen = covering(sound, min(2, len(self.verdict.questions))) if sound else []
-        launchers = {str(dict(each.answers).get("launcher")) for each in chosen}
-        with self.stage("real"), launchers_ready(launchers, self.folder) as env:
+        self.write_missing(chosen)
+        with self.stage("real"), launchers_ready({each.launcher for each in chosen}, self.folder) as env:
+            forked = self.train_on_all_data(chosen)
             for done, combination in enumerate(chosen, start=1):
                 trial = Trial(combination, self.place(combination), reference=False)
                 started = time.perf_counter()
                 command = self.command_of(combination)
-                wrong = compare_with_launcher(trial, command, env, self.trained[combination])
+                wrong = compare_with_launcher(trial, command, env, forked[combination])
                 self.outcomes[combination].seconds["real"] = time.perf_counter() - started
                 if wrong:
                     self.fail(combination, "real", wrong)
                 self.check.progress("real", done, len(chosen))
+
+    def train_on_all_data(self, combinations: Sequence[Combination]) -> dict[Combination, Trained]:
+        """Train by forked ranks what real launchers, which know nothing of excerpts, train as well."""
+        with forking(all_data=True) as name_modules:
+            name_modules(imports_of(source_files(self.project(each)) for each in combinations))
+            return dict(self.try_all(combinations, prefix="all-data-"))
 
     def command_of(self, combination: Combination) -> str:
         """The command that starts two processes, as copier.yml computes it for the README."""
@@ -328,7 +383,7 @@ class State:
                 outcome.weights = self.trained[combination].parts.get("model", "")
                 outcome.notes += self.trained[combination].notes
             if outcome.passed and not outcome.cached and self.check.cache:
-                self.check.cache.write("passed", self.key(combination), asdict(self.trained[combination]))
+                self.check.cache.write("passed", self.key(self.digests[combination]), asdict(self.trained[combination]))
         return list(self.outcomes.values())
 
     def tidy(self) -> None:
@@ -341,6 +396,8 @@ class State:
                     shutil.rmtree(self.place(outcome.combination), ignore_errors=True)
             if not any(self.folder.iterdir()):
                 self.folder.rmdir()
+        if self.folder.exists() and self.folder != self.left_at:
+            shutil.move(self.folder, self.left_at)
 
 
 def timed(work: Callable[..., Complaints], *arguments: Any) -> tuple[Complaints, float]:

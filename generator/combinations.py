@@ -1,16 +1,14 @@
 """The space of answers: every combination of choices that Copier itself accepts. Nothing is known here of legality."""
 
-import hashlib
 import itertools
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from .cache import Cache
 from .questions import TEMPLATE, Question, read_questions
+from .remembered import Remembered
 from .rendering import RenderError
 from .workers import Workers
 
@@ -36,6 +34,16 @@ class Combination:
         """The answers as the command line takes them, such as launcher=torchrun backend=auto."""
         return " ".join(f"{key}={text(value)}" for key, value in self.answers)
 
+    @property
+    def launcher(self) -> str:
+        """What starts its ranks; "" where the template does not ask."""
+        return str(dict(self.answers).get("launcher", ""))
+
+    @property
+    def logger(self) -> str:
+        """What records its metrics; "" where the template does not ask."""
+        return str(dict(self.answers).get("logging", ""))
+
     def __getitem__(self, key: str) -> Any:
         return dict(self.answers)[key]
 
@@ -59,23 +67,15 @@ def legal_combinations(template: Path, workers: Workers, cache: Cache | None = N
     keys = [question.key for question in questions]
     values = itertools.product(*([choice.value for choice in question.choices] for question in questions))
     product = [Combination(tuple(zip(keys, row, strict=True))) for row in values]
-    key = space_key(template)
-    verdicts = cache.read("space", key) if cache else None
+    remembered = Remembered(cache, "space", template, ["copier.yml"])
+    verdicts = remembered.read("all")
     if verdicts is None:
-        verdicts = workers.legal(template, product)
-        if cache:
-            cache.write("space", key, verdicts)
+        verdicts, partials = workers.legal(template, product)
+        remembered.write("all", verdicts, partials)
     legal = [combination for combination, verdict in zip(product, verdicts, strict=True) if verdict]
     if not legal:
         raise RenderError("Copier accepts no combination of answers: look at the validators in copier.yml")
     return legal
-
-
-def space_key(template: Path) -> str:
-    """What legality depends on: the questions, the Jinja that they import, and Copier."""
-    files = [template / "copier.yml", *sorted((template / "partials").rglob("*"))]
-    parts = [[str(file.relative_to(template)), file.read_text()] for file in files if file.is_file()]
-    return hashlib.sha256(json.dumps([metadata.version("copier"), parts]).encode()).hexdigest()
 
 
 def by_name(combinations: Iterable[Combination]) -> dict[str, Combination]:

@@ -18,9 +18,12 @@ from .cache import Cache
 from .combinations import Combination, legal_combinations, shaping_questions, text
 from .questions import Question
 from .rendering import RenderError
-from .workers import Workers, render_combination, tree_digest
+from .scratch import scratch_folder
+from .trees import read_tree, tree_digest
+from .workers import Workers, render_combination
 
-ANSWERS_FILE = ".copier-answers.yml"
+ROOM = 2**28  # bytes: few projects are there at the same time
+
 Pair = tuple[Combination, Combination]  # the old one and the new one
 Watch = Callable[[Iterable[Future[Any]], int], Iterable[Future[Any]]]  # sees each of so many futures as it is done
 
@@ -150,9 +153,9 @@ def find_changes(
     """
     if tree_digest(old) == tree_digest(new):
         return {pair: [] for pair in pairs}
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder(ROOM) as folder:
         jobs = {
-            workers.submit(changes_of, (old, pair[0]), (new, pair[1]), Path(folder) / str(number), store): pair
+            workers.submit(changes_of, (old, pair[0]), (new, pair[1]), folder / str(number), store): pair
             for number, pair in enumerate(pairs)
         }
         try:
@@ -175,11 +178,11 @@ def changes_of(old: tuple[Path, Combination], new: tuple[Path, Combination], fol
     """Render two versions of a project, and give the files that differ; the store gets their contents."""
     try:
         with template_errors(old[0]):
-            digest = render_combination(*old, folder / "old")
+            digest = render_combination(*old, folder / "old").digest
         with template_errors(new[0]):
-            if render_combination(*new, folder / "new") == digest:
+            if render_combination(*new, folder / "new").digest == digest:
                 return []
-        before, after = read_project(folder / "old"), read_project(folder / "new")
+        before, after = read_tree(folder / "old"), read_tree(folder / "new")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     changes = []
@@ -188,20 +191,6 @@ def changes_of(old: tuple[Path, Combination], new: tuple[Path, Combination], fol
             old_file, new_file = (keep(side[path], store) if path in side else None for side in (before, after))
             changes.append(Change(path, old_file, new_file))
     return changes
-
-
-def read_project(project: Path) -> dict[str, tuple[bool, bytes]]:
-    """Give all files of a project, by path: whether the owner may execute it, and its content.
-
-    The answers have no line that says where the template is.
-    """
-    files = {}
-    for file in sorted(path for path in project.rglob("*") if path.is_file()):
-        content = file.read_bytes()
-        if file.name == ANSWERS_FILE:
-            content = b"".join(line for line in content.splitlines(True) if not line.startswith(b"_"))
-        files[str(file.relative_to(project))] = (bool(file.stat().st_mode & 0o100), content)
-    return files
 
 
 def keep(found: tuple[bool, bytes], store: Path) -> File:

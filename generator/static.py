@@ -1,11 +1,9 @@
 """The checks that read code and do not run it: black, ruff and mypy, on each distinct file once."""
 
-import ctypes
 import functools
 import hashlib
 import json
 import re
-import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -14,7 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
+from .parents import die_with_parent
 
 Complaints = dict[str, str]  # by the key of a file: what is wrong with it
 
@@ -106,19 +104,6 @@ def check_lint(files: Sequence[SourceFile]) -> Complaints:
     return {key: "\n".join(found) for key, found in lines.items()}
 
 
-def smallest_cover(projects: Mapping[Path, Sequence[SourceFile]], keys: set[str]) -> list[Path]:
-    """Choose few projects in which every file with one of these keys occurs."""
-    missing, chosen = set(keys), []
-    left = {project: {file.key for file in files} & missing for project, files in projects.items()}
-    while missing:
-        best = max(left, key=lambda project: len(left[project] & missing))
-        if not left[best] & missing:
-            break
-        missing -= left.pop(best)
-        chosen.append(best)
-    return chosen
-
-
 def check_types(projects: Sequence[Path], stage: Path, cache: Path) -> Complaints:
     """Ask mypy about whole projects, in one run for all those with the same settings.
 
@@ -181,11 +166,7 @@ def type_errors(output: str, staged: Mapping[str, Path]) -> Complaints:
     return {key: "\n".join(said) for key, said in lines.items()}
 
 
-def die_with_parent() -> None:
-    """Let a tool that takes long end with the process that asked it."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
+@functools.cache
 def tool_versions() -> str:
     """What decides verdicts beside the files."""
     return " ".join(f"{tool} {metadata.version(tool)}" for tool in ("black", "ruff", "mypy"))

@@ -1,7 +1,6 @@
 """Renders many projects at once: processes that keep what Copier would do anew for each project."""
 
 import functools
-import hashlib
 import os
 import shutil
 import signal
@@ -10,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from types import TracebackType
@@ -19,9 +19,21 @@ import jinja2
 from plumbum import local
 
 from .rendering import RenderError, assert_understood, run_copier
+from .trees import tree_digest
 
 if TYPE_CHECKING:
     from .combinations import Combination
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """What is known of a project that was written."""
+
+    digest: str  # of its tree
+    partials: frozenset[str]  # that were read to write it: paths in the template
+
+
+FILES_READ: set[str] = set()  # the files of Jinja that this process has compiled lately
 
 
 class Workers:
@@ -44,17 +56,18 @@ class Workers:
                 process.terminate()
         self.pool.shutdown(wait=True, cancel_futures=True)
 
-    def legal(self, template: Path, combinations: Sequence["Combination"]) -> list[bool]:
-        """Say of each combination whether Copier accepts it."""
+    def legal(self, template: Path, combinations: Sequence["Combination"]) -> tuple[list[bool], frozenset[str]]:
+        """Say of each combination whether Copier accepts it, and which partials were read to find that out."""
         with tempfile.TemporaryDirectory() as folder:
             questions = questions_alone(Path(folder) / "questions", template)
             size = max(1, len(combinations) // (4 * self.processes))
             with interrupts_kept_from_children():
-                verdicts = self.pool.map(functools.partial(is_legal, questions), combinations, chunksize=size)
-            return list(verdicts)
+                answers = self.pool.map(functools.partial(is_legal, questions), combinations, chunksize=size)
+            verdicts, partials = zip(*answers, strict=True)
+            return list(verdicts), frozenset().union(*partials)
 
-    def render(self, template: Path, combination: "Combination", destination: Path) -> Future[str]:
-        """Write the project of a combination; the future gives the digest of its tree, or raises RenderError."""
+    def render(self, template: Path, combination: "Combination", destination: Path) -> Future[Rendered]:
+        """Write the project of a combination; the future gives what is known of it, or raises RenderError."""
         return self.submit(render_combination, template, combination, destination)
 
     def submit(self, work: Any, *arguments: Any) -> Future[Any]:
@@ -91,6 +104,7 @@ def prepare() -> None:
     compiled: dict[tuple[Any, ...], Any] = {}
 
     def compile_once(self: jinja2.Environment, source: Any, *arguments: Any, **options: Any) -> Any:
+        FILES_READ.update(word for word in arguments if isinstance(word, str))
         key = (source, arguments, *options.items())
         if key not in compiled:
             compiled[key] = compile_anew(self, source, *arguments, **options)
@@ -107,31 +121,27 @@ def questions_alone(folder: Path, template: Path) -> Path:
     return folder
 
 
-def is_legal(questions: Path, combination: "Combination") -> bool:
-    """Whether Copier accepts the answers. Raises RenderError where it takes one for another."""
+def is_legal(questions: Path, combination: "Combination") -> tuple[bool, frozenset[str]]:
+    """Whether Copier accepts the answers, and the partials that it reads. Raises RenderError if it misunderstands."""
     answers = dict(combination.answers)
+    FILES_READ.clear()
     try:
         recorded = run_copier(questions / "nowhere", answers, questions, quiet=True, pretend=True)
     except RenderError:
-        return False
+        return False, partials_read(questions)
     assert_understood(answers, recorded)
-    return True
+    return True, partials_read(questions)
 
 
-def render_combination(template: Path, combination: "Combination", destination: Path) -> str:
-    """Write the project of a combination, without trust, and give the digest of its tree."""
+def render_combination(template: Path, combination: "Combination", destination: Path) -> Rendered:
+    """Write the project of a combination, without trust."""
     answers = dict(combination.answers)
+    FILES_READ.clear()
     assert_understood(answers, run_copier(destination, answers, template, quiet=True, pretend=False))
-    return tree_digest(destination)
+    return Rendered(tree_digest(destination), partials_read(template))
 
 
-def tree_digest(project: Path) -> str:
-    """A hash of the paths, modes and contents of all files, but not of where the template was found."""
-    whole = hashlib.sha256()
-    for file in sorted(path for path in project.rglob("*") if path.is_file()):
-        content = file.read_bytes()
-        if file.name == ".copier-answers.yml":
-            content = b"".join(line for line in content.splitlines(True) if not line.startswith(b"_"))
-        mode = file.stat().st_mode & 0o100
-        whole.update(repr((str(file.relative_to(project)), mode, hashlib.sha256(content).hexdigest())).encode())
-    return whole.hexdigest()
+def partials_read(template: Path) -> frozenset[str]:
+    """The partials of a template that were compiled since FILES_READ was cleared."""
+    read = (Path(file) for file in FILES_READ)
+    return frozenset(str(file.relative_to(template)) for file in read if file.is_relative_to(template / "partials"))

@@ -91,8 +91,12 @@ def test_what_is_right_is_told_reported_remembered_and_tidied(clone: Path) -> No
     fresh = check(clone, *ONE, "--no-cache")
     assert "0 taken from the cache" in fresh
     edit(clone, "partials/tracking/csv.py.jinja", "Record metrics of a step.", "Record the metrics of a step.")
-    edited = check(clone, *ONE)
-    assert "0 taken from the cache" in edited
+    edited = check(clone, *ONE[:4], "logging=csv,console")
+    assert "2 combinations: 2 passed, 0 failed; 0 taken from the cache" in edited
+    edit(clone, "partials/tracking/csv.py.jinja", "Record the metrics of a step.", "Record metrics of one step.")
+    edited_again = check(clone, *ONE[:4], "logging=csv,console")
+    assert "render: 1 of 1 " in edited_again, "the other project does not read that partial"
+    assert "2 combinations: 2 passed, 0 failed; 1 taken from the cache" in edited_again
 
 
 def test_a_failure_is_shown_again_by_the_command_that_is_printed(clone: Path) -> None:

@@ -1,6 +1,8 @@
 """The process that ranks are forked from, the loop that watches them, and what launchers tell them."""
 
+import importlib
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -41,7 +43,8 @@ def ended() -> dict[str, Ended]:
         "late": Task(sleep_and_say, (), deadline=3),
         "wrong": Task(fail, ()),
     }
-    with forking(modules):
+    with forking() as name_modules:
+        name_modules(modules)
         results = {}
         for name, task in tasks.items():
             [results[name]] = train_all([one_task(task)], 1)
@@ -65,6 +68,33 @@ def test_a_failure_is_told_with_its_traceback(ended: dict[str, Ended]) -> None:
     assert ended["wrong"].codes == [1]
     assert "ValueError: no such thing" in ended["wrong"].complaint
     assert ended["wrong"].seen == [None]
+
+
+PROGRAM = """
+def load_data():
+    return list(range(1000)), list(range(100))
+"""
+
+
+def import_data(folder: str) -> list[tuple[int, int]]:
+    """How many samples a program gets of each of its datasets, and which is the last of them."""
+    sys.path.insert(0, folder)
+    return [
+        (len(dataset), dataset[len(dataset) - 1]) for dataset in importlib.import_module("program.data").load_data()
+    ]
+
+
+@pytest.mark.parametrize(("all_data", "sizes"), [(False, [(62, 61), (6, 5)]), (True, [(1000, 999), (100, 99)])])
+def test_a_program_gets_the_first_part_of_its_data_or_all(
+    all_data: bool, sizes: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program" / "data.py").write_text(PROGRAM)
+    with forking(all_data=all_data) as name_modules:
+        name_modules(["torch"])
+        [end] = train_all([one_task(Task(import_data, (str(tmp_path),)))], 1)
+    assert end.complaint == ""
+    assert end.seen == [sizes]
 
 
 @pytest.mark.parametrize(

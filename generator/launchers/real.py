@@ -38,6 +38,8 @@ def compare_with_launcher(trial: Trial, command: str, env: Mapping[str, str], tr
 
     Gives what is wrong, if anything.
     """
+    if trained.failures:
+        return f"forked ranks fail on all of the data: {trained.failures[0][1]}"
     program = shlex.split(command)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = environment(trial.folder) | dict(env) | {"PATH": path}
@@ -96,8 +98,7 @@ def difference(trial: Trial, trained: Trained) -> str | None:
     differing = [part for part in trained.parts if parts.get(part) != trained.parts[part]]
     if differing:
         return f"its last checkpoint differs from that of forked ranks in: {', '.join(differing)}"
-    logger = str(dict(trial.combination.answers).get("logging"))
-    recorded = READERS.get(logger, read_log)(run_dir).get("train/loss", [])
+    recorded = READERS.get(trial.combination.logger, read_log)(run_dir).get("train/loss", [])
     if [tuple(pair) for pair in trained.recorded] != recorded:
         return f"it records other losses than forked ranks: {recorded}, not {trained.recorded}"
     return None

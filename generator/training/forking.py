@@ -4,11 +4,13 @@ The forking process has neither threads nor a process group. A single loop watch
 own bookkeeping is not safe for several threads.
 """
 
+import functools
 import multiprocessing
 import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -21,8 +23,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from ..workers import interrupts_kept_from_children
 from .contracts import STARTS_ITS_RANKS, places
 from .rank import Scene, Wires, be_rank, be_spawner, do_task
+from .variables import ALL_DATA, MODULES
 
 T = TypeVar("T")
 
@@ -31,7 +35,7 @@ GRACE = 5.0  # seconds
 
 FORKING = multiprocessing.get_context("forkserver")
 
-REHEARSAL = "generator.training.rehearsal"  # comes last
+PREPARATION = ("generator.training.awaited", "generator.training.rehearsal")  # comes last
 # What programs and their libraries import late: without these every rank would import them anew.
 LATE_IMPORTS = (
     "generator.training.judgement",
@@ -264,23 +268,40 @@ def is_free(port: int) -> bool:
 
 
 @contextmanager
-def forking(modules: Iterable[str]) -> Iterator[None]:
-    """Inside, train_all() forks ranks from a process of its own that has imported these modules already."""
+def forking(*, all_data: bool = False) -> Iterator[Callable[[Iterable[str]], None]]:
+    """Inside, train_all() forks ranks from a process of its own, which begins at once to import what all of them need.
+
+    The function that this gives must be called before: it tells that process what else programs import. They see
+    only the first part of their data, unless they are to have all of it.
+    """
     untyped: Any = forkserver
     server = untyped._forkserver
     server._stop()  # one that others have started has imported other modules
     before = server._preload_modules
-    late = [name for module in modules for name in LATE_IMPORTS_OF.get(module, ())]
-    FORKING.set_forkserver_preload([*dict.fromkeys([*LATE_IMPORTS, *modules, *late, REHEARSAL])])
     # Children would import the script that is running here, and with it all of Copier.
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    os.environ |= {
-        "OMP_NUM_THREADS": "1",
-        "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow, which pandas imports, would start one
-    }
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-        server._stop()
-        server._preload_modules = before
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {
+            ALL_DATA: str(int(all_data)),
+            MODULES: f"{folder}/modules",
+            "OMP_NUM_THREADS": "1",
+            "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow, which pandas imports, would start one
+        }
+        FORKING.set_forkserver_preload([*LATE_IMPORTS, *PREPARATION])
+        try:
+            with interrupts_kept_from_children():
+                server.ensure_running()
+            yield functools.partial(name_modules, Path(folder))
+        finally:
+            sys.modules["__main__"] = main
+            kill(server._forkserver_pid)
+            server._stop()
+            server._preload_modules = before
+
+
+def name_modules(folder: Path, modules: Iterable[str]) -> None:
+    """Tell the forking process what to import."""
+    named = [*modules]
+    late = [name for module in named for name in LATE_IMPORTS_OF.get(module, ())]
+    (folder / "names").write_text("\n".join(dict.fromkeys([*named, *late])))
+    (folder / "names").rename(folder / "modules")

@@ -1,18 +1,14 @@
 """What "trained" means: the checks of what a run left, and of what its ranks were seen to do."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .records import READERS, History, read_log
-
-if TYPE_CHECKING:
-    from .observation import Loss, Observation
+from .seen import Loss, Observation
 
 
 @dataclass

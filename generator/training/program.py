@@ -14,13 +14,13 @@ from .forking import Ended, Job, Run, Task
 from .judgement import Case, Judgement, judge
 from .records import FIRST_USES, begin_run_dir
 
-# An epoch has 1,437 // 192 = 7 micro-batches, so 4 steps, the last of them on one micro-batch alone. The stop is
-# within the first epoch, the end within the second.
+# An epoch has 89 samples (see excerpt.py), so 89 // 12 = 7 micro-batches and 4 steps, the last of them on one
+# micro-batch alone. The stop is within the first epoch, the end within the second.
 STOP, END = 3, 5
 OPTIONS = {
     "--device": "cpu",
     "--backend": "gloo",
-    "--global-batch-size": "384",
+    "--global-batch-size": "24",
     "--accum-steps": "2",
     "--epochs": "3",
     "--log-every": "3",
@@ -29,7 +29,7 @@ OPTIONS = {
     "--clip-norm": "1",
 }
 # float16 has a scaler, whose state a checkpoint must hold. On CPUs it takes ten times as long: it gets fewer samples.
-OPTIONS_OF = {("amp", "torch"): {"--amp-dtype": "fp16", "--global-batch-size": "64"}}
+OPTIONS_OF = {("amp", "torch"): {"--amp-dtype": "fp16"}}
 
 # W&B records here, and leaves out what it tells of the machine: that takes longer than the training.
 WANDB = {
@@ -99,26 +99,22 @@ class Trial:
     folder: Path  # holds its project/, and takes its runs
     reference: bool  # whether to run it without a stop, too
     first_use: Path | None = None  # begins its run directories
-
-    @property
-    def logger(self) -> str:
-        """What records its metrics."""
-        return str(dict(self.combination.answers).get("logging"))
+    prefix: str = ""  # begins the names of its run directories
 
     def run(self, name: str, *options: str, look: bool = True) -> Run:
         """One start of its program, in the run directory of this name, which is to be looked at in the end or not."""
-        run_dir = self.folder / name
+        run_dir = self.folder / f"{self.prefix}{name}"
         if self.first_use and not run_dir.exists():
             begin_run_dir(run_dir, self.first_use)
-        launcher = str(dict(self.combination.answers).get("launcher"))
         every = [*options_of(self.combination), "--run-dir", str(run_dir), *options]
         env = environment(self.folder)
-        return Run(self.folder / "project", launcher, every, env, run_dir if look else None, self.logger)
+        launcher, logger = self.combination.launcher, self.combination.logger
+        return Run(self.folder / "project", launcher, every, env, run_dir if look else None, logger)
 
     def keep(self, name: str, ended: Ended) -> None:
         """Write down what the processes printed."""
         for index, text in enumerate(ended.output):
-            (self.folder / f"{name}-output-{index}.txt").write_text(text)
+            (self.folder / f"{self.prefix}{name}-output-{index}.txt").write_text(text)
 
 
 def try_out(trial: Trial) -> Job[Trained]:
@@ -143,10 +139,10 @@ def try_out(trial: Trial) -> Job[Trained]:
         if whole.complaint:
             trained.failures.append(("train", explained(whole.complaint)))
             return trained
-    take(trained, judge(Case(trial.logger, STOP, END, half.seen, resumed.seen)))
+    take(trained, judge(Case(trial.combination.logger, STOP, END, half.seen, resumed.seen)))
     if whole and not trained.failures:
         of_whole = Trained()
-        take(of_whole, judge(Case(trial.logger, None, END, whole.seen, [])))
+        take(of_whole, judge(Case(trial.combination.logger, None, END, whole.seen, [])))
         trained.failures += of_whole.failures
         trained.whole = {key: asdict(of_whole)[key] for key in ("trail", "scales", "parts")}
     return trained

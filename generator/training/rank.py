@@ -1,10 +1,8 @@
 """What a forked process does to be a rank of a project, as if a launcher had started it from a shell."""
 
-import ctypes
 import os
 import resource
 import runpy
-import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,9 +11,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ..parents import die_with_parent
 from .contracts import Place
 
-PR_SET_PDEATHSIG = 1
 FORKING_PROCESS = os.getpid()  # in a rank, which has this module from the process that it was forked from
 
 
@@ -45,7 +43,7 @@ def connect(wires: Wires, *, forks: bool = False) -> None:
         # The forking process ends when nobody holds this any more: then it ends with the command, and this one with it.
         untyped: Any = forkserver
         os.close(untyped._forkserver._forkserver_alive_fd)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != FORKING_PROCESS:
         os._exit(1)  # it died before it could take this process with it
     for standard in (1, 2):

@@ -13,6 +13,8 @@ import torch
 import tyro
 from torch import nn
 
+from .excerpt import cut_data
+
 
 @dataclass(frozen=True)
 class Options:
@@ -37,8 +39,10 @@ def rehearse() -> None:
         *(nn.Flatten(), nn.Dropout(0.2), nn.Linear(256, 10)),
     )
     optimizer = torch.optim.AdamW(network.parameters(), fused=True)
-    images, labels = torch.zeros(96, 1, 8, 8), torch.zeros(96, dtype=torch.long)
-    nn.functional.cross_entropy(network(images), labels).backward()
+    images, labels = torch.zeros(24, 1, 8, 8), torch.zeros(24, dtype=torch.long)
+    for dtype in (torch.float32, torch.float16):
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            nn.functional.cross_entropy(network(images), labels).backward()
     optimizer.step()
     with torch.inference_mode():
         network.eval()(images)
@@ -49,6 +53,8 @@ def rehearse() -> None:
 
 
 rehearse()
-# A collection in a rank would touch, and so copy, every object that is here already.
+cut_data()
+# A collection in a rank would touch, and so copy, every object that is here already; ranks live too short to need one.
 gc.collect()
 gc.freeze()
+gc.disable()

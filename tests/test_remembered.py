@@ -1,0 +1,101 @@
+"""What is remembered of a template: which edits leave it, and what Copier was seen to read."""
+
+import os
+import shutil
+import tempfile
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from generator.cache import Cache
+from generator.combinations import Combination, legal_combinations
+from generator.covers import greedy_cover
+from generator.questions import TEMPLATE
+from generator.remembered import Remembered
+from generator.scratch import IN_MEMORY, scratch_root
+from generator.snapshot import take_snapshot
+from generator.workers import Workers
+
+CSV = "partials/tracking/csv.py.jinja"
+CONSOLE = "partials/tracking/console.py.jinja"
+
+
+def append(path: Path, text: str = "# more\n") -> None:
+    """Make a file longer, or make it."""
+    with open(path, "a") as file:
+        file.write(text)
+
+
+EDITS: dict[str, tuple[Callable[[Path], None], bool]] = {
+    "nothing": (lambda place: None, True),
+    "a partial that was not read": (lambda place: append(place / CONSOLE), True),
+    "a partial that was read": (lambda place: append(place / CSV), False),
+    "a new partial": (lambda place: append(place / "partials/tracking/new.py.jinja"), False),
+    "a partial that goes": (lambda place: (place / CONSOLE).unlink(), False),
+    "the questions": (lambda place: append(place / "copier.yml"), False),
+    "a file of the project": (lambda place: append(place / "template/train.py.jinja"), False),
+    "the mode of a file of the project": (lambda place: (place / "template/train.py.jinja").chmod(0o755), False),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_fact_is_forgotten_when_anything_changes_that_it_may_depend_on(edit: str, tmp_path: Path) -> None:
+    template = take_snapshot(tmp_path / "template")
+    cache = Cache(tmp_path / "cache")
+    Remembered(cache, "facts", template, ["copier.yml", "template"]).write("one", 42, [CSV])
+    change, stays = EDITS[edit]
+    change(template)
+    remembered = Remembered(cache, "facts", template, ["copier.yml", "template"])
+    assert remembered.read("one") == (42 if stays else None)
+    assert remembered.read("another") is None
+
+
+def test_copier_is_seen_to_read_the_partials_of_the_answers(legal: list[Combination], tmp_path: Path) -> None:
+    (combination,) = [each for each in legal if each.name == "slurm-auto-torch-false-csv"]
+    snapshot = take_snapshot(tmp_path / "template")
+    with Workers(1) as workers:
+        read = workers.render(snapshot, combination, tmp_path / "project").result().partials
+    assert {CSV, "partials/distributed/slurm.py.jinja", "partials/precision/torch.py.jinja"} <= read
+    others = ("wandb", "mlflow", "console", "torchrun", "apex")
+    assert not [path for path in read if any(other in path for other in others)]
+
+
+def test_an_edit_of_a_logger_does_not_ask_again_what_is_legal(
+    legal: list[Combination], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template, cache = take_snapshot(tmp_path / "template"), Cache(tmp_path / "cache")
+    with Workers() as workers:
+        assert legal_combinations(template, workers, cache) == legal
+        append(template / CSV)
+        monkeypatch.setattr(Workers, "legal", lambda *_: pytest.fail("asked again"))
+        assert legal_combinations(template, workers, cache) == legal
+        monkeypatch.undo()
+        shutil.copy(TEMPLATE / "partials/validators.jinja", template / "partials/validators.jinja")
+        append(template / "partials/validators.jinja", "{# more #}\n")
+        monkeypatch.setattr(Workers, "legal", lambda *_: ([True] * 600, frozenset[str]()))
+        assert len(legal_combinations(template, workers, cache)) == 600, "asked again"
+
+
+Usage = namedtuple("Usage", ["free"])
+
+
+def test_scratch_is_in_memory_where_there_is_room_and_nobody_has_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TMPDIR", raising=False)
+    if os.access(IN_MEMORY, os.W_OK):
+        assert scratch_root(1) == IN_MEMORY
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(free=999))
+    assert scratch_root(1000) == Path(tempfile.gettempdir())
+    monkeypatch.undo()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert scratch_root(1) == tmp_path
+
+
+def test_a_cover_is_small_and_leaves_only_what_nothing_has() -> None:
+    having = {"few": {1}, "many": {1, 2, 3}, "rest": {4, 5}, "none": {3}}
+    assert greedy_cover(having, {1, 2, 3, 4, 9}) == ["many", "rest"]
+    assert greedy_cover({}, {1}) == []
