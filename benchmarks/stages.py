@@ -6,10 +6,11 @@ from contextlib import ExitStack
 
 import typer
 
-from generator.checking import Check, State, remove, working_folder
+from generator.checking import Check, State
 from generator.combinations import legal_combinations, shaping_questions
 from generator.questions import TEMPLATE
 from generator.results import Verdict
+from generator.scratch import remove, working_folder
 from generator.static import distinct
 from generator.workers import Workers
 

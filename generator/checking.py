@@ -1,9 +1,6 @@
 """Checks many combinations: renders, reads, trains and compares them, and remembers those that passed."""
 
-import ast
 import hashlib
-import importlib.util
-import platform
 import shutil
 import tempfile
 import time
@@ -11,19 +8,19 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from .cache import Cache
 from .combinations import Combination, shaping_questions
+from .conditions import runner_digest, versions
 from .covers import greedy_cover
 from .launchers.real import compare_with_launcher, launchers_ready
 from .questions import TEMPLATE
 from .remembered import PARTIALS, Remembered
-from .rendering import RenderError, run_copier
+from .rendering import run_copier
 from .results import Failure, Outcome, Verdict
-from .scratch import scratch_root
+from .scratch import working_folder
 from .selection import covering
 from .snapshot import PARTS, take_snapshot
 from .static import (
@@ -37,14 +34,12 @@ from .static import (
     tool_versions,
 )
 from .training.forking import Job, forking, train_all
+from .training.imports import imports_of
 from .training.program import Trained, Trial, compare, first_uses, numeric_class, try_out
 from .workers import Workers
 
 STATIC = {"format": check_format, "lint": check_lint, "types": check_types}
-DECISIVE = ("copier", "torch", "black", "ruff", "mypy")  # packages that the report names
 ROOM_OF_EACH = 4 * 2**20  # bytes: a project and its runs
-# Modules of this package, beside training/, that decide a verdict.
-DECIDING = ("checking.py", "covers.py", "static.py", "workers.py", "rendering.py", "trees.py")
 
 # What the command shows while it works: begin a stage of so many things, or say that so many more are done.
 Progress = Callable[[str, int, int], None]
@@ -84,48 +79,6 @@ class Check:
         self.kept = state.left_at if state.left_at.exists() else None
         verdict.wall = time.perf_counter() - started
         return verdict
-
-
-@contextmanager
-def working_folder(room: int) -> Iterator[Path]:
-    """Give a folder with room for so many bytes, which goes again where an error, or Ctrl-C, ends the check."""
-    folder = Path(tempfile.mkdtemp(prefix="ddp-template-check-", dir=scratch_root(room)))
-    try:
-        yield folder
-    except BaseException:
-        remove(folder)
-        raise
-
-
-def remove(folder: Path) -> None:
-    """Delete a folder into which processes that are being ended may still write."""
-    until = time.monotonic() + 5
-    while folder.exists() and time.monotonic() < until:
-        shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(0.05)
-
-
-class NotInstalledError(RenderError):
-    """Packages that a check needs are missing. The message is one line that says how to get them."""
-
-
-def versions() -> dict[str, str]:
-    """The versions that decide what is found out. Raises NotInstalledError where one of the tools is missing."""
-    missing = [name for name in DECISIVE if importlib.util.find_spec(name) is None]
-    if missing:
-        raise NotInstalledError(f"{', '.join(missing)} not installed: a check needs pip install --editable '.[test]'")
-    return {"python": platform.python_version()} | {name: metadata.version(name) for name in DECISIVE}
-
-
-def runner_digest() -> str:
-    """A hash of all that decides a verdict beside the rendered tree: the checks, Python, and what is installed."""
-    whole = hashlib.sha256(platform.python_version().encode())
-    package = Path(__file__).parent
-    for file in [*sorted(package.glob("training/*.py")), *(package / name for name in DECIDING)]:
-        whole.update(file.read_bytes())
-    installed = {f"{each.name}=={each.version}" for each in metadata.distributions()}
-    whole.update("\n".join(sorted(installed)).encode())
-    return whole.hexdigest()
 
 
 class State:
@@ -410,27 +363,3 @@ def named(trial: Trial) -> Job[tuple[Combination, Trained]]:
     """Try a combination out, and say which it was."""
     trained = yield from try_out(trial)
     return trial.combination, trained
-
-
-def imports_of(projects: Iterable[Sequence[SourceFile]]) -> list[str]:
-    """The modules of others that the programs import anywhere, tests aside: what a rank should find imported."""
-    modules: set[str] = set()
-    for file in distinct(file for files in projects for file in files if file.path.parts[0] != "tests"):
-        try:
-            tree = ast.parse((file.project / file.path).read_text())
-        except SyntaxError:
-            continue  # which all stages tell
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                modules.update(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                modules.add(node.module)
-    return sorted(module for module in modules if is_installed(module))
-
-
-def is_installed(module: str) -> bool:
-    """Whether a module is one of Python's or of an installed package, and not of the project itself."""
-    try:
-        return importlib.util.find_spec(module.partition(".")[0]) is not None
-    except (ImportError, ValueError):
-        return False

@@ -3,11 +3,14 @@
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 IN_MEMORY = Path("/dev/shm")
+PREFIX = "ddp-template-check-"
+DAY = 24 * 3600  # seconds
 
 
 def scratch_root(room: int) -> Path:
@@ -26,3 +29,31 @@ def scratch_folder(room: int) -> Iterator[Path]:
     """Give a new folder with room for so many bytes, which is gone in the end."""
     with tempfile.TemporaryDirectory(prefix="ddp-template-", dir=scratch_root(room)) as folder:
         yield Path(folder)
+
+
+@contextmanager
+def working_folder(room: int) -> Iterator[Path]:
+    """Give a new folder with room for so many bytes, which is gone where an error, or Ctrl-C, ends the work."""
+    forget_killed(IN_MEMORY)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=scratch_root(room)))
+    try:
+        yield folder
+    except BaseException:
+        remove(folder)
+        raise
+
+
+def forget_killed(root: Path) -> None:
+    """Delete what was left by work that was killed long ago: nobody would look for it in memory."""
+    for folder in root.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > DAY:
+                shutil.rmtree(folder)
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder into which processes that are being ended may still write."""
+    until = time.monotonic() + 5
+    while folder.exists() and time.monotonic() < until:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.05)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from generator.checking import imports_of
 from generator.combinations import Combination, shaping_questions
 from generator.static import source_files
 from generator.training.forking import forking, train_all
+from generator.training.imports import imports_of
 from generator.training.program import Trained, Trial, compare, first_uses, try_out
 
 from .conftest import Render

@@ -14,7 +14,7 @@ from generator.combinations import Combination, legal_combinations
 from generator.covers import greedy_cover
 from generator.questions import TEMPLATE
 from generator.remembered import Remembered
-from generator.scratch import IN_MEMORY, scratch_root
+from generator.scratch import IN_MEMORY, forget_killed, scratch_root
 from generator.snapshot import take_snapshot
 from generator.workers import Workers
 
@@ -93,6 +93,15 @@ def test_scratch_is_in_memory_where_there_is_room_and_nobody_has_chosen(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     assert scratch_root(1) == tmp_path
+
+
+def test_what_killed_checks_left_is_forgotten_after_a_day(tmp_path: Path) -> None:
+    for name in ("ddp-template-check-old", "ddp-template-check-new", "other"):
+        (tmp_path / name / "project").mkdir(parents=True)
+    for name in ("ddp-template-check-old", "other"):
+        os.utime(tmp_path / name, (0, 0))
+    forget_killed(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ddp-template-check-new", "other"]
 
 
 def test_a_cover_is_small_and_leaves_only_what_nothing_has() -> None:
