@@ -1,6 +1,7 @@
 """Rendered projects, shared by all tests of a session, and a cluster for those that need one."""
 
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from generator.snapshot import take_snapshot
 from generator.workers import Workers
 
 Render = Callable[..., Path]
+
+# A shell starts what is to run in the background with SIGINT ignored, and what tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
