@@ -132,10 +132,7 @@ def measure_growth(size: int, legal: int, train_up_to: int, whole: Record | None
 
 def run_in(clone: Path, *command: str | Path) -> Ended:
     """Run a command with the code and the template of a clone."""
-    temporary = clone.parent / "temporary"
-    temporary.mkdir(exist_ok=True)
-    env = {**os.environ, "PYTHONPATH": str(clone), "TMPDIR": str(temporary), "COLUMNS": "100"}
-    return run(command, clone, env)
+    return run(command, clone, {**os.environ, "PYTHONPATH": str(clone), "COLUMNS": "100"})
 
 
 def say(what: str) -> None:
