@@ -35,12 +35,18 @@ def read_csv(run_dir: Path) -> History:
 
 
 def read_tensorboard(run_dir: Path) -> History:
-    """Read the event files as TensorBoard does."""
+    """Read the event files as TensorBoard does, but in the order of recording.
+
+    TensorBoard orders files by name, so by the second in which they were begun and then by the number of the process.
+    """
     from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
     events = event_accumulator.EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
-    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    recorded = {
+        name: sorted(events.Scalars(name), key=lambda event: event.wall_time) for name in events.Tags()["scalars"]
+    }
+    return {name: [(event.step, event.value) for event in found] for name, found in recorded.items()}
 
 
 def wandb_files(run_dir: Path) -> list[Path]:
