@@ -276,7 +276,7 @@ def forking(*, all_data: bool = False) -> Iterator[Callable[[Iterable[str]], Non
     """
     untyped: Any = forkserver
     server = untyped._forkserver
-    server._stop()  # one that others have started has imported other modules
+    end_server(server)  # one that others have started has imported other modules
     before = server._preload_modules
     # Children would import the script that is running here, and with it all of Copier.
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
@@ -294,9 +294,14 @@ def forking(*, all_data: bool = False) -> Iterator[Callable[[Iterable[str]], Non
             yield functools.partial(name_modules, Path(folder))
         finally:
             sys.modules["__main__"] = main
-            kill(server._forkserver_pid)
-            server._stop()
+            end_server(server)
             server._preload_modules = before
+
+
+def end_server(server: Any) -> None:
+    """End the forking process, if there is one, even where it still waits for the names of modules."""
+    kill(server._forkserver_pid)
+    server._stop()
 
 
 def name_modules(folder: Path, modules: Iterable[str]) -> None:

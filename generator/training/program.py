@@ -84,6 +84,8 @@ def first_uses(loggers: set[str], folder: Path) -> Job[Mapping[str, Path]]:
     made = {}
     for logger in sorted(loggers & FIRST_USES.keys()):
         made[logger] = folder / logger
+        if made[logger].exists():
+            continue  # from an earlier call
         made[logger].mkdir(parents=True)
         ended = yield Task(FIRST_USES[logger], (made[logger],))
         if ended.complaint:
