@@ -26,9 +26,21 @@ def test_every_combination_passes_every_stage(legal: list[Combination], tmp_path
     assert all(len(weights) == 1 for weights in numbers.values()), "one number in float32, and one in float16"
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn", "launch", "slurm", "mpirun"])
-def test_cold_processes_of_a_real_launcher_give_what_forked_ranks_give(launcher: str, tmp_path: Path) -> None:
-    answers = [f"launcher={launcher}", "backend=auto", "amp=none", "sync_bn=false", "logging=csv"]
+@pytest.mark.parametrize(
+    ("launcher", "logging"),
+    [
+        ("torchrun", "csv"),
+        ("torchrun", "mlflow"),  # its first use is prepared
+        ("spawn", "csv"),
+        ("launch", "csv"),
+        ("slurm", "csv"),
+        ("mpirun", "csv"),
+    ],
+)
+def test_cold_processes_of_a_real_launcher_give_what_forked_ranks_give(
+    launcher: str, logging: str, tmp_path: Path
+) -> None:
+    answers = [f"launcher={launcher}", "backend=auto", "amp=none", "sync_bn=false", f"logging={logging}"]
     reports = ["--json", str(tmp_path / "check.json")]
     command = [COMMAND, "check", *answers, "--launchers", "real", "--no-cache", *reports]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)

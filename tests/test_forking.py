@@ -70,6 +70,15 @@ def test_a_failure_is_told_with_its_traceback(ended: dict[str, Ended]) -> None:
     assert ended["wrong"].seen == [None]
 
 
+def test_a_forking_process_that_still_waits_for_names_gives_way_to_another() -> None:
+    started = time.monotonic()
+    with forking(), forking() as name_modules:
+        name_modules(["csv"])
+        [end] = train_all([one_task(Task(os.getpid, ()))], 1)
+    assert end.complaint == ""
+    assert time.monotonic() - started < 60
+
+
 PROGRAM = """
 def load_data():
     return list(range(1000)), list(range(100))
