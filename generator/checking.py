@@ -33,6 +33,7 @@ from .static import (
     source_files,
     tool_versions,
 )
+from .training.bytecode import lay_ready
 from .training.forking import Job, forking, train_all
 from .training.imports import imports_of
 from .training.program import Trained, Trial, compare, first_uses, numeric_class, try_out
@@ -240,6 +241,7 @@ class State:
         name_modules = self.begin_forking()
         with self.stage("train"), closing(self.try_all(order, self.references)) as results:
             name_modules(imports_of(self.sources.values()))
+            lay_ready(self.sources.values())
             for done, (combination, trained) in enumerate(results, start=1):
                 self.take(combination, trained)
                 self.check.progress("train", done, len(order))

@@ -2,13 +2,14 @@
 
 import os
 import resource
-import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ..parents import die_with_parent
@@ -68,8 +69,12 @@ def do_task(function: Callable[..., Any], arguments: tuple[Any, ...], wires: Wir
 
 
 def run_program(scene: Scene) -> None:
-    """Run train.py as a script."""
-    runpy.run_path(str(scene.project / "train.py"), run_name="__main__")
+    """Run train.py as a script, from its bytecode where that lies ready (see bytecode.py)."""
+    path = str(scene.project / "train.py")
+    code: Any = SourceFileLoader("__main__", path).get_code("__main__")
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__file__ = path
+    exec(code, vars(main))
 
 
 def be_rank(rank: int, scene: Scene, wires: Wires) -> None:

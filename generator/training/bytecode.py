@@ -1,0 +1,29 @@
+"""Compiles programs before they start: most of them share most of their modules."""
+
+import shutil
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from importlib.util import cache_from_source
+from pathlib import Path
+from py_compile import PycInvalidationMode, PyCompileError, compile
+
+from ..static import SourceFile
+
+
+def lay_ready(projects: Iterable[Sequence[SourceFile]]) -> None:
+    """Put bytecode where Python looks for it and would write it itself, after compiling each distinct module once.
+
+    Whoever loads bytecode puts the path of the module in. What does not compile is left to fail when it is run.
+    """
+    compiled: dict[str, Path] = {}
+    for file in (file for files in projects for file in files if file.path.parts[0] != "tests"):
+        source = file.project / file.path
+        target = Path(cache_from_source(str(source)))
+        if file.content in compiled:
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(compiled[file.content], target)
+        else:
+            with suppress(PyCompileError):
+                # By its hash: the time at which a file was written says little of one that was copied.
+                compile(str(source), str(target), doraise=True, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
+                compiled[file.content] = target
