@@ -73,9 +73,12 @@ def averaged_buffers(model: nn.Module) -> Iterator[None]:
     Doing this to evaluate and to save, instead of broadcasting rank 0's before every forward pass as
     DistributedDataParallel does by default, saves up to 40 % of the step time of a small network.
     """
-    own = [(buffer, buffer.clone()) for buffer in model.buffers() if buffer.is_floating_point()]
-    for buffer, _ in own:
-        buffer.copy_(reduce_tensor(buffer))
+    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    own = [buffer.clone() for buffer in buffers]
+    if buffers:  # all of them in a single all-reduce
+        means = reduce_tensor(torch.cat([buffer.flatten() for buffer in buffers]))
+        for buffer, mean in zip(buffers, means.split([buffer.numel() for buffer in buffers]), strict=True):
+            buffer.copy_(mean.view_as(buffer))
     yield
-    for buffer, value in own:
+    for buffer, value in zip(buffers, own, strict=True):
         buffer.copy_(value)
