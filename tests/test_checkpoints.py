@@ -36,9 +36,7 @@ STEPS, BATCH, STEPS_IN_EPOCH = 50, 64, 22
 
 # Importing torch takes 20 times as long as the few steps of these tests: one process imports it and forks each rank.
 FORKING = multiprocessing.get_context("forkserver")
-FORKING.set_forkserver_preload(
-    [__name__, "sklearn.datasets", "torch._dynamo", "torch.distributed.nn.functional", "tqdm", "tyro"]
-)
+FORKING.set_forkserver_preload([__name__, "torch._dynamo", "torch.distributed.nn.functional", "tqdm", "tyro"])
 
 
 Entry = Callable[[], None]

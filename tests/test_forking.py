@@ -37,7 +37,7 @@ def one_task(task: Task) -> Job[Ended]:
 @pytest.fixture(scope="module")
 def ended() -> dict[str, Ended]:
     """How tasks of this module ended, by name; the process that forks them has imported what loggers import."""
-    modules = ["sklearn.datasets", "tyro", "torch.utils.tensorboard", "wandb", "mlflow"]
+    modules = ["tyro", "torch.utils.tensorboard", "wandb", "mlflow"]
     tasks = {
         "threads": Task(threads_of_parent, ()),
         "late": Task(sleep_and_say, (), deadline=3),

@@ -3,12 +3,10 @@
 Libraries import parts of themselves at their first use, and compile kernels. None of this starts a thread.
 """
 
-import functools
 import gc
 import io
 from dataclasses import dataclass
 
-import sklearn.datasets  # type: ignore[import-untyped]
 import torch
 import tyro
 from torch import nn
@@ -27,12 +25,9 @@ class Options:
 
 
 def rehearse() -> None:
-    """Read options and data, take a step of training, evaluate, save and load."""
+    """Read options, take a step of training, evaluate, save and load."""
     tyro.cli(Options, args=["--number", "2"], description="Rehearse.")
     torch.use_deterministic_algorithms(False)
-    # A program reads the file as often as it likes; a read-only copy in memory is the same data.
-    sklearn.datasets.load_digits = functools.cache(sklearn.datasets.load_digits)
-    sklearn.datasets.load_digits()
     network = nn.Sequential(
         *(nn.Conv2d(1, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
