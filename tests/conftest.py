@@ -66,3 +66,8 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Sl
         pytest.skip(reason)
     with slurm.slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take where to write the numbers that tests measure."""
+    parser.addoption("--measured", metavar="FILE", help="write what the tests of docs/exact.md measure to this file")

@@ -39,10 +39,3 @@ def collectives_of_an_epoch(rank: int, project: Path, options: dict[str, Any]) -
     with torch.profiler.profile() as profile:
         assert train.train_epoch(run)
     return {event.key: event.count for event in profile.key_averages() if event.key.startswith("gloo:")}
-
-
-def weights_after_an_epoch(rank: int, project: Path, options: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Train an epoch and give the weights."""
-    train, run = make_run(rank, project, "ddp_project", options)
-    train.train_epoch(run)
-    return dict(run.model.state_dict())

@@ -67,6 +67,7 @@ class Run:
     run_dir: Path | None = None  # to look at when it has ended well
     logger: str = ""  # whose records to read there
     world_size: int = 2
+    one_writes: bool = True  # rank 0: no other one can write to files, which the semaphores of loader workers are too
     deadline: float = 60.0  # after which all of its processes are killed (seconds)
 
 
@@ -180,7 +181,8 @@ def start(work: Run | Task, port: int) -> Running:
         processes = [FORKING.Process(target=do_task, args=(work.function, work.arguments, wires[0]))]
     else:
         told = places(work.launcher, work.world_size, port)
-        scenes = [Scene(work.project, work.options, work.env, place, work.run_dir, work.logger) for place in told]
+        shared = (work.run_dir, work.logger, work.one_writes)
+        scenes = [Scene(work.project, work.options, work.env, place, *shared) for place in told]
         if starts_its_ranks:
             processes = [FORKING.Process(target=be_spawner, args=(scenes[0], wires[-1], wires[:-1]))]
         else:

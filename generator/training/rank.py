@@ -1,5 +1,6 @@
 """What a forked process does to be a rank of a project, as if a launcher had started it from a shell."""
 
+import multiprocessing
 import os
 import resource
 import sys
@@ -28,6 +29,7 @@ class Scene:
     place: Place
     run_dir: Path | None = None  # to look at when the program has ended well; None: nobody wants to know
     logger: str = ""
+    one_writes: bool = True  # rank 0: no other one can write to files
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ def connect(wires: Wires, *, forks: bool = False) -> None:
 def enter(scene: Scene, wires: Wires, *, forks: bool = False) -> None:
     """Take the environment, folder, output and command line that a shell would give."""
     connect(wires, forks=forks)
+    multiprocessing.set_start_method(None, force=True)  # of its own processes, such as those that load data
     os.environ.clear()
     os.environ.update(scene.env | scene.place.env)
     os.chdir(scene.project)
@@ -96,7 +99,7 @@ class Watch:
         from .observation import observe
 
         sys.dont_write_bytecode = self.rank > 0
-        if self.rank > 0:
+        if self.rank > 0 and self.scene.one_writes:
             # Whoever writes a byte to a file gets the error "File too large".
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         self.seen = observe()

@@ -29,6 +29,9 @@ class Progress:
     samples_seen: int = 0  # trained in the whole run, over all ranks
     loss_sum: float = 0.0  # over samples_in_epoch
     correct: float = 0.0  # of samples_in_epoch
+    recent_loss_sum: float = 0.0  # over recent_samples
+    recent_correct: float = 0.0  # of recent_samples
+    recent_samples: float = 0.0  # trained since metrics were due, over all ranks
     best_accuracy: float = -1.0  # on the validation set
 
     def advance(self, samples: int) -> None:
@@ -36,6 +39,18 @@ class Progress:
         self.step += 1
         self.samples_in_epoch += samples
         self.samples_seen += samples
+
+    def count(self, loss_sum: float, correct: float, samples: float) -> None:
+        """Add up what all ranks were seen to train: of the epoch, and since metrics were due."""
+        self.loss_sum += loss_sum
+        self.correct += correct
+        self.recent_loss_sum += loss_sum
+        self.recent_correct += correct
+        self.recent_samples += samples
+
+    def forget_recent(self) -> None:
+        """Begin the sums of the next metrics."""
+        self.recent_loss_sum = self.recent_correct = self.recent_samples = 0.0
 
     def out_of_steps(self, config: Config) -> bool:
         """Whether --max-steps ends the run here."""

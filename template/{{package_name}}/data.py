@@ -1,8 +1,9 @@
 """The datasets. This file is yours: replace it with your own data. It knows nothing of ranks.
 
-A dataset has __len__ and __getitem__(index), as everywhere in PyTorch. One that also has __getitems__(indices) gives a
-whole batch at once instead, which is faster for data in memory. Draw random numbers from torch's global RNG: it is
-seeded for every batch from the seed, the epoch and the place in the epoch, so that a resumed run sees the same data.
+A dataset has __len__ and __getitem__(index), as everywhere in PyTorch. One that also has __getitems__(indices) gives
+many samples at once: as a list or, which is faster for data in memory, as a whole batch. Draw random numbers from
+torch's global RNG: it is seeded for every batch from the seed, the epoch and the place in the epoch, so that a resumed
+run sees the same data.
 """
 
 from pathlib import Path

@@ -4,12 +4,16 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from .config import Config
 from .distributed import World
 from .exits import UserError
+from .shuffling import Permutation
+
+COMPUTED_AT_ONCE = 1 << 14  # samples of the order: one by one, each would take 200 times as long
 
 
 class Batch(NamedTuple):
@@ -22,14 +26,14 @@ class Batch(NamedTuple):
 class ResumableDistributedSampler(Sampler[Batch]):
     """Deals the training set out to the ranks, in micro-batches of equal size, from any place in an epoch.
 
-    Let p be the permutation of range(n) that (seed, epoch) decides, m the size of a micro-batch over all ranks,
+    Let p = Permutation(n, seed, epoch) be the order of the n samples, m the size of a micro-batch over all ranks,
     b = m / world_size, and skip the samples of the epoch that are trained already. Then micro-batch i of rank r is
 
         p[skip + i*m + r*b : skip + i*m + (r+1)*b]        for 0 <= i < (n - skip) // m
 
     So all ranks get equally many samples and steps, no sample is used twice, the n % m last ones of the permutation
     wait for another epoch, and who trains on what depends on the seed, the epoch and the place in it alone: a run can
-    go on with another number of processes.
+    go on with another number of processes. To go on late in an epoch costs no more than to begin it.
     """
 
     def __init__(self, samples: int, micro_batch_size: int, world: World, seed: int) -> None:
@@ -49,13 +53,14 @@ class ResumableDistributedSampler(Sampler[Batch]):
         return (self.samples - self.skip) // self.micro_batch_size
 
     def __iter__(self) -> Iterator[Batch]:
-        rng = torch.Generator().manual_seed(hash((self.seed, self.epoch)))
-        order = torch.randperm(self.samples, generator=rng)
+        order = Permutation(self.samples, self.seed, self.epoch)
         size = self.micro_batch_size // self.world.world_size
         first = self.skip + self.world.rank * size
-        for i in range(len(self)):
-            start = first + i * self.micro_batch_size
-            yield Batch(order[start : start + size].tolist(), (self.seed, self.epoch, start))
+        at_once = max(1, COMPUTED_AT_ONCE // size)
+        for i in range(0, len(self), at_once):
+            starts = first + self.micro_batch_size * np.arange(i, min(i + at_once, len(self)))
+            for start, indices in zip(starts.tolist(), order[starts[:, None] + np.arange(size)].tolist(), strict=True):
+                yield Batch(indices, (self.seed, self.epoch, start))
 
 
 def evaluation_batches(samples: int, batch_size: int, world: World) -> list[Batch]:
@@ -79,8 +84,10 @@ class BatchDataset(Dataset[Any]):
         torch.default_generator.manual_seed(hash(batch.rng_key))
         try:
             if hasattr(self.dataset, "__getitems__"):
-                return self.dataset.__getitems__(batch.indices)
-            return default_collate([self.dataset[index] for index in batch.indices])
+                fetched = self.dataset.__getitems__(batch.indices)
+            else:
+                fetched = [self.dataset[index] for index in batch.indices]
+            return default_collate(fetched) if isinstance(fetched, list) else fetched
         finally:
             torch.set_rng_state(before)
 
@@ -109,17 +116,26 @@ def windows(loader: DataLoader[Any], size: int) -> Iterator[list[Any]]:
 
 def micro_batch_size(config: Config, world: World, samples: int) -> int:
     """Samples of a micro-batch over all ranks. Raises UserError where the global batch cannot be split."""
-    parts = world.world_size * config.accum_steps
-    size = config.global_batch_size
+    size, accum_steps = config.global_batch_size, config.accum_steps
+    parts = world.world_size * accum_steps
     if size % parts:
-        smaller = size - size % parts
         raise UserError(
             f"--global-batch-size {size} is no multiple of {parts}, world size {world.world_size} x --accum-steps "
-            f"{config.accum_steps}: {f'{smaller} or ' if smaller else ''}{smaller + parts} would do"
+            f"{accum_steps}: {sizes_that_fit(size, accum_steps, world.world_size)}"
         )
-    if size // config.accum_steps > samples:
+    if size // accum_steps > samples:
         raise UserError(
-            f"the {samples} training samples do not fill a micro-batch of {size // config.accum_steps} over all ranks: "
+            f"the {samples} training samples do not fill a micro-batch of {size // accum_steps} over all ranks: "
             "give a smaller --global-batch-size, or start fewer processes"
         )
-    return size // config.accum_steps
+    return size // accum_steps
+
+
+def sizes_that_fit(size: int, accum_steps: int, world_size: int) -> str:
+    """Say which global batches, and which numbers of processes for this one, would do and are nearest."""
+    parts = world_size * accum_steps
+    smaller = size - size % parts
+    said = f"{f'{smaller} or ' if smaller else ''}{smaller + parts} would do"
+    fitting = [number for number in range(1, size + 1) if size % (number * accum_steps) == 0]
+    nearest = [n for n in fitting if n < world_size][-1:] + [n for n in fitting if n > world_size][:1]
+    return f"{said}, or {' or '.join(map(str, nearest))} processes" if nearest else said

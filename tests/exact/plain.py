@@ -1,0 +1,136 @@
+"""Plain loops of one process, the oracles: they know nothing of ranks, windows, checkpoints, or any rendered code."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+SAMPLES, FEATURES, CLASSES = 119, 5, 3
+EPOCHS = 3
+
+# An owner's data.py and model.py: without augmentation, dropout and BatchNorm, which make numbers a matter of ranks.
+DATA = f"""
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+
+def load_data() -> tuple[Dataset[Any], Dataset[Any]]:
+    rng = torch.Generator().manual_seed(7)
+    images = torch.randn({SAMPLES}, {FEATURES}, generator=rng)
+    labels = torch.randint(0, {CLASSES}, ({SAMPLES},), generator=rng)
+    both = TensorDataset(images, labels)
+    return Subset(both, range({SAMPLES})), Subset(both, range(10))
+"""
+MODEL = f"""
+from torch import nn
+
+
+def build_model() -> nn.Module:
+    return nn.Sequential(nn.Linear({FEATURES}, 8), nn.Tanh(), nn.Linear(8, {CLASSES}))
+"""
+# BatchNorm takes a bias before it away again: its gradient would be rounding alone, which AdamW makes large.
+BATCH_NORM_MODEL = MODEL.replace("8), nn.Tanh()", "8, bias=False), nn.BatchNorm1d(8), nn.Tanh()")
+
+
+def data() -> tuple[Tensor, Tensor]:
+    """The images and labels of DATA."""
+    rng = torch.Generator().manual_seed(7)
+    return torch.randn(SAMPLES, FEATURES, generator=rng), torch.randint(0, CLASSES, (SAMPLES,), generator=rng)
+
+
+def model(*, batch_norm: bool = False) -> nn.Sequential:
+    """The network of MODEL or BATCH_NORM_MODEL, with the weights that --seed 0 gives."""
+    torch.manual_seed(0)
+    first = nn.Linear(FEATURES, 8, bias=not batch_norm)
+    return nn.Sequential(first, *([nn.BatchNorm1d(8)] if batch_norm else []), nn.Tanh(), nn.Linear(8, CLASSES))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train: the options of the program, by other names."""
+
+    batch: int  # samples of an optimizer step
+    micro_batch: int  # samples that the last, shorter step of an epoch is a multiple of
+    epochs: int
+    warmup: int  # steps
+    lr: float
+    clip_norm: float
+
+
+def windows(recipe: Recipe, orders: Sequence[Sequence[int]]) -> Iterator[tuple[Sequence[int], float]]:
+    """The samples and the learning rate of each optimizer step, for the order of each epoch."""
+    used = SAMPLES - SAMPLES % recipe.micro_batch
+    in_epoch = math.ceil(used / recipe.batch)
+    step = 0
+    for order in orders:
+        for start in range(0, used, recipe.batch):
+            share = (step - recipe.warmup) / (recipe.epochs * in_epoch - recipe.warmup)
+            rising, falling = (step + 1) / recipe.warmup, (1 + math.cos(math.pi * share)) / 2
+            yield order[start : min(start + recipe.batch, used)], recipe.lr * (rising if share < 0 else falling)
+            step += 1
+
+
+def take_step(network: nn.Module, optimizer: torch.optim.Optimizer, lr: float, clip_norm: float) -> float:
+    """Apply the gradients, and give their norm before it is clipped."""
+    norm = nn.utils.clip_grad_norm_(network.parameters(), clip_norm or math.inf).item()
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    optimizer.zero_grad()
+    return norm
+
+
+def train(recipe: Recipe, orders: Sequence[Sequence[int]]) -> tuple[dict[str, Tensor], list[float]]:
+    """Train on whole batches. Gives the weights, and the norm of the gradients of each step."""
+    images, labels = data()
+    network, norms = model(), []
+    optimizer = torch.optim.AdamW(network.parameters(), weight_decay=1e-2)
+    for samples, lr in windows(recipe, orders):
+        chosen = torch.tensor(samples)
+        F.cross_entropy(network(images[chosen]), labels[chosen]).backward()
+        norms.append(take_step(network, optimizer, lr, recipe.clip_norm))
+    return dict(network.state_dict()), norms
+
+
+def train_in_parts(recipe: Recipe, orders: Sequence[Sequence[int]], parts: int) -> dict[str, Tensor]:
+    """Train a network with BatchNorm that sees each batch in so many parts, each with running statistics of its own.
+
+    Gives the weights, and the means of the statistics. With one part, this is BatchNorm over the whole batch.
+    """
+    images, labels = data()
+    network = model(batch_norm=True)
+    optimizer = torch.optim.AdamW(network.parameters(), weight_decay=1e-2)
+    statistics = [{name: buffer.clone() for name, buffer in network.named_buffers()} for _ in range(parts)]
+    for samples, lr in windows(recipe, orders):
+        for own, chosen in zip(statistics, torch.tensor(samples).chunk(parts), strict=True):
+            with statistics_of(network, own):
+                (F.cross_entropy(network(images[chosen]), labels[chosen]) / parts).backward()
+        take_step(network, optimizer, lr, recipe.clip_norm)
+    means = {name: torch.stack([own[name].double() for own in statistics]).mean(dim=0) for name in statistics[0]}
+    return dict(network.state_dict()) | means
+
+
+@contextmanager
+def statistics_of(network: nn.Module, own: dict[str, Tensor]) -> Iterator[None]:
+    """Inside, the network has these buffers; what it makes of them is kept in the dictionary."""
+    for name, buffer in network.named_buffers():
+        buffer.copy_(own[name])
+    yield
+    own.update({name: buffer.clone() for name, buffer in network.named_buffers()})
+
+
+def evaluate(network: nn.Module, samples: Sequence[int]) -> dict[str, Any]:
+    """The mean loss and the accuracy over some samples, each counted once."""
+    images, labels = data()
+    chosen = torch.tensor(samples)
+    with torch.inference_mode():
+        logits = network(images[chosen])
+        loss = F.cross_entropy(logits.double(), labels[chosen])
+    return {"loss": loss.item(), "accuracy": (logits.argmax(dim=1) == labels[chosen]).double().mean().item()}
