@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +13,10 @@ from .rendering import render
 from .results import STAGES
 from .snapshot import take_snapshot
 
-README, MATRIX, EXAMPLE = Path("README.md"), Path("docs/matrix.md"), Path("docs/example/train.py")
+README, MATRIX, EXACT, EXAMPLE = map(Path, ("README.md", "docs/matrix.md", "docs/exact.md", "docs/example/train.py"))
 MUTANTS = Path("tests/test_mutants.py")
 COSTS = Path("benchmarks/results/check.json")
+EXACT_NUMBERS = Path("benchmarks/results/exact.json")
 
 
 def question_table(questions: list[Question]) -> str:
@@ -62,6 +64,22 @@ def cost_tables(results: Path) -> dict[str, str]:
     return {name: make(measured) for name, make in makers.items()}
 
 
+def exact_tables(page: str, results: Path) -> dict[str, str]:
+    """Give the numbers that the tests of a page's guarantees have measured, a table for each guarantee of the page."""
+    measured = json.loads(results.read_text()) if results.exists() else {}
+    return {name: number_table(measured.get(name)) for name in re.findall("<!-- (.*): begin -->", page)}
+
+
+def number_table(cases: Mapping[str, float] | None) -> str:
+    """Give the numbers of some cases as a Markdown table."""
+    if not cases:
+        return NOT_MEASURED
+    rows = [
+        f"| {case} | {f'{number:.1e}' if 0 < number < 1e-3 else f'{number:g}'} |\n" for case, number in cases.items()
+    ]
+    return "| case | measured |\n|---|---|\n" + "".join(rows)
+
+
 def fill(page: str, parts: Mapping[str, str]) -> str:
     """Put each part between the two comments of a page that name it."""
     for name, content in parts.items():
@@ -74,7 +92,9 @@ def fill(page: str, parts: Mapping[str, str]) -> str:
 def documented_files(template: Path = TEMPLATE) -> dict[Path, str]:
     """Give each made file of the documentation, by its path in the repository, with the content that it should have."""
     matrix = {"stages": stage_table(), "mutants": mutant_table((template / MUTANTS).read_text())}
+    exact = (template / EXACT).read_text()
     parts = {
+        EXACT: exact_tables(exact, template / EXACT_NUMBERS),
         README: {"questions": question_table(read_questions(template))},
         MATRIX: matrix | cost_tables(template / COSTS),
     }

@@ -1,5 +1,6 @@
 """Rendered projects, shared by all tests of a session, and a cluster for those that need one."""
 
+import json
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from generator.snapshot import take_snapshot
 from generator.workers import Workers
 
 Render = Callable[..., Path]
+Measured = Callable[[str, str, float], None]
 
 # A shell starts what is to run in the background with SIGINT ignored, and what tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -71,3 +73,17 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Sl
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Take where to write the numbers that tests measure."""
     parser.addoption("--measured", metavar="FILE", help="write what the tests of docs/exact.md measure to this file")
+
+
+@pytest.fixture
+def measured(request: pytest.FixtureRequest) -> Measured:
+    """Note the number of a case of a guarantee, where --measured says which file takes it."""
+
+    def note(guarantee: str, case: str, number: float) -> None:
+        file = request.config.getoption("--measured")
+        if file:
+            numbers = json.loads(Path(file).read_text()) if Path(file).exists() else {}
+            numbers.setdefault(guarantee, {})[case] = number
+            Path(file).write_text(json.dumps(numbers, indent=2) + "\n")
+
+    return note

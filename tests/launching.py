@@ -1,10 +1,12 @@
-"""Runs the train.py of a rendered project the way its README says, on this machine, and reads what it leaves."""
+"""Runs the train.py of a rendered project as its README says, on this machine; reads and compares what it leaves."""
 
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -72,3 +74,26 @@ def assert_same_weights(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one["model"].keys() == other["model"].keys()
     for key, weights in one["model"].items():
         assert torch.equal(weights, other["model"][key]), key
+
+
+def differences(one: Any, other: Any, place: str = "") -> list[str]:
+    """Name the places where two nested values are not the same, bit for bit."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        same = one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+        return [] if same else [place]
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return [found for key in one for found in differences(one[key], other[key], f"{place}/{key}")]
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+        pairs = enumerate(zip(one, other, strict=True))
+        return [found for i, (left, right) in pairs for found in differences(left, right, f"{place}/{i}")]
+    return [] if one == other else [place]
+
+
+def module_of(file: Path) -> ModuleType:
+    """Import a file of a rendered project that imports nothing of the project itself."""
+    spec = importlib.util.spec_from_file_location(f"rendered_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

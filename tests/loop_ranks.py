@@ -1,4 +1,4 @@
-"""What the ranks of test_loop.py do: they call functions of a rendered train.py in a real process group."""
+"""What the ranks of tests of the loop do: they call functions of a rendered train.py in a real process group."""
 
 import importlib
 import sys
@@ -24,13 +24,13 @@ def _rank(rank: int, work: Any, folder: Path, arguments: tuple[Any, ...]) -> Non
     dist.destroy_process_group()
 
 
-def make_run(rank: int, project: Path, package: str, options: dict[str, Any]) -> tuple[Any, Any]:
+def make_run(rank: int, project: Path, package: str, options: dict[str, Any], device: str = "cpu") -> tuple[Any, Any]:
     """Import the project's train.py, and set up a run of two ranks with these options."""
     sys.path.insert(0, str(project))
     train = importlib.import_module("train")
     config = importlib.import_module(f"{package}.config").Config(**options)
     world = importlib.import_module(f"{package}.distributed").World(rank, rank, 2, 2)
-    return train, train.set_up(config, world, torch.device("cpu"))
+    return train, train.set_up(config, world, torch.device(device))
 
 
 def collectives_of_an_epoch(rank: int, project: Path, options: dict[str, Any]) -> dict[str, int]:
@@ -39,3 +39,10 @@ def collectives_of_an_epoch(rank: int, project: Path, options: dict[str, Any]) -
     with torch.profiler.profile() as profile:
         assert train.train_epoch(run)
     return {event.key: event.count for event in profile.key_averages() if event.key.startswith("gloo:")}
+
+
+def weights_of_an_epoch_on_a_gpu(rank: int, project: Path, options: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Train an epoch, on a GPU that both ranks share, and give the weights and BatchNorm's statistics."""
+    train, run = make_run(rank, project, "ddp_project", options, "cuda:0")
+    train.train_epoch(run)
+    return {name: value.cpu() for name, value in run.model.state_dict().items()}

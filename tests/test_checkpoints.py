@@ -1,6 +1,5 @@
 """Checkpoints hold all that a run needs, outlast kills and full disks, and a resumed run ends as a whole one does."""
 
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -18,17 +17,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 from .conftest import Render
-from .launching import ON_CPU, checkpoint, train
+from .launching import ON_CPU, checkpoint, differences, module_of, train
 
 PLAIN_TYPES = {str, int, float, bool, type(None), list, tuple, dict, OrderedDict, torch.Tensor}
 STEPS, BATCH, STEPS_IN_EPOCH = 50, 64, 22
@@ -140,25 +137,10 @@ def train_on_ranks(
     return printed
 
 
-def differences(one: Any, other: Any, place: str = "") -> Iterator[str]:
-    """Name the places where two nested values are not the same, bit for bit."""
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        for key in one:
-            yield from differences(one[key], other[key], f"{place}/{key}")
-    elif isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
-        for i, (left, right) in enumerate(zip(one, other, strict=True)):
-            yield from differences(left, right, f"{place}/{i}")
-    elif isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        if one.dtype != other.dtype or not torch.equal(one, other):
-            yield place
-    elif one != other:
-        yield place
-
-
 def assert_same_state(one: dict[str, Any], other: dict[str, Any]) -> None:
     """Compare all that decides how two runs go on; sums of losses may have been added up in another order."""
     for part in ("model", "optimizer", "ranks"):
-        assert list(differences(one[part], other[part])) == [], part
+        assert differences(one[part], other[part]) == [], part
     assert one["progress"] == pytest.approx(other["progress"], rel=1e-12)
 
 
@@ -183,16 +165,6 @@ def logged(run_dir: Path, metric: str) -> dict[int, float]:
     """The values of a metric that the log of a run tells, by step."""
     pattern = re.compile(rf" step (\d+) .* {re.escape(metric)} (\S+)")
     return {int(step): float(value) for step, value in pattern.findall((run_dir / "train.log").read_text())}
-
-
-def module_of(file: Path) -> ModuleType:
-    """Import a file of a rendered project that imports nothing of the project itself."""
-    spec = importlib.util.spec_from_file_location(f"rendered_{file.stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -282,52 +254,6 @@ def test_old_checkpoints_go_and_the_best_and_the_last_stay(project: Render, stop
     best, last = checkpoint(run_dir, "best.pt")["progress"], checkpoint(run_dir)["progress"]
     assert best["step"] == max(accuracies, key=lambda step: accuracies[step]) < last["step"] == 66
     assert best["best_accuracy"] == last["best_accuracy"] == pytest.approx(accuracies[best["step"]], abs=1e-4)
-
-
-RECORDING = '''
-
-def recorded(self: Digits, indices: list[int]) -> tuple[Tensor, Tensor]:
-    """Write down which samples are trained on: one line for each micro-batch of a rank."""
-    import os
-
-    if self.augment:
-        with open(os.environ["RECORD"] + "-" + os.environ["RANK"], "a") as file:
-            file.write(" ".join(map(str, indices)) + "\\n")
-    return given(self, indices)
-
-
-given = Digits.__getitems__
-Digits.__getitems__ = recorded
-'''
-
-
-def samples_of_steps(record: Path) -> list[list[int]]:
-    """The samples that all ranks together trained on, step by step."""
-    files = sorted(record.parent.glob(f"{record.name}-*"))
-    batches = [[[*map(int, line.split())] for line in file.read_text().splitlines()] for file in files]
-    assert len({len(batch) for rank in batches for batch in rank}) == 1, "batches of a step must be of one size"
-    return [sorted(chain(*parts)) for parts in zip(*batches, strict=True)]
-
-
-def test_other_numbers_of_processes_train_on_the_same_samples(own_project: Render, tmp_path: Path) -> None:
-    folder = own_project()
-    with open(folder / "ddp_project" / "data.py", "a") as file:
-        file.write(RECORDING)
-
-    def trained_on(processes: int, until: int, name: str, *options: str) -> list[list[int]]:
-        record = tmp_path / f"samples-until-{until}-{name}"
-        options = ("--max-steps", str(until), *options)
-        train_on_ranks(folder, tmp_path / name, *options, processes=processes, env={"RECORD": str(record)})
-        return samples_of_steps(record)
-
-    undisturbed = trained_on(2, 26, "undisturbed")
-    parts = [trained_on(2, 8, "run"), trained_on(1, 15, "run", "--resume"), trained_on(2, 26, "run", "--resume")]
-    assert [len(part) for part in parts] == [8, 7, 11]
-    assert [*chain(*parts)] == undisturbed
-    epoch = [*chain(*undisturbed[:STEPS_IN_EPOCH])]
-    assert len(epoch) == len(set(epoch)) == STEPS_IN_EPOCH * BATCH
-    progress = checkpoint(tmp_path / "run")["progress"]
-    assert (progress["epoch"], progress["samples_in_epoch"], progress["samples_seen"]) == (1, 4 * BATCH, 26 * BATCH)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")

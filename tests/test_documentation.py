@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from generator.costs import NOT_MEASURED
 from generator.documentation import documented_files
 from generator.questions import TEMPLATE, read_questions
 from generator.results import STAGES
@@ -14,7 +15,7 @@ from generator.results import STAGES
 from .conftest import Render
 from .test_mutants import MUTANTS
 
-MADE_FILES = ["README.md", "docs/example/train.py", "docs/matrix.md"]
+MADE_FILES = ["README.md", "docs/exact.md", "docs/example/train.py", "docs/matrix.md"]
 BIN = Path(sys.executable).parent
 
 
@@ -38,6 +39,14 @@ def test_the_page_on_the_matrix_has_every_stage_and_mutant() -> None:
     assert {row[0].strip("| `") for row in rows if len(row) == 2} >= STAGES.keys()
     told = [(row[0].strip("| "), row[3].strip("`")) for row in rows if len(row) == 5]
     assert told[-len(MUTANTS) :] == [(mutant.mistake, mutant.stage) for mutant in MUTANTS]
+
+
+def test_each_promise_on_numbers_has_a_test_and_what_it_measured() -> None:
+    page = (TEMPLATE / "docs" / "exact.md").read_text()
+    for section in page.split("\n## ")[1:]:
+        [command] = re.findall(r"^`scripts/test\.sh (.*)`$", section, re.MULTILINE)
+        assert all((TEMPLATE / path).is_file() for path in command.split()), section
+    assert NOT_MEASURED not in page
 
 
 def shown_sessions() -> list[str]:

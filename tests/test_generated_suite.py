@@ -3,10 +3,13 @@
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from .conftest import Measured
 
 ANSWERS = [
     {},
@@ -24,7 +27,10 @@ ALWAYS = 2
     [*ANSWERS[:ALWAYS], *(pytest.param(answers, marks=pytest.mark.slow) for answers in ANSWERS[ALWAYS:])],
     ids=lambda answers: answers.get("launcher", "default"),
 )
-def test_a_fresh_project_passes_its_own_tests(answers: dict[str, object], own_project: Callable[..., Path]) -> None:
+def test_a_fresh_project_passes_its_own_tests(
+    answers: dict[str, object], own_project: Callable[..., Path], measured: Measured
+) -> None:
+    started = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q"],
         cwd=own_project(**answers),
@@ -33,4 +39,9 @@ def test_a_fresh_project_passes_its_own_tests(answers: dict[str, object], own_pr
         timeout=300,
     )
     assert done.returncode == 0, done.stdout
+    measured(
+        "short_form",
+        f"seconds of all tests of a project, {answers or 'default answers'}",
+        time.perf_counter() - started,
+    )
     assert re.search(r"^\d+ passed in", done.stdout, re.MULTILINE), "nothing may be skipped"

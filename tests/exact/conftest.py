@@ -1,8 +1,7 @@
-"""The process that ranks are forked from, projects with little data, and the numbers that are measured."""
+"""The process that ranks are forked from, and projects with little data."""
 
-import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -12,11 +11,9 @@ import pytest
 from generator.training.forking import forking
 
 from ..conftest import Render
-from ..test_checkpoints import module_of
+from ..launching import module_of
 from . import plain
 from .programs import EXCERPT
-
-Measured = Callable[[str, float], None]
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -69,17 +66,3 @@ def orders(project: Render) -> list[list[int]]:
         shuffling.Permutation(plain.SAMPLES, 0, epoch)[np.arange(plain.SAMPLES)].tolist()
         for epoch in range(plain.EPOCHS)
     ]
-
-
-@pytest.fixture
-def measured(request: pytest.FixtureRequest) -> Measured:
-    """Note a number for docs/exact.md, where --measured says which file takes it."""
-
-    def note(what: str, value: float) -> None:
-        file = request.config.getoption("--measured")
-        if file:
-            numbers = json.loads(Path(file).read_text()) if Path(file).exists() else {}
-            numbers[what] = value
-            Path(file).write_text(json.dumps(numbers, indent=2, sort_keys=True) + "\n")
-
-    return note

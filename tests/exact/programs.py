@@ -121,19 +121,6 @@ def metrics(run_dir: Path) -> History:
     return {name: values for name, values in read_csv(run_dir).items() if name != "samples_per_second"}
 
 
-def differences(one: Any, other: Any, place: str = "") -> list[str]:
-    """Name the places where two nested values are not the same, bit for bit."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        same = one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
-        return [] if same else [place]
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        return [found for key in one for found in differences(one[key], other[key], f"{place}/{key}")]
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
-        pairs = enumerate(zip(one, other, strict=True))
-        return [found for i, (left, right) in pairs for found in differences(left, right, f"{place}/{i}")]
-    return [] if one == other else [place]
-
-
 def state(run_dir: Path) -> dict[str, Any]:
     """All of the last checkpoint but the options, which differ from start to start."""
     return {part: value for part, value in checkpoint(run_dir).items() if part != "config"}

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from ..conftest import Measured
 from ..launching import checkpoint
 from . import plain
-from .conftest import Measured
 from .programs import Program, relative_difference, run_all
 
 CLIP_NORM = 0.05
@@ -31,7 +31,7 @@ def test_one_two_and_four_processes_arrive_where_plain_pytorch_does(
     assert min(norms) > CLIP_NORM, "every step is clipped"
     found = {size: relative_difference(checkpoint(tmp_path / str(size))["model"], expected) for size in programs}
     for size, difference in found.items():
-        measured(f"weights: processes={size} accum_steps={accum_steps}", difference)
+        measured("processes", f"{size} processes, --accum-steps {accum_steps}", difference)
         assert difference <= 1e-5, f"{size} processes"
 
 
@@ -43,7 +43,7 @@ def test_batch_norm_sees_the_part_of_its_process(
     weights = checkpoint(tmp_path / "run")["model"]
     same = relative_difference(weights, plain.train_in_parts(recipe(), orders, parts=2))
     other = relative_difference(weights, plain.train_in_parts(recipe(), orders, parts=1))
-    measured("BatchNorm: against parts", same)
-    measured("BatchNorm: against whole batches", other)
+    measured("batch_norm", "against a plain loop whose BatchNorm sees half batches", same)
+    measured("batch_norm", "against a plain loop whose BatchNorm sees whole batches", other)
     assert same <= 1e-5
     assert other > 1e-2

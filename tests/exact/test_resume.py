@@ -8,9 +8,9 @@ import pytest
 
 from generator.training.forking import Ended
 
-from ..conftest import Render
-from .conftest import Measured
-from .programs import TELLING, Program, differences, fetched, metrics, run_all, state
+from ..conftest import Measured, Render
+from ..launching import differences
+from .programs import TELLING, Program, fetched, metrics, run_all, state
 
 # 119 samples are 9 micro-batches of 12 in an epoch, and 5 steps, the last of one micro-batch alone; the data is
 # augmented, and the network has dropout and BatchNorm.
@@ -57,7 +57,7 @@ def test_stopped_after_any_step_it_ends_the_same(
     run_all([[whole], *sequences])
     for programs in sequences:
         assert_ends_like(whole, programs[-1])
-    measured(f"stops: {variant}", len(sequences))
+    measured("resume", variant, len(sequences))
 
 
 def test_stopped_several_times_it_trains_on_the_same_samples_in_the_same_order(small: Render, tmp_path: Path) -> None:
@@ -108,4 +108,4 @@ def test_a_signal_to_one_rank_anywhere_changes_nothing(small: Render, tmp_path: 
     run_all([[whole], *sequences])
     for programs in sequences:
         assert_ends_like(whole, programs[-1], best=True)
-    measured("stops: signals", len(sequences))
+    measured("resume", "float32, a signal to rank 1", len(sequences))

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import Render
+from ..conftest import Measured, Render
 from . import plain
-from .conftest import Measured
 from .programs import TELLING, Program, fetched, metrics, run_all
 
 WORLD_SIZES = (1, 2, 3, 4)
@@ -48,4 +47,4 @@ def test_metrics_are_those_of_one_process(
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=1e-6), name
     largest = max(abs(found[name] - value) / value for name, value in expected.items())
-    measured(f"metrics: processes={world_size}", largest)
+    measured("metrics", f"{world_size} processes", largest)

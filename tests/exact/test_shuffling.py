@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ..conftest import Render
-from ..test_checkpoints import module_of
+from ..launching import module_of
 
 
 @pytest.fixture(scope="module")

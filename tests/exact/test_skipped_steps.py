@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import Render
+from ..conftest import Measured, Render
 from ..launching import checkpoint
-from .conftest import Measured
 from .programs import Program, metrics, run_all
 from .test_resume import END, OPTIONS, assert_ends_like, stopped_at
 
@@ -82,7 +81,7 @@ def test_all_ranks_skip_it_and_nothing_else_changes(
     assert saved["progress"]["samples_seen"] == 3 * 108
     assert {entry["step"].item() for entry in saved["optimizer"]["state"].values()} == {END - len(skips)}
     assert metrics(run.run_dir)["lr"] == metrics(calm.run_dir)["lr"], "the schedule goes on"
-    measured("skipped steps", len(skips))
+    measured("skipped", "steps skipped by both ranks together, of 15", len(skips))
 
 
 def test_stopped_around_a_skipped_step_it_ends_the_same(overflows: Path, tmp_path: Path, measured: Measured) -> None:
@@ -91,4 +90,4 @@ def test_stopped_around_a_skipped_step_it_ends_the_same(overflows: Path, tmp_pat
     run_all([[whole], *sequences])
     for programs in sequences:
         assert_ends_like(whole, programs[-1])
-    measured("stops: around skipped steps", len(sequences))
+    measured("skipped", "stops around them, after which a run ended the same", len(sequences))

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from ..conftest import Render
-from ..launching import checkpoint
+from ..conftest import Measured, Render
+from ..launching import checkpoint, differences
 from . import plain
-from .conftest import Measured
-from .programs import TELLING, Program, differences, fetched, relative_difference, run_all
+from .programs import TELLING, Program, fetched, relative_difference, run_all
 from .test_processes import OPTIONS as PLAIN_OPTIONS
 from .test_processes import recipe
 
@@ -39,7 +38,7 @@ def test_two_one_four_two_train_on_the_samples_of_two(
     assert in_turn == [order[start : start + 12] for order in orders for start in range(0, 108, 12)]
     progress = checkpoint(tmp_path / "changing")["progress"]
     assert (progress["epoch"], progress["samples_seen"]) == (3, 3 * 108)
-    measured("samples in the order of one world size, over 2, 1, 4 and 2", len([*chain(*in_turn)]))
+    measured("world_size", "samples in the same order on 2, 1, 4 and 2 processes", len([*chain(*in_turn)]))
 
 
 def micro_batches(ended: Any) -> list[list[int]]:
@@ -53,7 +52,7 @@ def test_two_one_four_two_arrive_where_plain_pytorch_does(
     run_all([changing(plain_project, tmp_path / "run", PLAIN_OPTIONS | {"accum_steps": 2})])
     expected, _ = plain.train(recipe(accum_steps=2), orders)
     difference = relative_difference(checkpoint(tmp_path / "run")["model"], expected)
-    measured("weights: processes=2, 1, 4, 2", difference)
+    measured("world_size", "largest relative difference of a weight to a plain loop", difference)
     assert difference <= 1e-5
 
 

@@ -1,0 +1,52 @@
+"""What only a GPU can show. test_precision.py has mixed precision there."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from ..conftest import Measured, Render
+from ..launching import checkpoint, differences, train
+from ..loop_ranks import on_two_ranks, weights_of_an_epoch_on_a_gpu
+from . import plain
+from .programs import relative_difference, state
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+
+ON_GPU = ("--device", "cuda", "--backend", "nccl")
+
+
+def test_sync_batch_norm_on_two_processes_equals_batch_norm_on_the_whole_batch(
+    project: Render, orders: list[list[int]], tmp_path: Path, measured: Measured
+) -> None:
+    """Both processes use one GPU and Gloo, since NCCL wants a GPU for each."""
+    place = shutil.copytree(project(sync_bn=True), tmp_path / "project")
+    (place / "ddp_project" / "data.py").write_text(plain.DATA)
+    (place / "ddp_project" / "model.py").write_text(plain.BATCH_NORM_MODEL)
+    options = {"run_dir": tmp_path / "run", "global_batch_size": 24, "epochs": 1, "lr": 0.01, "warmup_steps": 2}
+    recipe = plain.Recipe(24, 24, epochs=1, warmup=2, lr=0.01, clip_norm=0.0)
+    expected = plain.train_in_parts(recipe, orders[:1], parts=1)
+    for weights in on_two_ranks(weights_of_an_epoch_on_a_gpu, tmp_path, place, options):
+        found = relative_difference(weights, expected)
+        measured("gpu", "SyncBatchNorm on two processes against BatchNorm on whole batches", found)
+        assert found <= 1e-4, "a GPU adds up in another order"
+
+
+def test_a_resumed_run_with_nccl_ends_the_same(project: Render, tmp_path: Path) -> None:
+    options = (*ON_GPU, "--deterministic")
+    train(project(), tmp_path / "whole", *options, "--max-steps", "30", launcher="alone")
+    train(project(), tmp_path / "stopped", *options, "--max-steps", "13", launcher="alone")
+    train(project(), tmp_path / "stopped", *options, "--max-steps", "30", "--resume", launcher="alone")
+    one, other = state(tmp_path / "whole"), state(tmp_path / "stopped")
+    one["progress"].pop("best_accuracy"), other["progress"].pop("best_accuracy")
+    assert differences(one, other) == []
+
+
+def test_a_compiled_run_has_the_same_keys(project: Render, tmp_path: Path) -> None:
+    for name, options in {"compiled": ["--compile"], "plain": []}.items():
+        train(project(), tmp_path / name, *ON_GPU, *options, "--max-steps", "3", launcher="alone")
+    compiled, uncompiled = (checkpoint(tmp_path / name) for name in ("compiled", "plain"))
+    assert compiled["config"]["compile"]
+    assert compiled["model"].keys() == uncompiled["model"].keys()
+    assert compiled["optimizer"]["state"].keys() == uncompiled["optimizer"]["state"].keys()
