@@ -75,7 +75,7 @@ def number_table(cases: Mapping[str, float] | None) -> str:
     if not cases:
         return NOT_MEASURED
     rows = [
-        f"| {case} | {f'{number:.1e}' if 0 < number < 1e-3 else f'{number:g}'} |\n" for case, number in cases.items()
+        f"| {case} | {f'{number:.1e}' if 0 < number < 1e-3 else f'{number:.3g}'} |\n" for case, number in cases.items()
     ]
     return "| case | measured |\n|---|---|\n" + "".join(rows)
 

@@ -9,11 +9,13 @@ import pytest
 
 from generator.combinations import Combination
 
+from .conftest import Measured
+
 COMMAND = str(Path(sys.executable).with_name("ddp-template"))
 STAGES = {"render", "format", "lint", "types", "train", "resume", "agree"}
 
 
-def test_every_combination_passes_every_stage(legal: list[Combination], tmp_path: Path) -> None:
+def test_every_combination_passes_every_stage(legal: list[Combination], tmp_path: Path, measured: Measured) -> None:
     command = [COMMAND, "check", "--json", str(tmp_path / "check.json")]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout
@@ -24,6 +26,7 @@ def test_every_combination_passes_every_stage(legal: list[Combination], tmp_path
     for result in results:
         numbers[result["answers"]["amp"] == "torch"].add(result["weights"])
     assert all(len(weights) == 1 for weights in numbers.values()), "one number in float32, and one in float16"
+    measured("launchers", "projects that end on two numbers, one in float32 and one in float16", len(results))
 
 
 @pytest.mark.parametrize(

@@ -144,10 +144,11 @@ def train_epoch(run: Run) -> bool:
             totals += train_step(run, window, lr)
             progress.advance(len(window) * sampler.micro_batch_size)
             bar.update()
+            due = i == steps_left or progress.step % config.log_every == 0
             saving = config.save_every > 0 and progress.step % config.save_every == 0
             leaving = i == steps_left or progress.out_of_steps(config)
-            if saving or leaving or progress.step % config.log_every == 0:
-                started = report(run, totals, lr, started)
+            if due or saving or leaving:
+                started = report(run, totals, lr, started, due=due)
             if run.stop.agreed or leaving:
                 return i == steps_left
             if saving:
@@ -187,26 +188,30 @@ def batch_totals(loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack((loss.detach().double() * len(labels), correct, samples))
 
 
-def report(run: Run, totals: Tensor, lr: float, started: float) -> float:
-    """Reduce what was counted since the last report, log it, and set it to zero. Gives the time.
+def report(run: Run, totals: Tensor, lr: float, started: float, *, due: bool) -> float:
+    """Reduce what was counted since the last report, set it to zero, and record the metrics. Gives the time.
 
     One all-reduce, and the only point of the loop where the program waits for the device. The ranks also agree here
-    on whether a signal asked one of them to stop.
+    on whether a signal asked one of them to stop. Where no record is due, what is counted goes into the next one too:
+    so a run records the same, wherever it is saved, stopped and resumed.
     """
+    progress = run.progress
     stop = totals.new_tensor([float(run.stop.received)])
     loss_sum, correct, samples, stops = reduce_tensor(torch.cat((totals, stop)), "sum").tolist()
     totals.zero_()
     run.stop.agreed = stops > 0
-    run.progress.loss_sum += loss_sum
-    run.progress.correct += correct
+    progress.count(loss_sum, correct, samples)
     now = time.perf_counter()
-    metrics = {
-        "train/loss": loss_sum / samples,
-        "train/accuracy": correct / samples,
-        "lr": lr,
-        "samples_per_second": samples / (now - started),
-    }
-    run.tracker.log(run.progress.step, metrics)
+    if due or progress.out_of_steps(run.config):
+        metrics = {
+            "train/loss": progress.recent_loss_sum / progress.recent_samples,
+            "train/accuracy": progress.recent_correct / progress.recent_samples,
+            "lr": lr,
+            "samples_per_second": samples / (now - started),
+        }
+        run.tracker.log(progress.step, metrics)
+    if due:
+        progress.forget_recent()
     return now
 
 

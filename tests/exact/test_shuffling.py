@@ -4,11 +4,12 @@ import math
 import tracemalloc
 from collections import Counter
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ..conftest import Render
+from ..conftest import Measured, Render
 from ..launching import module_of
 
 
@@ -62,16 +63,27 @@ def test_a_part_is_the_same_as_within_the_whole(shuffling: ModuleType) -> None:
     assert np.array_equal(order[np.array([[1400, 3], [5, 1436]])], whole[np.array([[1400, 3], [5, 1436]])])
 
 
-def test_a_late_part_of_a_huge_order_takes_no_memory(shuffling: ModuleType) -> None:
+@pytest.mark.parametrize("first", [10, 10**9])
+def test_a_part_of_a_huge_order_costs_the_same_anywhere(
+    first: int, shuffling: ModuleType, monkeypatch: pytest.MonkeyPatch, measured: Measured
+) -> None:
     order = shuffling.Permutation(2 * 10**9, 0, 0)
+    computed: list[int] = []
+
+    def scramble(numbers: Any, given: Any = order.scramble) -> Any:
+        computed.append(len(numbers))
+        return given(numbers)
+
+    monkeypatch.setattr(order, "scramble", scramble)
     tracemalloc.start()
-    for first in (10, 10**9):
-        entries = order[np.arange(first, first + 64)]
-        assert len(set(entries.tolist())) == 64
-        assert entries.min() >= 0
-        assert entries.max() < 2 * 10**9
+    entries = order[np.arange(first, first + 64)]
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
+    assert len(set(entries.tolist())) == 64
+    assert entries.min() >= 0
+    assert entries.max() < 2 * 10**9
+    measured("shuffling", f"64 of 2 * 10^9 samples from {first:g} on: numbers computed for each", sum(computed) / 64)
+    assert sum(computed) < 64 * 4, "the next power of four is 2.1 times as large"
     assert peak < 100_000, f"{peak} bytes"
 
 
