@@ -145,13 +145,18 @@ def stage_project(project: Path, place: Path, name: str) -> None:
     """Copy the Python files of a project into a package of this name."""
     modules = {path.stem: "" for path in project.iterdir() if path.suffix == ".py" or list(path.glob("*.py"))}
     modules |= {path.stem: "tests." for path in (project / "tests").glob("*.py")}  # pytest puts tests/ on the path
-    imports = re.compile(rf"^(\s*from )({'|'.join(modules)})(?=[. ])", re.MULTILINE)
+    # "from module[.part] import name", or "import module"
+    imports = re.compile(rf"^(\s*)(from|import) ({'|'.join(modules)})(?=[. ]|$)", re.MULTILINE)
+
+    def moved(found: re.Match[str]) -> str:
+        indent, word, module = found.groups()
+        package = f"{name}.{modules[module]}"
+        return f"{indent}from {package}{module}" if word == "from" else f"{indent}from {package[:-1]} import {module}"
+
     for file in project.rglob("*.py"):
         target = place / file.relative_to(project)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(
-            imports.sub(lambda found: f"{found[1]}{name}.{modules[found[2]]}{found[2]}", file.read_text())
-        )
+        target.write_text(imports.sub(moved, file.read_text()))
 
 
 def type_errors(output: str, staged: Mapping[str, Path]) -> Complaints:
