@@ -145,13 +145,15 @@ def stage_project(project: Path, place: Path, name: str) -> None:
     """Copy the Python files of a project into a package of this name."""
     modules = {path.stem: "" for path in project.iterdir() if path.suffix == ".py" or list(path.glob("*.py"))}
     modules |= {path.stem: "tests." for path in (project / "tests").glob("*.py")}  # pytest puts tests/ on the path
-    # "from module[.part] import name", or "import module"
-    imports = re.compile(rf"^(\s*)(from|import) ({'|'.join(modules)})(?=[. ]|$)", re.MULTILINE)
+    # "from module[.part] import name", or "import module [as name]"
+    own = "|".join(modules)
+    imports = re.compile(rf"^(\s*)(?:(from) ({own})(?=[. ])|import ({own})(?= as |$))", re.MULTILINE)
 
     def moved(found: re.Match[str]) -> str:
-        indent, word, module = found.groups()
-        package = f"{name}.{modules[module]}"
-        return f"{indent}from {package}{module}" if word == "from" else f"{indent}from {package[:-1]} import {module}"
+        indent, from_it, part_of, module = found.groups()
+        if from_it:
+            return f"{indent}from {name}.{modules[part_of]}{part_of}"
+        return f"{indent}from {name}.{modules[module]}"[:-1] + f" import {module}"
 
     for file in project.rglob("*.py"):
         target = place / file.relative_to(project)

@@ -71,9 +71,7 @@ def checkpoint(run_dir: Path, name: str = "last.pt") -> dict[str, Any]:
 
 def assert_same_weights(one: dict[str, Any], other: dict[str, Any]) -> None:
     """Compare the models of two checkpoints bit for bit."""
-    assert one["model"].keys() == other["model"].keys()
-    for key, weights in one["model"].items():
-        assert torch.equal(weights, other["model"][key]), key
+    assert differences(one["model"], other["model"]) == []
 
 
 def differences(one: Any, other: Any, place: str = "") -> list[str]:

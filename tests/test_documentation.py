@@ -44,9 +44,10 @@ def test_the_page_on_the_matrix_has_every_stage_and_mutant() -> None:
 def test_each_promise_on_numbers_has_a_test_and_what_it_measured() -> None:
     page = (TEMPLATE / "docs" / "exact.md").read_text()
     for section in page.split("\n## ")[1:]:
-        commands = re.findall(r"^`scripts/test\.sh (.*)`$", section, re.MULTILINE)
+        commands = re.findall(r"^`scripts/test\.sh (?:-m gpu )?(.*)`$", section, re.MULTILINE)
         assert commands, section
         assert all((TEMPLATE / path).is_file() for command in commands for path in command.split()), section
+        assert "| case | measured |" in section or section.startswith("On GPUs"), section
     assert NOT_MEASURED not in page
 
 

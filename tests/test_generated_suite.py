@@ -39,9 +39,6 @@ def test_a_fresh_project_passes_its_own_tests(
         timeout=300,
     )
     assert done.returncode == 0, done.stdout
-    measured(
-        "short_form",
-        f"seconds of all tests of a project, {answers or 'default answers'}",
-        time.perf_counter() - started,
-    )
+    chosen = " ".join(f"{key}={value}" for key, value in answers.items()) or "the default answers"
+    measured("short_form", f"all tests of a project with {chosen} (seconds)", round(time.perf_counter() - started, 1))
     assert re.search(r"^\d+ passed in", done.stdout, re.MULTILINE), "nothing may be skipped"

@@ -1,11 +1,11 @@
 """Compiles programs before they start: most of them share most of their modules."""
 
+import py_compile
 import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.util import cache_from_source
 from pathlib import Path
-from py_compile import PycInvalidationMode, PyCompileError, compile
 
 from ..static import SourceFile
 
@@ -23,7 +23,8 @@ def lay_ready(projects: Iterable[Sequence[SourceFile]]) -> None:
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(compiled[file.content], target)
         else:
-            with suppress(PyCompileError):
+            with suppress(py_compile.PyCompileError):
                 # By its hash: the time at which a file was written says little of one that was copied.
-                compile(str(source), str(target), doraise=True, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
+                by_hash = py_compile.PycInvalidationMode.CHECKED_HASH
+                py_compile.compile(str(source), str(target), doraise=True, invalidation_mode=by_hash)
                 compiled[file.content] = target

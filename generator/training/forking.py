@@ -67,7 +67,7 @@ class Run:
     run_dir: Path | None = None  # to look at when it has ended well
     logger: str = ""  # whose records to read there
     world_size: int = 2
-    one_writes: bool = True  # rank 0: no other one can write to files, which the semaphores of loader workers are too
+    one_writes: bool = True  # only rank 0 can write files; not with loader workers, whose semaphores are files
     deadline: float = 60.0  # after which all of its processes are killed (seconds)
 
 

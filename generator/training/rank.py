@@ -29,7 +29,7 @@ class Scene:
     place: Place
     run_dir: Path | None = None  # to look at when the program has ended well; None: nobody wants to know
     logger: str = ""
-    one_writes: bool = True  # rank 0: no other one can write to files
+    one_writes: bool = True  # only rank 0 can write files
 
 
 @dataclass(frozen=True)

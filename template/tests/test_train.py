@@ -1,4 +1,4 @@
-"""The whole program on two processes: it learns, and rank 0 alone writes."""
+"""The whole program on two processes: it learns, and rank 0 alone writes. The numbers are those of the digits."""
 
 import json
 from pathlib import Path

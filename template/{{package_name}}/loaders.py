@@ -132,10 +132,10 @@ def micro_batch_size(config: Config, world: World, samples: int) -> int:
 
 
 def sizes_that_fit(size: int, accum_steps: int, world_size: int) -> str:
-    """Say which global batches, and which numbers of processes for this one, would do and are nearest."""
+    """Say which global batches, and which world sizes for this one, would do and are nearest."""
     parts = world_size * accum_steps
     smaller = size - size % parts
     said = f"{f'{smaller} or ' if smaller else ''}{smaller + parts} would do"
     fitting = [number for number in range(1, size + 1) if size % (number * accum_steps) == 0]
     nearest = [n for n in fitting if n < world_size][-1:] + [n for n in fitting if n > world_size][:1]
-    return f"{said}, or {' or '.join(map(str, nearest))} processes" if nearest else said
+    return f"{said}, or a world size of {' or '.join(map(str, nearest))}" if nearest else said

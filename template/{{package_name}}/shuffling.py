@@ -10,7 +10,7 @@ Numbers = NDArray[np.uint64]
 
 
 class Permutation:
-    """A permutation of range(size) that its key decides; the same in every process and with every version of torch.
+    """A permutation of range(size) that seed and epoch decide: the same in every process, with any version of torch.
 
     Nothing is shuffled and nothing is kept, so a permutation of 10^9 samples costs no memory, and its last entry as
     much as its first. A Feistel network permutes the numbers below a power of four; those that it sends out of range
@@ -18,12 +18,12 @@ class Permutation:
     Domains, 2002).
     """
 
-    def __init__(self, size: int, *key: int) -> None:
-        """Choose the permutation by a key of integers that are not negative, such as the seed and the epoch."""
+    def __init__(self, size: int, seed: int, epoch: int) -> None:
+        """Choose the permutation; neither number may be negative."""
         self.size = size
         self.half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))  # bits of each half of a number
         self.mask = (np.uint64(1) << self.half) - np.uint64(1)
-        self.round_keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64)
+        self.round_keys = np.random.SeedSequence(seed, spawn_key=(epoch,)).generate_state(ROUNDS, np.uint64)
 
     def __getitem__(self, positions: NDArray[Any]) -> NDArray[np.int64]:
         """The entries at these positions, all within range(size); of the same shape."""

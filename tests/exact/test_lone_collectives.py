@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import Render
+from ..conftest import Measured, Render
 from .programs import Program, ends_of, run_all
 
 OPTIONS = {"global_batch_size": 24, "max_steps": 6, "save_every": 2, "epochs": 3}
@@ -22,7 +22,9 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_collective_of_one_rank_alone_would_end_the_run(place: str, small: Render, tmp_path: Path) -> None:
+def test_a_collective_of_one_rank_alone_would_end_the_run(
+    place: str, small: Render, tmp_path: Path, measured: Measured
+) -> None:
     """So the runs of all other tests, which end well, hold none."""
     project = shutil.copytree(small(), tmp_path / "project")
     name, line = PLACES[place]
@@ -37,3 +39,5 @@ def test_a_collective_of_one_rank_alone_would_end_the_run(place: str, small: Ren
     [[ended]] = ends_of([[Program(project, tmp_path / "spoiled", options, deadline=20)]])
     assert None not in ended.codes, "a rank was left waiting"
     assert ended.codes != [0, 0]
+    assert "in all_reduce" in ended.output[0], "it is the lone one that must fail"
+    measured("alone", f"{place}, with --timeout {TIMEOUT}: the run has ended after (seconds)", round(ended.seconds, 1))

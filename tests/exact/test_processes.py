@@ -31,7 +31,7 @@ def test_one_two_and_four_processes_arrive_where_plain_pytorch_does(
     assert min(norms) > CLIP_NORM, "every step is clipped"
     found = {size: relative_difference(checkpoint(tmp_path / str(size))["model"], expected) for size in programs}
     for size, difference in found.items():
-        measured("processes", f"{size} processes, --accum-steps {accum_steps}", difference)
+        measured("processes", f"world size {size}, --accum-steps {accum_steps}", difference)
         assert difference <= 1e-5, f"{size} processes"
 
 

@@ -47,4 +47,4 @@ def test_metrics_are_those_of_one_process(
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=1e-6), name
     largest = max(abs(found[name] - value) / value for name, value in expected.items())
-    measured("metrics", f"{world_size} processes", largest)
+    measured("metrics", f"world size {world_size}", largest)
