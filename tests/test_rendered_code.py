@@ -34,7 +34,7 @@ MAXIMUM_OF_TRAIN = 250
 # The words that a choice brings into code and settings. Where it was not made, they are a trace of it.
 TRACES: dict[Choice, str] = {
     ("launcher", "torchrun"): r"torchrun|distributed\.run\b",
-    ("launcher", "spawn"): r"spawn|--nproc(?!-)|config\.nproc",
+    ("launcher", "spawn"): r"spawn(?!_key)|--nproc(?!-)|config\.nproc",
     ("launcher", "launch"): r"distributed\.launch|--local-rank",
     ("launcher", "slurm"): r"slurm|srun|sbatch",
     ("launcher", "mpirun"): r"mpirun|mpich|open.mpi|\bOMPI_|\bPMI_",
