@@ -143,17 +143,19 @@ def ask_mypy(settings: str, members: Sequence[Path], folder: Path, cache: Path) 
 
 def stage_project(project: Path, place: Path, name: str) -> None:
     """Copy the Python files of a project into a package of this name."""
-    modules = {path.stem: "" for path in project.iterdir() if path.suffix == ".py" or list(path.glob("*.py"))}
-    modules |= {path.stem: "tests." for path in (project / "tests").glob("*.py")}  # pytest puts tests/ on the path
+    modules = [path.stem for path in project.iterdir() if path.suffix == ".py" or list(path.glob("*.py"))]
+    packages = dict.fromkeys(modules, name)
+    # pytest puts tests/ on the path
+    packages |= dict.fromkeys((path.stem for path in (project / "tests").glob("*.py")), f"{name}.tests")
     # "from module[.part] import name", or "import module [as name]"
-    own = "|".join(modules)
-    imports = re.compile(rf"^(\s*)(?:(from) ({own})(?=[. ])|import ({own})(?= as |$))", re.MULTILINE)
+    own = "|".join(packages)
+    imports = re.compile(rf"^(\s*)(?:from ({own})(?=[. ])|import ({own})(?= as |$))", re.MULTILINE)
 
     def moved(found: re.Match[str]) -> str:
-        indent, from_it, part_of, module = found.groups()
-        if from_it:
-            return f"{indent}from {name}.{modules[part_of]}{part_of}"
-        return f"{indent}from {name}.{modules[module]}"[:-1] + f" import {module}"
+        indent, part_of, module = found.groups()
+        if part_of:
+            return f"{indent}from {packages[part_of]}.{part_of}"
+        return f"{indent}from {packages[module]} import {module}"
 
     for file in project.rglob("*.py"):
         target = place / file.relative_to(project)

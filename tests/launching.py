@@ -9,11 +9,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 
 from generator.launchers import mpi
 
 ON_CPU = ("--device", "cpu", "--backend", "gloo")
+ON_GPU = ("--device", "cuda", "--backend", "nccl")
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 
 def launch_command(launcher: str, processes: int, folder: Path) -> list[str]:

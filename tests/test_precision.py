@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .conftest import Render
-from .launching import assert_same_weights, checkpoint, train
+from .launching import NEEDS_GPU, ON_GPU, assert_same_weights, checkpoint, train
 from .test_checkpoints import assert_same_state, logged, train_on_ranks
 
 STEPS = ("--max-steps", "30")
@@ -369,9 +369,7 @@ def real_apex() -> bool:
     return importlib.util.find_spec("apex") is not None and importlib.util.find_spec("apex.amp") is not None
 
 
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 NEEDS_APEX = pytest.mark.skipif(not torch.cuda.is_available() or not real_apex(), reason="no GPU with apex.amp")
-ON_GPU = ("--device", "cuda", "--backend", "nccl")
 
 
 def assert_learns_and_goes_on(project: Path, folder: Path, *options: str) -> None:

@@ -116,7 +116,7 @@ class Watch:
 
 def be_spawner(scene: Scene, wires: Wires, wires_of_ranks: list[Wires]) -> None:
     """Be a program that starts its ranks itself, by torch.multiprocessing.spawn."""
-    from torch import multiprocessing
+    from torch import multiprocessing as torch_multiprocessing
 
     enter(scene, wires, forks=True)
     # The process that this one was forked from forks the ranks, too: it need not be started again.
@@ -126,9 +126,9 @@ def be_spawner(scene: Scene, wires: Wires, wires_of_ranks: list[Wires]) -> None:
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False) -> Any:
         # Like "spawn" this starts from a process that has not run the program, and pickles what it is given.
         target = Spawned(fn, scene, wires_of_ranks)
-        return multiprocessing.start_processes(target, args, nprocs, join, daemon, start_method="forkserver")
+        return torch_multiprocessing.start_processes(target, args, nprocs, join, daemon, start_method="forkserver")
 
-    vars(multiprocessing)["spawn"] = spawn
+    vars(torch_multiprocessing)["spawn"] = spawn
     run_program(scene)
 
 

@@ -4,17 +4,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from ..conftest import Render
-from ..launching import checkpoint, differences, train
+from ..launching import NEEDS_GPU, ON_GPU, checkpoint, differences, train
 from ..loop_ranks import on_two_ranks, weights_of_an_epoch_on_a_gpu
 from . import plain
 from .programs import relative_difference, state
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
-
-ON_GPU = ("--device", "cuda", "--backend", "nccl")
+pytestmark = [pytest.mark.gpu, NEEDS_GPU]
 
 
 def test_sync_batch_norm_on_two_processes_equals_batch_norm_on_the_whole_batch(
