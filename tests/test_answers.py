@@ -260,7 +260,9 @@ class Questionnaire:
 
     def problem(self, key: str, answer: str) -> str:
         """The reason why this may not be the answer, or nothing."""
-        return self.environment.from_string(self.entries[key]["validator"]).render({key: answer}).strip()
+        new_project = {"dst_path": "nowhere", "answers_file": ".copier-answers.yml"}
+        validator = self.environment.from_string(self.entries[key]["validator"])
+        return validator.render({key: answer, "_copier_conf": new_project}).strip()
 
     def default_package_name(self, project_name: str) -> str:
         """What Copier suggests where nothing is given."""
@@ -390,7 +392,8 @@ def test_the_mpi_backend_is_accepted_with_mpirun(snapshot: Path, empty_folder: P
 
 def test_the_template_asks_for_no_trust(snapshot: Path, empty_folder: Path) -> None:
     settings = yaml.safe_load((snapshot / "copier.yml").read_text())
-    assert not settings.keys() & {"_jinja_extensions", "_tasks", "_migrations", "_external_data"}
+    assert not settings.keys() & {"_jinja_extensions", "_tasks", "_migrations"}
+    assert settings["_external_data"] == {"before": "{{ _copier_conf.answers_file }}"}  # in the project itself
     copy(snapshot, empty_folder / "project")
     assert (empty_folder / "project" / "train.py").exists()
 

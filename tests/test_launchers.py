@@ -87,7 +87,7 @@ def test_sbatch_runs_the_file_of_the_project(
     options = [*ON_CPU, "--run-dir", str(tmp_path / "run"), *STEPS]
     python_first = f"ALL,PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
     place = ["--chdir", str(project(launcher="slurm")), "--output", str(tmp_path / "job.log"), "--export", python_first]
-    batch_file = str(project(launcher="slurm") / "train.sbatch")
+    batch_file = str(project(launcher="slurm") / "launch.sh")
     job = slurm_cluster.wait(slurm_cluster.submit(*place, batch_file, *options))
     assert (job.state, job.exit_code) == ("COMPLETED", 0), (tmp_path / "job.log").read_text()
     assert_same_weights(checkpoint(tmp_path / "run"), reference)

@@ -63,7 +63,7 @@ def test_the_project_is_the_one_that_copier_makes(made: tuple[Path, str], tmp_pa
     by_new, by_copier = without_source(made[0]), without_source(tmp_path / "project")
     assert by_new.keys() == by_copier.keys()
     assert [path for path in by_new if by_new[path] != by_copier[path]] == []
-    assert {"train.py", "train.sbatch", "digits_co/model.py"} <= by_new.keys()
+    assert {"train.py", "launch.sh", "digits_co/model.py"} <= by_new.keys()
 
 
 def test_its_answers_name_the_template_that_it_came_from(made: tuple[Path, str]) -> None:

@@ -28,7 +28,7 @@ DEFAULT: Choice = next(iter(DEFAULTS.items()))
 VARIANTS = [DEFAULT, *(choice for choice in CHOICES if choice not in DEFAULTS.items())]
 
 # Lines with docstrings and blank lines, and without tests.
-MAXIMUM_OF_PROJECT = 1250
+MAXIMUM_OF_PROJECT = 1265
 MAXIMUM_OF_TRAIN = 250
 
 # The words that a choice brings into code and settings. Where it was not made, they are a trace of it.
@@ -116,7 +116,7 @@ def ci_commands(project: Path) -> list[list[str]]:
 
 def test_the_checks_of_the_projects_own_ci_pass(with_choice: WithChoice, tool_caches: dict[str, str]) -> None:
     project = with_choice(DEFAULT)  # test_every_combination.py asks the same tools about all others
-    install, *checks, tests = ci_commands(project)
+    _, install, *checks, tests = ci_commands(project)  # tests/updates/ tries the first
     assert install == ["pip", "install", "-e", ".[dev]"]
     assert checks == [["black", "--check", "."], ["ruff", "check", "."], ["mypy"]]
     assert tests == ["pytest"]

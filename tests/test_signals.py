@@ -113,7 +113,7 @@ def test_scancel_with_usr1_stops_a_job(project: Render, slurm_cluster: SlurmClus
     run_dir, place = tmp_path / "run", project(launcher="slurm")
     environment = slurm_cluster.env | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     options = [*ON_CPU, "--run-dir", str(run_dir), *FOR_EVER]
-    batch_file = [str(place / "train.sbatch"), *options]
+    batch_file = [str(place / "launch.sh"), *options]
     arguments = ["sbatch", "--parsable", "--chdir", str(place), "--output", str(tmp_path / "job.log"), *batch_file]
     submitted = subprocess.run(arguments, env=environment, check=True, capture_output=True, text=True)
     wait_for_steps(run_dir)

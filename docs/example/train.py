@@ -36,6 +36,7 @@ from ddp_project.loaders import (
     windows,
 )
 from ddp_project.model import build_model
+from ddp_project.precision import use_tf32
 from ddp_project.reproducibility import seed_generators, use_deterministic_algorithms
 from ddp_project.tracking import NoTracker, make_tracker, progress_bar, set_up_log
 
@@ -92,6 +93,7 @@ def set_up(config: Config, world: World, device: torch.device) -> Run:
     logging.info("world size %d, rank 0 on %s, run directory %s", world.world_size, device, config.run_dir)
 
     use_deterministic_algorithms(config.deterministic)
+    use_tf32(config.tf32)
     seed_generators(config.seed)  # the same weights on every rank
     model = build_model()
     model = model.to(device)
