@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -91,7 +91,8 @@ def write_reports(verdict: Verdict, wanted: dict[str, Path]) -> dict[str, Path]:
 class ShownProgress:
     """As a context manager: gives a function that shows on stderr how far each stage is, as bars or as lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, questions: Mapping[str, str] = STAGES) -> None:
+        self.questions = questions  # what each stage asks
         columns = TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         self.bars = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
         self.tasks: dict[str, int] = {}
@@ -109,4 +110,4 @@ class ShownProgress:
             self.tasks[stage] = self.bars.add_task(stage, total=total)
         self.bars.update(self.tasks[stage], completed=done)  # type: ignore[arg-type]
         if self.bars.disable and done == total:
-            typer.echo(f"{stage}: {total} of {total} ({STAGES.get(stage, stage)})", err=True)
+            typer.echo(f"{stage}: {total} of {total} ({self.questions.get(stage, stage)})", err=True)

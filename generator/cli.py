@@ -12,6 +12,9 @@ from .matrix import matrix
 from .options import errors_in_one_line
 from .projects import render as render_command
 from .rendering import RenderError, render
+from .updates.fleet_command import fleet
+from .updates.release_check_command import release_check
+from .updates.update_check_command import update_check
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -44,6 +47,9 @@ app.command()(check)
 app.command()(diff)
 app.command("matrix")(matrix)
 app.command("render")(render_command)
+app.command()(fleet)
+app.command("update-check")(update_check)
+app.command("release-check")(release_check)
 
 
 def parse_answers(pairs: list[str]) -> dict[str, str]:

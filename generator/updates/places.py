@@ -1,0 +1,95 @@
+"""The places of a file where its owner may add a line, and in which function or section each of them is."""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+Chain = tuple[str, ...]  # the functions and classes around a place, from the outside; or the heading above it
+
+# By the ending of a file: what begins a section of it.
+HEADINGS = {".md": r"#+ ", ".toml": r"\[", ".yml": r"\s*- |\w"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place between two lines."""
+
+    line: int  # it is before the line of this number, from 0
+    indent: str
+    chain: Chain
+
+
+def find_places(path: str, source: str) -> list[Place]:
+    """Give every statement boundary of a Python file, and every line boundary of another one."""
+    if path.endswith(".py"):
+        tree = ast.parse(source)
+        found = {place.line: place for place in reversed([*boundaries(tree.body, (), 0)])}
+        return [found[line] for line in sorted(found)]
+    lines = source.splitlines()
+    return [Place(line, "", section_of(path, lines, line)) for line in range(len(lines) + 1)]
+
+
+def boundaries(body: Sequence[ast.stmt], chain: Chain, least: int) -> Iterator[Place]:
+    """Give the boundaries of the statements of a block and of the blocks in it, the outer ones first."""
+    for statement in body:
+        begin = first_line(statement)
+        if begin > least or not chain:  # else it is in the line of what it belongs to
+            yield Place(begin - 1, " " * statement.col_offset, chain)
+    last = body[-1]
+    if first_line(last) > least or not chain:
+        assert last.end_lineno is not None
+        yield Place(last.end_lineno, " " * last.col_offset, chain)
+    for statement in body:
+        named = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        inner = (*chain, statement.name) if named else chain  # type: ignore[attr-defined]
+        for block in blocks_of(statement):
+            yield from boundaries(block, inner, statement.lineno)
+
+
+def blocks_of(statement: ast.stmt) -> list[list[ast.stmt]]:
+    """Give the blocks that a statement holds."""
+    holders = [statement, *getattr(statement, "handlers", []), *getattr(statement, "cases", [])]
+    blocks = [getattr(holder, name, []) for holder in holders for name in ("body", "orelse", "finalbody")]
+    return [block for block in blocks if block]
+
+
+def first_line(statement: ast.stmt) -> int:
+    """The line that a statement begins at, with its decorators."""
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+def section_of(path: str, lines: Sequence[str], line: int) -> Chain:
+    """Give the heading of the section that a line of a file without statements is in."""
+    heading = HEADINGS.get(PurePath(path).suffix)
+    above = (text for text in reversed(lines[:line]) if heading and re.match(heading, text))
+    return tuple(text for text in [next(above, None)] if text)
+
+
+def chain_of(path: str, source: str, edit: str) -> Chain:
+    """Give what is around the line of an edit. Raises SyntaxError where the file is no Python any more."""
+    if not path.endswith(".py"):
+        lines = source.splitlines()
+        return section_of(path, lines, next(i for i, text in enumerate(lines) if edit in text))
+    return chain_within(ast.parse(source).body, (), edit) or ()
+
+
+def chain_within(body: Sequence[ast.stmt], chain: Chain, edit: str) -> Chain | None:
+    """Give what is around the assignment of an edit in a block or deeper, or None where it is not there."""
+    for statement in body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == edit:
+            return chain
+        named = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        inner = (*chain, statement.name) if named else chain  # type: ignore[attr-defined]
+        for block in blocks_of(statement):
+            found = chain_within(block, inner, edit)
+            if found is not None:
+                return found
+    return None
+
+
+def chains_in(path: str, source: str) -> set[Chain]:
+    """Give all functions, classes or sections of a file."""
+    return {place.chain for place in find_places(path, source)} if source.strip() else {()}

@@ -1,0 +1,65 @@
+"""What must hold before a version of the template is released."""
+
+import re
+from pathlib import Path
+
+from ..git import git
+from ..questions import TEMPLATE
+from ..rendering import RenderError
+from .history import run
+from .releases import FILE, Release, parse_version, read_releases
+
+CHANGES = "CHANGELOG.md"
+# What a version tells the people who update to it.
+TOLD = ("### What changes in your project", "### What you must do")
+
+
+def check_release(version: str, template: Path = TEMPLATE) -> None:
+    """Look at all that can be wrong with a release but its updates. Raises RenderError, which says what is to be done."""
+    releases = read_releases(template)
+    check_version(version, releases)
+    check_changes(version, (template / CHANGES).read_text())
+    if git(template, "status", "--porcelain"):
+        raise RenderError("there are changes that are not committed: a version is a commit")
+    check_tags(releases, template)
+
+
+def check_version(version: str, releases: list[Release]) -> None:
+    """Raise RenderError unless this is the name of a version that is newer than all others."""
+    parsed = parse_version(version)
+    if str(parsed) != version:
+        raise RenderError(f"{version} is written {parsed}: without v, and in the usual form of PEP 440")
+    if releases and parsed <= parse_version(releases[-1].version):
+        raise RenderError(f"{version} is not newer than {releases[-1].version}, the last line of {FILE}")
+
+
+def check_changes(version: str, changes: str) -> None:
+    """Raise RenderError unless the changes of a version are told to those who update."""
+    section = re.search(rf"^## {re.escape(version)}\n(.*?)(?=^## |\Z)", changes, flags=re.MULTILINE | re.DOTALL)
+    if not section:
+        raise RenderError(f"{CHANGES} has no section '## {version}': tell there what an update to it changes")
+    for heading in TOLD:
+        told = re.search(rf"^{re.escape(heading)}\n+(?!#)\S", section[1], flags=re.MULTILINE)
+        if not told:
+            raise RenderError(f"the section '## {version}' of {CHANGES} says nothing under '{heading}'")
+
+
+def check_tags(releases: list[Release], template: Path) -> None:
+    """Raise RenderError where a tag of this clone is not at the commit of its version, or a version has no line."""
+    listed = {release.tag: release.commit for release in releases}
+    for tag in run(template, "tag", "--list", "v*").split():
+        commit = run(template, "rev-parse", f"{tag}^{{commit}}")
+        if tag not in listed:
+            raise RenderError(f"the tag {tag} has no line in {FILE}: add '{tag[1:]}: {commit}', or delete the tag")
+        if commit != listed[tag]:
+            raise RenderError(f"the tag {tag} has moved: it is at {commit}, and {FILE} says {listed[tag]}")
+
+
+def steps_of_release(version: str, commit: str) -> list[str]:
+    """Give the commands that release a commit that has passed all checks."""
+    return [
+        f'git tag --annotate v{version} --message "{version}" {commit}',
+        f"echo '{version}: {commit}' >>{FILE}",
+        f'git commit --message "Release {version}" {FILE}',
+        f"git push origin HEAD v{version}",
+    ]

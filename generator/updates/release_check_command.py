@@ -1,0 +1,37 @@
+"""The command `ddp-template release-check`."""
+
+import signal
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..check_command import ShownProgress
+from ..options import errors_in_one_line
+from ..questions import TEMPLATE
+from ..workers import Workers
+from .gate import PARTS, Gate
+from .history import run
+from .release import check_release, steps_of_release
+from .update_check_command import show
+
+
+def release_check(
+    version: Annotated[str, typer.Argument(metavar="VERSION", help="Such as 1.2.0.", show_default=False)],
+) -> None:
+    """Say whether the last commit can be released under a version, and which commands do so.
+
+    Exit code 0: it can; 1: an update from a released version would lose something; 2: something else is missing.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what ends a batch job leaves as Ctrl-C does
+    with errors_in_one_line():
+        check_release(version)
+        with Workers() as workers, ShownProgress(PARTS) as progress:
+            parts = Gate(progress=progress).run(workers)
+    show(parts, Console())
+    if any(part.wrong for part in parts):
+        typer.echo(f"error: {version} cannot be released: updates to it lose what is named above", err=True)
+        raise typer.Exit(1)
+    typer.echo("\nNothing is lost. These commands release it:\n")
+    for step in steps_of_release(version, run(TEMPLATE, "rev-parse", "HEAD")):
+        typer.echo(step)
