@@ -13,6 +13,7 @@ from .options import errors_in_one_line
 from .projects import render as render_command
 from .rendering import RenderError, render
 from .updates.fleet_command import fleet
+from .updates.origin import record_origin
 from .updates.release_check_command import release_check
 from .updates.update_check_command import update_check
 
@@ -34,6 +35,8 @@ def new(
     """Write a project from the template as it is in this clone, and say what to do next."""
     with errors_in_one_line():
         render(destination, parse_answers(answer), quiet=False)
+        if warning := record_origin(destination):
+            typer.echo(f"warning: {warning}", err=True)
 
 
 @app.command()

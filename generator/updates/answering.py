@@ -108,7 +108,7 @@ def forgotten_answers(old: Path, new: Path) -> list[str]:
     for key, question in before.items():
         if key not in after:
             if not is_read(key, settings):
-                wrong.append(f"the question {key} went, and no default of another question reads what was answered")
+                wrong.append(f"the question {key} went, and no default of another one reads what was answered")
             continue
         gone = [text(one.value) for one in question.choices if one.value not in [it.value for it in after[key].choices]]
         if gone and after[key].choices:

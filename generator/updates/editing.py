@@ -97,7 +97,7 @@ def windows_of(path: str, source: str) -> dict[tuple[str, ...], tuple[Chain, ...
     """Give the lines around every place of a file, with what is around each place that has them."""
     lines = source.splitlines()
     windows: dict[tuple[str, ...], tuple[Chain, ...]] = {}
-    for place in find_places(path, source) if source.strip() else []:
+    for place in find_places(path, source):
         window = tuple(lines[max(0, place.line - CONTEXT) : place.line + CONTEXT])
         windows[window] = (*windows.get(window, ()), place.chain)
     return windows

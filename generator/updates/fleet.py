@@ -30,6 +30,7 @@ class Report:
 def examine(project: Path, history: History, target: str, folder: Path) -> Report:
     """Update a copy of a project in a new folder, and say what became of it. The project itself is only read."""
     report = Report(str(project))
+    project = project.absolute()
     try:
         report.version = recorded_version(project)
         base = find_base(report.version, history)
@@ -69,8 +70,8 @@ def find_base(version: str, history: History) -> str:
     except GitError:
         newest = history.releases[-1].tag if history.releases else "a version"
         raise RenderError(
-            f"{version} is no revision of this clone: the project was made from changes that were not committed, or from "
-            f"another clone. Write the version that is nearest, such as _commit: {newest}, into {ANSWERS_FILE}"
+            f"{version} is no revision of this clone: the project was made from changes that were not committed, or "
+            f"from another clone. Write the version that is nearest, such as _commit: {newest}, into {ANSWERS_FILE}"
         ) from None
 
 

@@ -60,7 +60,7 @@ def examine_all(projects: Sequence[Path], to: str | None, template: Path = TEMPL
         for number, project in enumerate(projects):
             place = folder / str(number)
             place.mkdir()
-            jobs.append(workers.submit(examine, project.absolute(), history, target, place / "copy"))
+            jobs.append(workers.submit(examine, project, history, target, place / "copy"))
         for _ in watched("Updating copies")(as_completed(jobs), len(jobs)):
             pass
         return [job.result() for job in jobs]
@@ -68,7 +68,7 @@ def examine_all(projects: Sequence[Path], to: str | None, template: Path = TEMPL
 
 def show(reports: Sequence[Report], console: Console, *, changes: bool) -> None:
     """Print a line for each project, and below them what their owners must know."""
-    table = Table("project", "version", "update", "files", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table("project", "version", "update", "files that change", box=box.SIMPLE_HEAD, pad_edge=False)
     table.columns[3].justify = "right"
     for report in reports:
         table.add_row(

@@ -14,7 +14,7 @@ from ..differences import Version, read_version
 from ..questions import TEMPLATE, read_questions
 from ..rendering import ANSWERS_FILE, recorded_answers
 from ..scratch import scratch_folder
-from ..selection import covering
+from ..selection import covering, select
 from ..snapshot import snapshot_of_revision, take_snapshot
 from ..workers import Workers
 from .answering import draw_pairs, forgotten_answers, there_and_back
@@ -22,6 +22,7 @@ from .carrying import Route, carry, routes
 from .editing import ChangedFile, carry_edits, choose_edits
 from .history import NEXT, clone_history
 from .ownership import conditional_files, lost_files, read_ownership
+from .release import CHANGES, tells_of_checkpoints
 from .releases import read_releases
 from .repeats import repeats_in
 from .replay import is_text, read_files
@@ -34,6 +35,7 @@ PARTS = {
     "history": "is an update of a released version what a copy of this one is",
     "files": "does it write the files that the versions before wrote, and the same for all answers",
     "repeats": "has every place of a file surroundings of its own",
+    "questions": "is every answer that an older version has recorded still read",
     "answers": "is an update to other answers what a copy with them is, and does another one undo it",
     "edits": "is an edit at any place still in its place, or in a visible conflict",
     "resume": "does a run that the released version's project began go on in the updated one",
@@ -59,21 +61,23 @@ class Part:
 
 @dataclass
 class Gate:
-    """What to update, and how. A strength of None takes every legal combination instead of a covering set."""
+    """What to update, and how."""
 
     revisions: Sequence[str] = ()  # all releases where there are none
     template: Path = TEMPLATE
     cache: Cache | None = field(default_factory=Cache)
     progress: Progress = lambda part, done, total: None
+    parts: Sequence[str] = tuple(PARTS)  # all but "history" and "questions" need "history" before them
+    only: Sequence[str] = ()  # combinations with these answers, KEY=VALUE, as they were before
+    strength: int | None = STRENGTH  # of the set that covers them; None: all of them
     pairs: int = PAIRS
-    strength: int | None = STRENGTH
-    seed: int = 0
+    seed: int = 0  # of the choice of these pairs
 
     def run(self, workers: Workers) -> list[Part]:
         """Try all parts. Raises RenderError where a version cannot be found or read."""
         with scratch_folder(ROOM) as folder:
             trial = Trial(self, folder, workers)
-            parts = [Part(name) for name in PARTS]
+            parts = [Part(name) for name in self.parts]
             for part in parts:
                 started = time.perf_counter()
                 getattr(trial, f"try_{part.name}")(part)
@@ -108,7 +112,8 @@ class Trial:
         wanted = [self.history.tag_revision(revision) for revision in gate.revisions]
         self.routes = [Route((revision, NEXT)) for revision in wanted] if wanted else routes(tags, NEXT)
         self.version = read_version(take_snapshot(folder / "snapshot", gate.template), workers, gate.cache)
-        self.old_versions = {route.stops[0]: self.read_revision(route.stops[0]) for route in self.routes}
+        revisions = dict.fromkeys(route.stops[0] for route in self.routes)
+        self.old_versions = {revision: self.read_revision(revision) for revision in revisions}
         self.carried: list[Carried] = []
 
     def read_revision(self, revision: str) -> Version:
@@ -120,7 +125,7 @@ class Trial:
         """Give the combinations that go a way; through many versions, only a few in which every answer occurs."""
         version = self.old_versions[route.stops[0]]
         strength = self.gate.strength if route.is_direct else 1
-        every = version.combinations
+        every = select(version.combinations, self.gate.only, version.questions)
         return every if strength is None else covering(every, min(strength, len(version.questions)))
 
     def counted(self, part: Part, cases: Iterable[T], total: int) -> Iterator[T]:
@@ -173,12 +178,14 @@ class Trial:
             part.wrong += [f"{path}: {words}" for words in repeats_in(content)]
         part.wrong = list(dict.fromkeys(part.wrong))
 
+    def try_questions(self, part: Part) -> None:
+        """Compare the questions of this version with those of the versions before."""
+        for revision, version in self.counted(part, self.old_versions.items(), len(self.old_versions)):
+            wrong = forgotten_answers(version.folder, self.version.folder)
+            part.wrong += [f"since {revision}: {words}" for words in wrong]
+
     def try_answers(self, part: Part) -> None:
-        """Change answers by updates, and see what becomes of those of older versions."""
-        for revision, version in self.old_versions.items():
-            part.wrong += [
-                f"since {revision}: {words}" for words in forgotten_answers(version.folder, self.version.folder)
-            ]
+        """Change answers by updates, and change them back."""
         questions = read_questions(self.gate.template)
         jobs = {}
         for number, pair in enumerate(
@@ -198,6 +205,13 @@ class Trial:
             about = resumptions[resumed.resumption]
             part.wrong += [f"{about}: {words}" for words in resumed.wrong]
             part.notes += [f"{about}: {words}" for words in resumed.notes]
+            if resumed.refused:
+                told = tells_of_checkpoints(self.gate.template)
+                words = f"{about}: the old checkpoint is refused ({resumed.refused})"
+                if told:
+                    part.notes.append(words)
+                else:
+                    part.wrong.append(f"{words}, and {CHANGES} tells nobody")
 
     def try_edits(self, part: Part) -> None:
         """Edit the old versions' files in all places, and update them."""

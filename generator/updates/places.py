@@ -23,11 +23,12 @@ class Place:
 
 def find_places(path: str, source: str) -> list[Place]:
     """Give every statement boundary of a Python file, and every line boundary of another one."""
-    if path.endswith(".py"):
-        tree = ast.parse(source)
-        found = {place.line: place for place in reversed([*boundaries(tree.body, (), 0)])}
-        return [found[line] for line in sorted(found)]
     lines = source.splitlines()
+    if path.endswith(".py"):
+        statements = ast.parse(source).body
+        if not statements:
+            return [Place(len(lines), "", ())]
+        return sorted(dict.fromkeys(boundaries(statements, (), 0)), key=lambda place: (place.line, place.indent))
     return [Place(line, "", section_of(path, lines, line)) for line in range(len(lines) + 1)]
 
 
@@ -49,10 +50,17 @@ def boundaries(body: Sequence[ast.stmt], chain: Chain, least: int) -> Iterator[P
 
 
 def blocks_of(statement: ast.stmt) -> list[list[ast.stmt]]:
-    """Give the blocks that a statement holds."""
+    """Give the blocks that a statement holds, those of its elif branches among them."""
     holders = [statement, *getattr(statement, "handlers", []), *getattr(statement, "cases", [])]
     blocks = [getattr(holder, name, []) for holder in holders for name in ("body", "orelse", "finalbody")]
-    return [block for block in blocks if block]
+    return [
+        part for block in blocks if block for part in (blocks_of(block[0]) if is_elif(block, statement) else [block])
+    ]
+
+
+def is_elif(block: Sequence[ast.stmt], statement: ast.stmt) -> bool:
+    """Whether the block is that of an elif, which is no statement of its own."""
+    return isinstance(block[0], ast.If) and block[0].col_offset == statement.col_offset
 
 
 def first_line(statement: ast.stmt) -> int:
@@ -92,4 +100,4 @@ def chain_within(body: Sequence[ast.stmt], chain: Chain, edit: str) -> Chain | N
 
 def chains_in(path: str, source: str) -> set[Chain]:
     """Give all functions, classes or sections of a file."""
-    return {place.chain for place in find_places(path, source)} if source.strip() else {()}
+    return {place.chain for place in find_places(path, source)}

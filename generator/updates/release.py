@@ -15,7 +15,7 @@ TOLD = ("### What changes in your project", "### What you must do")
 
 
 def check_release(version: str, template: Path = TEMPLATE) -> None:
-    """Look at all that can be wrong with a release but its updates. Raises RenderError, which says what is to be done."""
+    """Look at all that can be wrong with a release but its updates. Raises RenderError, which says what to do."""
     releases = read_releases(template)
     check_version(version, releases)
     check_changes(version, (template / CHANGES).read_text())
@@ -42,6 +42,14 @@ def check_changes(version: str, changes: str) -> None:
         told = re.search(rf"^{re.escape(heading)}\n+(?!#)\S", section[1], flags=re.MULTILINE)
         if not told:
             raise RenderError(f"the section '## {version}' of {CHANGES} says nothing under '{heading}'")
+
+
+def tells_of_checkpoints(template: Path) -> bool:
+    """Whether the newest section of the changes says what must be done about checkpoints."""
+    file = template / CHANGES
+    newest = re.split(r"^## ", file.read_text() if file.exists() else "", flags=re.MULTILINE)[1:2]
+    must_do = [section.partition(TOLD[1])[2] for section in newest]
+    return any("checkpoint" in words for words in must_do)
 
 
 def check_tags(releases: list[Release], template: Path) -> None:

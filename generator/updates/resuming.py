@@ -40,6 +40,7 @@ class Resumed:
     resumption: Resumption
     wrong: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    refused: str = ""  # what the updated project says where it does not take the checkpoint
 
 
 def resume_all(resumptions: Iterable[Resumption], at_once: int) -> Iterable[Resumed]:
@@ -61,20 +62,20 @@ def resume(resumption: Resumption) -> Job[Resumed]:
     shutil.copytree(resumption.folder / "run", resumption.folder / "run-without-update")
     before = yield resumption.run("old", "run-without-update", END, "--resume")
     after = yield resumption.run("new", "run", END, "--resume")
-    checkpoint = str(resumption.folder / "run")
-    if is_refused_by_name(after, checkpoint):
-        resumed.notes.append("the updated project refuses the checkpoint, by name")
-    elif after.complaint:
+    resumed.refused = refusal(after, str(resumption.folder / "run"))
+    if resumed.refused:
+        return resumed
+    if after.complaint:
         resumed.wrong.append(f"the updated project does not go on from the old checkpoint: {after.complaint}")
     else:
         compare(resumed, before, after)
     return resumed
 
 
-def is_refused_by_name(ended: Ended, checkpoint: str) -> bool:
-    """Whether the program said in one line that it cannot take this checkpoint."""
-    lines = [line for text in ended.output for line in text.splitlines() if line.startswith("error: ")]
-    return REFUSED in ended.codes and any(checkpoint in line for line in lines)
+def refusal(ended: Ended, run_dir: str) -> str:
+    """Give the line in which the program says that it cannot take this checkpoint, if it does."""
+    lines = (line for text in ended.output for line in text.splitlines() if "error: " in line and run_dir in line)
+    return next(lines, "") if REFUSED in ended.codes else ""
 
 
 def compare(resumed: Resumed, before: Ended, after: Ended) -> None:

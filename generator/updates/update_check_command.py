@@ -26,6 +26,9 @@ def update_check(
             show_default=False,
         ),
     ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only projects with this answer; may be repeated.")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="All combinations, instead of a covering set.")] = False,
     pairs: Annotated[int, typer.Option(min=1, help="How many pairs of answers to go there and back between.")] = PAIRS,
     seed: Annotated[int, typer.Option(help="Of the choice of these pairs.")] = 0,
@@ -39,7 +42,8 @@ def update_check(
     with errors_in_one_line():
         with Workers() as workers, ShownProgress(PARTS) as progress:
             strength = None if every else STRENGTH
-            parts = Gate(revisions or (), progress=progress, pairs=pairs, strength=strength, seed=seed).run(workers)
+            gate = Gate(revisions or (), progress=progress, only=only or (), strength=strength, pairs=pairs, seed=seed)
+            parts = gate.run(workers)
         if json_file:
             json_file.write_text(json.dumps([asdict(part) for part in parts], indent=2) + "\n")
     show(parts, Console())

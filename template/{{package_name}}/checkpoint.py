@@ -18,6 +18,8 @@ from .config import NEWEST, Config
 from .exits import UserError
 from .reproducibility import generator_states, set_generator_states
 
+IF_IT_DOES_NOT_FIT = "go on with the version of the program that wrote it, or start a run in another --run-dir"
+
 
 @dataclass
 class Progress:
@@ -134,7 +136,7 @@ class Checkpoints:
             return Progress(**checkpoint["progress"])
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             reason = " ".join(str(error).split())
-            raise UserError(f"{path} does not fit this program: {reason:.300}") from error
+            raise UserError(f"{path} does not fit this program: {reason:.300}; {IF_IT_DOES_NOT_FIT}") from error
 
 
 def read_checkpoint(path: Path, required: Iterable[str]) -> dict[str, Any]:
@@ -146,7 +148,8 @@ def read_checkpoint(path: Path, required: Iterable[str]) -> dict[str, Any]:
         reason = " ".join(f"{type(error).__name__} {error}".split())
         raise UserError(f"{path} cannot be read as a checkpoint: {reason:.200}") from error
     if not isinstance(checkpoint, dict) or not set(required) <= set(checkpoint):
-        raise UserError(f"{path} is not a checkpoint of this program: it does not hold {', '.join(required)}")
+        lacking = ", ".join(sorted(set(required) - set(checkpoint if isinstance(checkpoint, dict) else ())))
+        raise UserError(f"{path} is not a checkpoint of this program: it does not hold {lacking}; {IF_IT_DOES_NOT_FIT}")
     return checkpoint
 
 

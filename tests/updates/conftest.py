@@ -1,0 +1,99 @@
+"""Histories of the template: the real one, and made-up ones that begin with the template as it is."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from generator.cache import Cache
+from generator.snapshot import take_snapshot
+from generator.updates.hermetic import SETTINGS
+from generator.updates.history import NEXT, History, clone_history, run
+from generator.updates.releases import FILE, read_releases
+from generator.updates.replay import commit_all, copy_project, put_under_git
+from generator.workers import Workers
+
+Edit = Callable[[Path], None]
+
+
+@pytest.fixture(scope="session")
+def workers() -> Iterator[Workers]:
+    """Processes that update projects."""
+    with Workers() as workers:
+        yield workers
+
+
+@pytest.fixture(scope="session")
+def history(tmp_path_factory: pytest.TempPathFactory) -> History:
+    """A throwaway clone of this repository with all released versions, and the working tree as NEXT."""
+    return clone_history(tmp_path_factory.mktemp("history") / "clone", read_releases())
+
+
+class MadeUp:
+    """A repository of the template with versions that never were. Its working tree can be changed on."""
+
+    def __init__(self, folder: Path, cache: Cache) -> None:
+        self.folder = folder
+        self.cache = cache  # of what Copier has said about the same questions
+        folder.mkdir()
+        run(folder, "init", "--quiet")
+        (folder / FILE).write_text("")
+
+    def release(self, version: str) -> None:
+        """Release the working tree."""
+        commit_all(self.folder)
+        run(self.folder, "tag", f"v{version}")
+        with (self.folder / FILE).open("a") as file:
+            file.write(f"{version}: {run(self.folder, 'rev-parse', 'HEAD')}\n")
+
+    def replace(self, path: str, old: str, new: str) -> None:
+        """Replace a text, which must be there, in a file."""
+        replace(self.folder / path, old, new)
+
+
+@pytest.fixture
+def made_up(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> MadeUp:
+    """A history whose only version, 1.0.0, is the template as it is."""
+    versions = MadeUp(tmp_path / "made-up", Cache(tmp_path_factory.getbasetemp() / "cache-of-questions"))
+    shutil.copytree(take_snapshot(tmp_path / "snapshot"), versions.folder, dirs_exist_ok=True)
+    versions.release("1.0.0")
+    return versions
+
+
+def replace(file: Path, old: str, new: str) -> None:
+    """Replace a text, which must be there, in a file."""
+    text = file.read_text()
+    assert old in text, f"{old!r} is not in {file}"
+    file.write_text(text.replace(old, new))
+
+
+@pytest.fixture
+def old_project(history: History, tmp_path: Path) -> Callable[..., Path]:
+    """Give a project of the last released version with some answers, all of it committed."""
+
+    def get(version: str = history.releases[-1].tag, **answers: object) -> Path:
+        project = tmp_path / "project"
+        copy_project(history.folder, version, answers, project)
+        put_under_git(project)
+        return project
+
+    return get
+
+
+def shell(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run what an owner types, with the programs of this environment first and no settings of git."""
+    home = {"HOME": str(folder), "PATH": f"{Path(os.sys.executable).parent}:{os.environ['PATH']}"}  # type: ignore[attr-defined]
+    return subprocess.run(
+        ["bash", "-c", script],
+        cwd=folder,
+        env={**os.environ, **SETTINGS, **home, **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+__all__ = ["NEXT", "Edit", "MadeUp", "replace", "shell"]

@@ -1,0 +1,11 @@
+"""The update gate: every released version can be updated to the template as it is, and loses nothing."""
+
+from generator.updates.gate import PARTS, Gate
+from generator.workers import Workers
+
+
+def test_no_update_of_a_released_version_loses_anything(workers: Workers) -> None:
+    parts = Gate().run(workers)
+    assert [wrong for part in parts for wrong in part.wrong] == []
+    assert [part.name for part in parts] == [*PARTS]
+    assert all(part.cases for part in parts if part.name != "edits")
