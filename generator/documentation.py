@@ -12,8 +12,10 @@ from .questions import TEMPLATE, Question, read_questions
 from .rendering import render
 from .results import STAGES
 from .snapshot import take_snapshot
+from .updates.gate import PARTS
 
-README, MATRIX, EXACT, EXAMPLE = map(Path, ("README.md", "docs/matrix.md", "docs/exact.md", "docs/example/train.py"))
+README, MATRIX, EXACT, UPDATES = map(Path, ("README.md", "docs/matrix.md", "docs/exact.md", "docs/updates.md"))
+EXAMPLE = Path("docs/example/train.py")
 MUTANTS = Path("tests/test_mutants.py")
 COSTS = Path("benchmarks/results/check.json")
 EXACT_NUMBERS = Path("benchmarks/results/exact.json")
@@ -36,10 +38,10 @@ def answers(question: Question) -> str:
     )
 
 
-def stage_table() -> str:
-    """Give the stages of a check as a Markdown table."""
-    rows = [f"| `{stage}` | {asks} |\n" for stage, asks in STAGES.items()]
-    return "| stage | what it asks |\n|---|---|\n" + "".join(rows)
+def asking_table(what: str, questions: Mapping[str, str]) -> str:
+    """Give the stages of a check, or the parts of another one, as a Markdown table."""
+    rows = [f"| `{name}` | {asks} |\n" for name, asks in questions.items()]
+    return f"| {what} | what it asks |\n|---|---|\n" + "".join(rows)
 
 
 def mutant_table(tests: str) -> str:
@@ -91,11 +93,12 @@ def fill(page: str, parts: Mapping[str, str]) -> str:
 
 def documented_files(template: Path = TEMPLATE) -> dict[Path, str]:
     """Give each made file of the documentation, by its path in the repository, with the content that it should have."""
-    matrix = {"stages": stage_table(), "mutants": mutant_table((template / MUTANTS).read_text())}
+    matrix = {"stages": asking_table("stage", STAGES), "mutants": mutant_table((template / MUTANTS).read_text())}
     exact = (template / EXACT).read_text()
     parts = {
         EXACT: exact_tables(exact, template / EXACT_NUMBERS),
         README: {"questions": question_table(read_questions(template))},
+        UPDATES: {"update-check": asking_table("part", PARTS)},
         MATRIX: matrix | cost_tables(template / COSTS),
     }
     with tempfile.TemporaryDirectory() as folder:

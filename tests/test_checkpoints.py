@@ -10,12 +10,10 @@ import runpy
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,6 +23,7 @@ import pytest
 import torch
 
 from .conftest import Render
+from .disks import small_disk
 from .launching import ON_CPU, checkpoint, differences, module_of, train
 
 PLAIN_TYPES = {str, int, float, bool, type(None), list, tuple, dict, OrderedDict, torch.Tensor}
@@ -303,21 +302,6 @@ def test_a_killed_run_leaves_whole_checkpoints_and_goes_on(project: Render, whol
     assert names(run_dir) == ["best.pt", "last.pt", "step-00000049.pt", "step-00000050.pt"]
 
 
-@contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of 2 MB at a new folder. Skips the test where it cannot be mounted."""
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"mounting a small file system is refused here: {mounted.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
 def assert_one_line_names(printed: list[str], path: str, reason: str) -> None:
     """Rank 0 says with one line of error what could not be written and why, and nobody says anything else of it."""
     errors = [line for line in "\n".join(printed).splitlines() if " INFO " not in line and line]
@@ -327,7 +311,7 @@ def assert_one_line_names(printed: list[str], path: str, reason: str) -> None:
 
 @pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount")
 def test_a_full_disk_ends_all_ranks_with_one_line_and_leaves_what_was_saved(project: Render, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "run") as run_dir:
+    with small_disk(tmp_path / "run", "2m") as run_dir:
         printed = train_on_ranks(project(), run_dir, "--save-every", "1", "--keep", "99", code=2, timeout=100)
         saved = names(run_dir)
         written = len(saved) - 1

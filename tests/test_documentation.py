@@ -15,7 +15,7 @@ from generator.results import STAGES
 from .conftest import Render
 from .test_mutants import MUTANTS
 
-MADE_FILES = ["README.md", "docs/exact.md", "docs/example/train.py", "docs/matrix.md"]
+MADE_FILES = ["README.md", "docs/exact.md", "docs/example/train.py", "docs/matrix.md", "docs/updates.md"]
 BIN = Path(sys.executable).parent
 
 

@@ -85,7 +85,9 @@ def clone_project(project: Path, folder: Path) -> Path:
         raise RenderError(
             "git has no commit of it, and Copier updates only what git has: git init, add, commit"
         ) from None
-    git(folder.parent, "clone", "--quiet", "--shared", "--template=", str(top), str(folder), environment=SETTINGS)
+    # Only the last commit, and by no link: git would write the time into objects that it shares.
+    options = ("--quiet", "--depth", "1", "--no-tags", "--template=")
+    git(folder.parent, "clone", *options, top.resolve().as_uri(), str(folder), environment=SETTINGS)
     copy = folder / within
     if not (copy / ANSWERS_FILE).exists():
         raise RenderError(f"{ANSWERS_FILE} is not committed")

@@ -32,11 +32,11 @@ T = TypeVar("T")
 
 # In their order, with what each of them asks.
 PARTS = {
-    "history": "is an update of a released version what a copy of this one is",
     "files": "does it write the files that the versions before wrote, and the same for all answers",
     "repeats": "has every place of a file surroundings of its own",
     "questions": "is every answer that an older version has recorded still read",
     "answers": "is an update to other answers what a copy with them is, and does another one undo it",
+    "history": "is an update of a released version what a copy of this one is",
     "edits": "is an edit at any place still in its place, or in a visible conflict",
     "resume": "does a run that the released version's project began go on in the updated one",
 }
@@ -67,7 +67,8 @@ class Gate:
     template: Path = TEMPLATE
     cache: Cache | None = field(default_factory=Cache)
     progress: Progress = lambda part, done, total: None
-    parts: Sequence[str] = tuple(PARTS)  # all but "history" and "questions" need "history" before them
+    parts: Sequence[str] = tuple(PARTS)  # "repeats" needs "files" before it; "edits" and "resume" need "history"
+    stop_early: bool = False  # after the first part that finds something
     only: Sequence[str] = ()  # combinations with these answers, KEY=VALUE, as they were before
     strength: int | None = STRENGTH  # of the set that covers them; None: all of them
     pairs: int = PAIRS
@@ -77,11 +78,14 @@ class Gate:
         """Try all parts. Raises RenderError where a version cannot be found or read."""
         with scratch_folder(ROOM) as folder:
             trial = Trial(self, folder, workers)
-            parts = [Part(name) for name in self.parts]
-            for part in parts:
+            parts: list[Part] = []
+            for name in self.parts:
+                if self.stop_early and any(part.wrong for part in parts):
+                    break
+                parts.append(Part(name))
                 started = time.perf_counter()
-                getattr(trial, f"try_{part.name}")(part)
-                part.seconds = time.perf_counter() - started
+                getattr(trial, f"try_{name}")(parts[-1])
+                parts[-1].seconds = time.perf_counter() - started
         return parts
 
 
@@ -130,10 +134,10 @@ class Trial:
 
     def counted(self, part: Part, cases: Iterable[T], total: int) -> Iterator[T]:
         """Pass cases on as they come, and show how many there were."""
-        part.cases = total
-        for done, case in enumerate(cases, start=1):
+        before, part.cases = part.cases, part.cases + total
+        for done, case in enumerate(cases, start=before + 1):
             yield case
-            self.gate.progress(part.name, done, total)
+            self.gate.progress(part.name, done, part.cases)
 
     def wait_for(self, part: Part, jobs: Mapping[Future[list[str]], object]) -> None:
         """Take what other processes have found, each under what it was about."""
@@ -153,25 +157,30 @@ class Trial:
 
     def try_files(self, part: Part) -> None:
         """Compare the files of this version's projects with each other, and with those of the versions before."""
-        projects = {each: self.folder / "projects" / each.name for each in self.version.combinations}
-        jobs = [self.workers.render(self.version.folder, each, place) for each, place in projects.items()]
+        now, paths = read_ownership(self.gate.template), self.render(part, self.version, self.version.combinations)
+        part.wrong += conditional_files(paths)
+        written = frozenset.union(*paths.values())
+        for route in (route for route in self.routes if route.is_direct):
+            version = self.old_versions[route.stops[0]]
+            before = frozenset.union(*self.render(part, version, self.cover(route)).values())
+            part.wrong += lost_files(before, read_ownership(version.folder), written, now)
+        part.wrong = list(dict.fromkeys(part.wrong))
+
+    def render(
+        self, part: Part, version: Version, combinations: Sequence[Combination]
+    ) -> dict[Combination, frozenset[str]]:
+        """Write projects of a version, and give the paths of their files."""
+        projects = {each: self.folder / "projects" / version.folder.name / each.name for each in combinations}
+        jobs = [self.workers.render(version.folder, each, place) for each, place in projects.items()]
         for job in self.counted(part, as_completed(jobs), len(jobs)):
             job.result()
-        paths = {each: frozenset(read_files(place)) for each, place in projects.items()}
-        part.wrong += conditional_files(paths)
-        now = read_ownership(self.gate.template)
-        for carried in self.carried:
-            before = read_ownership(self.old_versions[carried.route.stops[0]].folder)
-            part.wrong += lost_files(
-                frozenset(read_files(carried.folder / "old")), before, frozenset.union(*paths.values()), now
-            )
-        part.wrong = list(dict.fromkeys(part.wrong))
+        return {each: frozenset(read_files(place)) for each, place in projects.items()}
 
     def try_repeats(self, part: Part) -> None:
         """Look for lines that occur twice in a file of any project."""
         files = {
             (path, content)
-            for place in (self.folder / "projects").iterdir()
+            for place in (self.folder / "projects" / self.version.folder.name).iterdir()
             for path, (_, content) in read_files(place).items()
         }
         for path, content in self.counted(part, sorted(files), len(files)):

@@ -1,6 +1,7 @@
 """The command `ddp-template release-check`."""
 
 import signal
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +19,7 @@ from .update_check_command import show
 
 def release_check(
     version: Annotated[str, typer.Argument(metavar="VERSION", help="Such as 1.2.0.", show_default=False)],
+    script: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the commands to a file as well.")] = None,
 ) -> None:
     """Say whether the last commit can be released under a version, and which commands do so.
 
@@ -27,11 +29,13 @@ def release_check(
     with errors_in_one_line():
         check_release(version)
         with Workers() as workers, ShownProgress(PARTS) as progress:
-            parts = Gate(progress=progress).run(workers)
+            parts = Gate(stop_early=True, progress=progress).run(workers)
     show(parts, Console())
     if any(part.wrong for part in parts):
         typer.echo(f"error: {version} cannot be released: updates to it lose what is named above", err=True)
         raise typer.Exit(1)
-    typer.echo("\nNothing is lost. These commands release it:\n")
-    for step in steps_of_release(version, run(TEMPLATE, "rev-parse", "HEAD")):
-        typer.echo(step)
+    commands = "".join(f"{step}\n" for step in steps_of_release(version, run(TEMPLATE, "rev-parse", "HEAD")))
+    typer.echo(f"\nNothing is lost. These commands release it:\n\n{commands}", nl=False)
+    if script:
+        with errors_in_one_line():
+            script.write_text(commands)

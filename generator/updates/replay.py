@@ -45,7 +45,9 @@ def commit_all(project: Path) -> None:
     git(project, "commit", "--quiet", "--allow-empty", "--message", "All", environment=SETTINGS)
 
 
-def update(project: Path, version: str | None = None, answers: Mapping[str, Any] | None = None) -> None:
+def update(
+    project: Path, version: str | None = None, answers: Mapping[str, Any] | None = None, *, quiet: bool = True
+) -> None:
     """Update a project to a version of its template, or the newest one, with its answers but for the given ones.
 
     Raises UpdateError where Copier refuses.
@@ -54,7 +56,7 @@ def update(project: Path, version: str | None = None, answers: Mapping[str, Any]
         warnings.simplefilter("ignore")
         try:
             copier.run_update(
-                project, data=dict(answers or {}), defaults=True, overwrite=True, quiet=True, vcs_ref=version
+                project, data=dict(answers or {}), defaults=True, overwrite=True, quiet=quiet, vcs_ref=version
             )
         except Exception as error:  # git's, YAML's and Jinja's own errors, too
             raise UpdateError(" ".join(str(error).split()) or type(error).__name__) from error

@@ -1,8 +1,6 @@
 """Histories of the template: the real one, and made-up ones that begin with the template as it is."""
 
-import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,13 +8,10 @@ import pytest
 
 from generator.cache import Cache
 from generator.snapshot import take_snapshot
-from generator.updates.hermetic import SETTINGS
-from generator.updates.history import NEXT, History, clone_history, run
+from generator.updates.history import History, clone_history, run
 from generator.updates.releases import FILE, read_releases
 from generator.updates.replay import commit_all, copy_project, put_under_git
 from generator.workers import Workers
-
-Edit = Callable[[Path], None]
 
 
 @pytest.fixture(scope="session")
@@ -72,28 +67,12 @@ def replace(file: Path, old: str, new: str) -> None:
 
 @pytest.fixture
 def old_project(history: History, tmp_path: Path) -> Callable[..., Path]:
-    """Give a project of the last released version with some answers, all of it committed."""
+    """Give a project of a version, the first one if none is given, with some answers, all of it committed."""
 
-    def get(version: str = history.releases[-1].tag, **answers: object) -> Path:
+    def get(version: str = history.releases[0].tag, **answers: object) -> Path:
         project = tmp_path / "project"
         copy_project(history.folder, version, answers, project)
         put_under_git(project)
         return project
 
     return get
-
-
-def shell(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run what an owner types, with the programs of this environment first and no settings of git."""
-    home = {"HOME": str(folder), "PATH": f"{Path(os.sys.executable).parent}:{os.environ['PATH']}"}  # type: ignore[attr-defined]
-    return subprocess.run(
-        ["bash", "-c", script],
-        cwd=folder,
-        env={**os.environ, **SETTINGS, **home, **variables},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
-__all__ = ["NEXT", "Edit", "MadeUp", "replace", "shell"]

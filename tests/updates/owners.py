@@ -3,9 +3,6 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from generator.git import git
-from generator.updates.hermetic import SETTINGS
-
 from .conftest import replace
 
 MODEL = '''"""A perceptron."""
@@ -140,8 +137,3 @@ EDITS: Mapping[str, Callable[[Path], None]] = {
         own_file,
     )
 }
-
-
-def tidy(project: Path) -> list[str]:
-    """Give what is not committed in a project, a line each."""
-    return git(project, "status", "--porcelain", environment=SETTINGS).decode().splitlines()
