@@ -1,17 +1,20 @@
 """Rendered projects, shared by all tests of a session, and a cluster for those that need one."""
 
 import json
+import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from plumbum import local
 
 from generator.combinations import Combination, legal_combinations
 from generator.launchers import slurm
 from generator.rendering import render
 from generator.snapshot import take_snapshot
+from generator.updates.hermetic import SETTINGS
 from generator.workers import Workers
 
 Render = Callable[..., Path]
@@ -20,6 +23,9 @@ MEASURED_NOW: set[str] = set()  # the guarantees with a number of this session
 
 # A shell starts what is to run in the background with SIGINT ignored, and what tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# git, also as Copier runs it and whatever the tests start, has no settings of the user and leaves nothing running.
+os.environ.update(SETTINGS)
+local.env.update(SETTINGS)
 
 
 @pytest.fixture(scope="session")

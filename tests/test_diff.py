@@ -1,7 +1,6 @@
 """`ddp-template diff`: what answers change in a project, and what edits of the template change in all projects."""
 
 import itertools
-import os
 import re
 import shutil
 import subprocess
@@ -74,18 +73,6 @@ def workers() -> Iterator[Workers]:
     """Two processes for all tests."""
     with Workers(2) as processes:
         yield processes
-
-
-@pytest.fixture(autouse=True)
-def own_git(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let git know no settings but these, and leave nothing running."""
-    settings = {"user.name": "Ann", "user.email": "ann@localhost", "maintenance.auto": "0", "gc.auto": "0"}
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
-    monkeypatch.setenv("GIT_CONFIG_COUNT", str(len(settings)))
-    for number, (key, value) in enumerate(settings.items()):
-        monkeypatch.setenv(f"GIT_CONFIG_KEY_{number}", key)
-        monkeypatch.setenv(f"GIT_CONFIG_VALUE_{number}", value)
 
 
 @pytest.fixture

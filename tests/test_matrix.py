@@ -307,8 +307,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part in ("generator", "template", "partials"):
         shutil.copytree(TEMPLATE / part, clone / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy2(TEMPLATE / "copier.yml", clone)
-    git = ["git", "-c", "user.name=Ann", "-c", "user.email=ann@example.org"]
-    commit = [*git, "commit", "--quiet", "--all", "--message", "change"]
+    commit = ["git", "commit", "--quiet", "--all", "--message", "change"]
     for command in (["git", "init", "--quiet"], ["git", "add", "copier.yml", "template", "partials"], commit):
         subprocess.run(command, cwd=clone, check=True)
     with (clone / "template" / "README.md.jinja").open("a") as readme:

@@ -32,15 +32,21 @@ SETTINGS = {
 
 @contextmanager
 def hermetic_git(temporary: Path) -> Iterator[None]:
-    """Let Copier, whose git is plumbum's, run it with these settings, even where it was made to find none.
+    """Let Copier run git with these settings, by plumbum and otherwise, even where it was made to find none.
 
     Its temporary folders are in the given one.
     """
     before, tempfile.tempdir = tempfile.tempdir, str(temporary)
+    environment = dict(os.environ)
+    for variable in LOCAL:
+        os.environ.pop(variable, None)
+    os.environ.update(SETTINGS)
     try:
-        with local.env(PATH=os.environ["PATH"], **SETTINGS):
+        with local.env(PATH=environment["PATH"], **SETTINGS):
             for variable in LOCAL:
                 local.env.pop(variable, "")
             yield
     finally:
         tempfile.tempdir = before
+        os.environ.clear()
+        os.environ.update(environment)

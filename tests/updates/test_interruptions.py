@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from generator.updates.hermetic import SETTINGS
 from generator.updates.history import NEXT, History
 from generator.updates.replay import commit_all, copy_project, differing, put_under_git, read_files
 
@@ -36,7 +35,7 @@ class Owner:
     def environment(self) -> Mapping[str, str]:
         """What a shell of the owner has."""
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return {**os.environ, **SETTINGS, "PATH": path, "TMPDIR": str(self.elsewhere), "HOME": str(self.elsewhere)}
+        return {**os.environ, "PATH": path, "TMPDIR": str(self.elsewhere), "HOME": str(self.elsewhere)}
 
     def begin(self, commands: str) -> subprocess.Popen[bytes]:
         """Type commands, in a process group of their own."""

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from generator.updates.hermetic import SETTINGS
 from generator.updates.history import run
 from generator.updates.replay import commit_all, conflicts, copy_project, put_under_git, read_files
 
@@ -38,7 +37,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
         done = subprocess.run(
             ["bash", "-c", commands],
             cwd=folder,
-            env={**os.environ, **SETTINGS, **own},
+            env={**os.environ, **own},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
