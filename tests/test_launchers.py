@@ -144,6 +144,23 @@ def test_launch_script_of_mpirun_reads_a_host_file(
     assert_same_weights(checkpoint(tmp_path / "run"), reference)
 
 
+@pytest.mark.parametrize("variables", [{"NPROC": "2"}, {}], ids=["told", "without GPUs"])
+def test_launch_script_of_spawn_starts_as_many_as_it_is_told_or_one(
+    variables: dict[str, str], project: Render, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        ["./launch.sh", *ON_CPU, "--run-dir", str(tmp_path / "run"), "--max-steps", "2"],
+        cwd=project(launcher="spawn"),
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        | variables,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(checkpoint(tmp_path / "run")["ranks"]) == int(variables.get("NPROC", 1))
+
+
 @pytest.mark.parametrize("method", ["tcp://127.0.0.1:{port}", "env://"])
 def test_spawn_takes_other_meeting_places(
     method: str, project: Render, reference: dict[str, Any], free_port: int, tmp_path: Path

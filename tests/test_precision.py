@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .conftest import Render
-from .launching import NEEDS_GPU, ON_GPU, assert_same_weights, checkpoint, train
+from .launching import NEEDS_GPU, ON_CPU, ON_GPU, assert_same_weights, checkpoint, module_of, train
 from .test_checkpoints import assert_same_state, logged, train_on_ranks
 
 STEPS = ("--max-steps", "30")
@@ -29,6 +30,45 @@ APEX_STAND_IN = Path(__file__).parent / "apex_stand_in" / "apex"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the runs of this module are."""
     return tmp_path_factory.mktemp("precision")
+
+
+# ---- float32, with TF32 and without ----
+
+TELLING = """
+import runpy, sys, torch
+sys.argv = ["train.py", *sys.argv[1:]]
+try:
+    runpy.run_path("train.py", run_name="__main__")
+finally:
+    print(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+"""
+
+
+@pytest.mark.parametrize(("option", "told"), [([], "highest False"), (["--tf32"], "high True")])
+def test_the_program_tells_torch_whether_tf32_will_do(
+    option: list[str], told: str, project: Render, folder: Path
+) -> None:
+    run_dir = folder / told.replace(" ", "-")
+    arguments = [*ON_CPU, "--max-steps", "1", "--run-dir", str(run_dir), *option]
+    command = [sys.executable, "-c", TELLING, *arguments]
+    done = subprocess.run(command, cwd=project(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == told
+
+
+@pytest.mark.gpu
+@NEEDS_GPU
+@pytest.mark.parametrize(("allowed", "least", "most"), [(False, 0.0, 1e-5), (True, 1e-5, 1e-2)])
+def test_tf32_rounds_to_three_digits(allowed: bool, least: float, most: float, project: Render) -> None:
+    draw = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(512, 512, generator=draw, dtype=torch.float64) for _ in range(2))
+    module_of(project() / "ddp_project" / "precision.py").use_tf32(allowed)
+    try:
+        product = left.float().cuda() @ right.float().cuda()
+    finally:
+        module_of(project() / "ddp_project" / "precision.py").use_tf32(False)
+    error = (product.double().cpu() - left @ right).norm() / (left @ right).norm()
+    assert least <= error.item() <= most
 
 
 # ---- torch.amp, the whole program ----
