@@ -1,19 +1,17 @@
 """The command `ddp-template check`."""
 
-import signal
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .cache import Cache
 from .checking import Check
-from .options import Cover, Shard, Since, Wanted, choose, errors_in_one_line
+from .options import Cover, Shard, Since, Wanted, choose, errors_in_one_line, take_term_as_ctrl_c
+from .progress import ShownProgress
 from .questions import TEMPLATE
 from .reports.jsonfile import write_json
 from .reports.junit import write_junit
@@ -48,9 +46,9 @@ def check(
 
     Exit code 0: all is right; 1: something is wrong; 2: the command itself is.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what ends a batch job leaves as Ctrl-C does
+    take_term_as_ctrl_c()
     store = Cache()
-    with errors_in_one_line(), Workers() as workers, ShownProgress() as progress:
+    with errors_in_one_line(), Workers() as workers, ShownProgress(STAGES) as progress:
         chosen = choose(TEMPLATE, workers, wanted, cover, shard, since, cache=store)
         work = Check(
             chosen,
@@ -86,28 +84,3 @@ def write_reports(verdict: Verdict, wanted: dict[str, Path]) -> dict[str, Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         writers[name](verdict, path)
     return wanted
-
-
-class ShownProgress:
-    """As a context manager: gives a function that shows on stderr how far each stage is, as bars or as lines."""
-
-    def __init__(self, questions: Mapping[str, str] = STAGES) -> None:
-        self.questions = questions  # what each stage asks
-        columns = TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        self.bars = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
-        self.tasks: dict[str, int] = {}
-
-    def __enter__(self) -> Callable[[str, int, int], None]:
-        self.bars.start()
-        return self.advance
-
-    def __exit__(self, *error: object) -> None:
-        self.bars.stop()
-
-    def advance(self, stage: str, done: int, total: int) -> None:
-        """Show that a stage is done with so many combinations."""
-        if stage not in self.tasks:
-            self.tasks[stage] = self.bars.add_task(stage, total=total)
-        self.bars.update(self.tasks[stage], completed=done)  # type: ignore[arg-type]
-        if self.bars.disable and done == total:
-            typer.echo(f"{stage}: {total} of {total} ({self.questions.get(stage, stage)})", err=True)

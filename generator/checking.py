@@ -16,6 +16,7 @@ from .combinations import Combination, shaping_questions
 from .conditions import runner_digest, versions
 from .covers import greedy_cover
 from .launchers.real import compare_with_launcher, launchers_ready
+from .progress import Advance
 from .questions import TEMPLATE
 from .remembered import PARTIALS, Remembered
 from .rendering import run_copier
@@ -42,9 +43,6 @@ from .workers import Workers
 STATIC = {"format": check_format, "lint": check_lint, "types": check_types}
 ROOM_OF_EACH = 4 * 2**20  # bytes: a project and its runs
 
-# What the command shows while it works: begin a stage of so many things, or say that so many more are done.
-Progress = Callable[[str, int, int], None]
-
 
 @dataclass
 class Check:
@@ -55,7 +53,7 @@ class Check:
     cache: Cache | None = field(default_factory=Cache)
     keep: bool = False  # whether to keep all projects and runs, and not only those that fail
     launchers: str = "forked"  # or "real": a covering set runs by its real launchers, too
-    progress: Progress = lambda stage, done, total: None
+    progress: Advance = lambda stage, done, total: None
     selection: str = "all"
     kept: Path | None = field(default=None, init=False)  # the folder with what was left behind
 

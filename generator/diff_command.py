@@ -1,14 +1,12 @@
 """The command `ddp-template diff`: what an answer changes in a project, or an edit of the template in every project."""
 
 import tempfile
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import track
 from rich.text import Text
 
 from .cache import Cache
@@ -16,6 +14,7 @@ from .descriptions import describe
 from .differences import read_version
 from .edits import Edit
 from .options import errors_in_one_line
+from .progress import watched
 from .questions import TEMPLATE
 from .selection import SelectionError
 from .sides import compare_answers, read_side
@@ -90,7 +89,7 @@ def show_since(revision: str, wanted: Sequence[str], *, stat: bool, template: Pa
         new_folder = take_snapshot(Path(place) / "new", template)
         with Console(stderr=True).status("Asking Copier what is legal"):
             old, new = (read_version(folder, workers, Cache()) for folder in (old_folder, new_folder))
-        found = compare_versions(old, new, wanted, workers, watch)
+        found = compare_versions(old, new, wanted, workers, watched("Rendering"))
     console = Console(highlight=False)
     total = len(found.compared)
     chosen = f" with {' '.join(wanted)}" if wanted else ""
@@ -106,12 +105,6 @@ def show_since(revision: str, wanted: Sequence[str], *, stat: bool, template: Pa
         else:
             show_diff(group.diff)
     return bool(found.groups or found.notes)
-
-
-def watch(futures: Iterable[Future[Any]], total: int) -> Iterable[Future[Any]]:
-    """Draw a bar in a terminal, which goes when all is done."""
-    stderr = Console(stderr=True)
-    return track(futures, "Rendering", total, console=stderr, transient=True, disable=not stderr.is_terminal)
 
 
 def count_lines(edits: Sequence[Edit]) -> list[Row]:

@@ -12,7 +12,7 @@ from .questions import TEMPLATE, Question, read_questions
 from .rendering import render
 from .results import STAGES
 from .snapshot import take_snapshot
-from .updates.gate import PARTS
+from .updates.trial import PARTS
 
 README, MATRIX, EXACT, UPDATES = map(Path, ("README.md", "docs/matrix.md", "docs/exact.md", "docs/updates.md"))
 EXAMPLE = Path("docs/example/train.py")

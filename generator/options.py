@@ -1,6 +1,7 @@
 """The options that choose combinations, the same for every command that takes them, and errors in one line."""
 
 import re
+import signal
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -96,6 +97,11 @@ def parse_shard(shard: str) -> tuple[int, int]:
     if parts > MOST_PARTS:
         raise SelectionError(f"--shard {shard} has too many parts: there are {MOST_PARTS} at most")
     return part, parts
+
+
+def take_term_as_ctrl_c() -> None:
+    """Let what ends a batch job leave as Ctrl-C does: nothing stays behind."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """The command `ddp-template render`: the projects of many combinations, each in a folder of its own."""
 
-import signal
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import as_completed
@@ -14,7 +13,7 @@ import typer
 
 from .cache import Cache
 from .combinations import Combination
-from .options import Cover, Shard, Wanted, choose, errors_in_one_line
+from .options import Cover, Shard, Wanted, choose, errors_in_one_line, take_term_as_ctrl_c
 from .progress import watched
 from .questions import TEMPLATE
 from .rendering import RenderError, name_source
@@ -32,7 +31,7 @@ def render(
     shard: Shard = None,
 ) -> None:
     """Write the project of every legal combination, or of those that are chosen, to DEST/NAME."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what ends a batch job leaves as Ctrl-C does
+    take_term_as_ctrl_c()
     with errors_in_one_line():
         refuse_what_cannot_be_replaced(destination)
         with Workers() as workers:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 IN_MEMORY = Path("/dev/shm")
-PREFIX = "ddp-template-check-"
+PREFIX = "ddp-template-"
 DAY = 24 * 3600  # seconds
 
 
@@ -27,15 +27,19 @@ def scratch_root(room: int) -> Path:
 @contextmanager
 def scratch_folder(room: int) -> Iterator[Path]:
     """Give a new folder with room for so many bytes, which is gone in the end."""
-    with tempfile.TemporaryDirectory(prefix="ddp-template-", dir=scratch_root(room)) as folder:
-        yield Path(folder)
+    forget_killed(IN_MEMORY)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=scratch_root(room)))
+    try:
+        yield folder
+    finally:
+        remove(folder)
 
 
 @contextmanager
 def working_folder(room: int) -> Iterator[Path]:
     """Give a new folder with room for so many bytes, which is gone where an error, or Ctrl-C, ends the work."""
     forget_killed(IN_MEMORY)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=scratch_root(room)))
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}check-", dir=scratch_root(room)))
     try:
         yield folder
     except BaseException:

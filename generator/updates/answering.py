@@ -107,7 +107,7 @@ def forgotten_answers(old: Path, new: Path) -> list[str]:
     wrong = []
     for key, question in before.items():
         if key not in after:
-            if not is_read(key, settings):
+            if not is_read(key, [str(settings[name].get("default", "")) for name in after]):
                 wrong.append(f"the question {key} went, and no default of another one reads what was answered")
             continue
         gone = [text(one.value) for one in question.choices if one.value not in [it.value for it in after[key].choices]]
@@ -120,7 +120,7 @@ def forgotten_answers(old: Path, new: Path) -> list[str]:
     return wrong
 
 
-def is_read(key: str, settings: Mapping[str, Any]) -> bool:
-    """Whether the default of any question depends on an answer."""
-    defaults = (str(entry.get("default", "")) for name, entry in settings.items() if not name.startswith("_"))
-    return any(re.search(rf"\{{.*\b{key}\b", default, re.DOTALL) for default in defaults)
+def is_read(key: str, defaults: Sequence[str]) -> bool:
+    """Whether any of these expressions depends on an answer."""
+    jinja = (part for default in defaults for part in re.findall(r"\{[{%].*?[%}]\}", default, re.DOTALL))
+    return any(re.search(rf"\b{key}\b", part) for part in jinja)

@@ -1,11 +1,12 @@
 """Projects of released versions are updated to the template as it is, and compared with fresh copies of it."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ..combinations import Combination, text
+from ..combinations import text
 from ..rendering import recorded_answers
 from .ownership import read_ownership
 from .replay import (
@@ -36,10 +37,10 @@ class Route:
         return " -> ".join(self.stops)
 
 
-def carry(template: Path, route: Route, combination: Combination, folder: Path) -> list[str]:
+def carry(template: Path, route: Route, answers: Mapping[str, Any], folder: Path) -> list[str]:
     """Copy a project, which stays in folder/old, update it on its way in folder/new, and say what is wrong there."""
     old, new = folder / "old", folder / "new"
-    copy_project(template, route.stops[0], dict(combination.answers), old)
+    copy_project(template, route.stops[0], answers, old)
     shutil.copytree(old, new)
     put_under_git(new)
     for version in route.stops[1:]:

@@ -5,7 +5,7 @@ of edits, none of which meets another.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from ..git import git
@@ -26,6 +26,7 @@ class ChangedFile:
     path: str
     old: str
     new: str
+    about: str = field(default="", compare=False)  # the first update that changes it
 
     @property
     def name(self) -> str:
@@ -70,12 +71,13 @@ class Edit:
 
     def __str__(self) -> str:
         inside = f" in {'.'.join(self.place.chain)}" if self.place.chain else ""
-        return f"{self.file.path}, an edit before line {self.place.line + 1}{inside}"
+        about = f"{self.file.about}: " if self.file.about else ""
+        return f"{about}{self.file.path}, an edit before line {self.place.line + 1}{inside}"
 
 
 def choose_edits(files: Iterable[ChangedFile]) -> list[Edit]:
-    """Give an edit for each place of the files. Where several variants of a file have the same lines around a place,
-    and the new versions have them in the same functions, the first stands for all.
+    """Give an edit for each place of the files. Of variants that have the same lines around a place, and in the new
+    version in the same blocks, the first stands for all; where the new version has other lines, each stands for itself.
     """
     edits: list[Edit] = []
     seen = set()
@@ -86,7 +88,9 @@ def choose_edits(files: Iterable[ChangedFile]) -> list[Edit]:
             around = (*lines[max(0, place.line - CONTEXT) : place.line], None, *lines[place.line :][:CONTEXT])
             window = tuple(line for line in around if line is not None)
             ends = () if len(window) == 2 * CONTEXT else (*new_lines[:CONTEXT], *new_lines[-CONTEXT:])
-            key = (file.path, place.chain, around, ends, holding.get(window))
+            # Where git does not find these lines, what becomes of the edit depends on the whole new file.
+            found = holding.get(window, file.new)
+            key = (file.path, place.chain, place.indent, around, ends, found)
             if key not in seen:
                 seen.add(key)
                 edits.append(Edit(file, place, len(edits)))
@@ -147,9 +151,11 @@ def judge(edit: Edit, project: Path, chains: set[Chain]) -> str:
         chain = chain_of(edit.path, text, edit.name)
     except SyntaxError as error:
         return f"the file is no Python any more: {error}"
-    # Where the new version has no such function, or sets another heading, the edit has gone with the lines around it.
-    gone_along = edit.place.chain not in chains or (not edit.path.endswith(".py") and keeps_company(edit, text))
-    if chain != edit.place.chain and not gone_along:
+    if chain is None:
+        return "it is no statement any more"
+    # Where the new version has no such function, or sets another heading, it may go with the lines around it.
+    may_go_along = edit.place.chain not in chains or not edit.path.endswith(".py")
+    if chain != edit.place.chain and not (may_go_along and keeps_company(edit, text)):
         return f"it has moved to {'.'.join(chain) or 'the outside of all functions'}"
     return ""
 
@@ -158,6 +164,6 @@ def keeps_company(edit: Edit, text: str) -> bool:
     """Whether the lines before an edit, or those after it, are the ones that it was made between."""
     sides = []
     for lines in (edit.edited.splitlines(), text.splitlines()):
-        at = lines.index(edit.line.rstrip("\n"))
+        at = next(i for i, line in enumerate(lines) if edit.name in line.split())
         sides.append((lines[max(0, at - CONTEXT) : at], lines[at + 1 :][:CONTEXT]))
     return any(before == after for before, after in zip(*sides, strict=True))

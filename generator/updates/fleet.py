@@ -1,12 +1,15 @@
 """Looks at projects that exist: what an update would do to each of them, tried in a copy."""
 
+import os
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from ..git import GitError, git
-from ..rendering import ANSWERS_FILE, RenderError, name_source
+from ..rendering import ANSWERS_FILE, RenderError
 from .hermetic import SETTINGS
 from .history import History
 from .replay import commit_all, conflicts, read_files, update
@@ -28,45 +31,78 @@ class Report:
 
 
 def examine(project: Path, history: History, target: str, folder: Path) -> Report:
-    """Update a copy of a project in a new folder, and say what became of it. The project itself is only read."""
+    """Update a copy of a project in a new folder, which goes again, and say what became of it.
+
+    The project itself is only read.
+    """
     report = Report(str(project))
-    project = project.absolute()
     try:
-        report.version = recorded_version(project)
-        base = find_base(report.version, history)
-        copy = clone_project(project, folder)
-        mend_answers(copy, history.folder, base)
-        if git(project, "--no-optional-locks", "status", "--porcelain", "--", ".", environment=SETTINGS):
-            report.reason = "what is not committed, which Copier wants to be, was left out"
-        before = conflicts(read_files(copy))
-        update(copy, target)
-    except (RenderError, OSError) as error:
-        report.reason = " ".join(str(error).split())
-        return report
-    report.conflicts = [path for path in conflicts(read_files(copy)) if path not in before]
-    report.changes = changes_in(copy)
-    report.state = CONFLICTS if report.conflicts else CLEAN if report.changes else NOTHING
+        try_update(report, project.absolute(), history, target, folder)
+    except (RenderError, OSError, UnicodeDecodeError) as error:
+        report.state, report.reason = IMPOSSIBLE, " ".join(str(error).split())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     return report
 
 
-def recorded_version(project: Path) -> str:
-    """Give the version that a project has recorded. Raises RenderError where it is none of the template's."""
+def try_update(report: Report, project: Path, history: History, target: str, folder: Path) -> None:
+    """Update a copy, and complete the report. Raises RenderError where that is impossible."""
     if not project.is_dir():
         raise RenderError(f"{project} is no folder")
-    file = project / ANSWERS_FILE
-    if not file.is_file():
+    if not (project / ANSWERS_FILE).is_file():
         raise RenderError(f"there is no {ANSWERS_FILE}: this is no project of the template, or it has lost its answers")
+    copy = clone_project(project, folder)
+    answers = read_answers(copy)
+    report.version = str(answers["_commit"])
+    base = find_base(report.version, history)
+    refuse_other_templates(answers, base, history)
+    if git(project, "--no-optional-locks", "status", "--porcelain", "--", ".", environment=SETTINGS):
+        report.reason = "what is not committed, which Copier wants to be, was left out"
+    # The copy takes its template from the throwaway clone.
+    own = {**answers, "_commit": base, "_src_path": str(history.folder)}
+    (copy / ANSWERS_FILE).write_text(yaml.safe_dump(own, allow_unicode=True))
+    commit_all(copy)
+    before = conflicts(read_files(copy))
+    update(copy, target)
+    report.conflicts = [path for path in conflicts(read_files(copy)) if path not in before]
+    report.changes = changes_in(copy)
+    report.state = CONFLICTS if report.conflicts else CLEAN if report.changes else NOTHING
+
+
+def clone_project(project: Path, folder: Path) -> Path:
+    """Copy what a project has committed. Raises RenderError where it is under no git."""
     try:
-        answers = yaml.safe_load(file.read_text())
-        return str(answers["_commit"])
-    except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError):
-        raise RenderError(f"{ANSWERS_FILE} names no version (_commit): Copier wrote one, and it was edited") from None
+        shown = git(project, "rev-parse", "--show-toplevel", environment=SETTINGS)
+        git(project, "rev-parse", "--verify", "--quiet", "HEAD", environment=SETTINGS)
+    except GitError:
+        raise RenderError(
+            "git has no commit of it, and Copier updates only what git has: git init, add, commit"
+        ) from None
+    top = Path(os.fsdecode(shown.removesuffix(b"\n"))).resolve()
+    # Only the last commit, and by no link: git would write the time into objects that it shares.
+    options = ("--quiet", "--depth", "1", "--no-tags", "--template=")
+    git(folder.parent, "clone", *options, top.as_uri(), str(folder), environment=SETTINGS)
+    copy = folder / project.resolve().relative_to(top)
+    if not (copy / ANSWERS_FILE).exists():
+        raise RenderError(f"{ANSWERS_FILE} is not committed")
+    return copy
+
+
+def read_answers(project: Path) -> dict[str, Any]:
+    """Give what a project has recorded. Raises RenderError where there is no version of a template in it."""
+    try:
+        answers = yaml.safe_load((project / ANSWERS_FILE).read_text())
+    except (yaml.YAMLError, UnicodeDecodeError):
+        answers = None
+    if not isinstance(answers, dict) or "_commit" not in answers:
+        raise RenderError(f"{ANSWERS_FILE} names no version (_commit): Copier wrote one, and it was edited")
+    return answers
 
 
 def find_base(version: str, history: History) -> str:
     """Give the name that the throwaway clone knows a recorded version by. Raises RenderError where it has none."""
     try:
-        return history.tag_revision(version)
+        return history.find_version(version)
     except GitError:
         newest = history.releases[-1].tag if history.releases else "a version"
         raise RenderError(
@@ -75,32 +111,12 @@ def find_base(version: str, history: History) -> str:
         ) from None
 
 
-def clone_project(project: Path, folder: Path) -> Path:
-    """Copy what a project has committed. Raises RenderError where it is under no git."""
-    try:
-        top = Path(git(project, "rev-parse", "--show-toplevel", environment=SETTINGS).decode().rstrip("\n"))
-        within = project.resolve().relative_to(top.resolve())
-        git(project, "rev-parse", "--verify", "--quiet", "HEAD", environment=SETTINGS)
-    except GitError:
-        raise RenderError(
-            "git has no commit of it, and Copier updates only what git has: git init, add, commit"
-        ) from None
-    # Only the last commit, and by no link: git would write the time into objects that it shares.
-    options = ("--quiet", "--depth", "1", "--no-tags", "--template=")
-    git(folder.parent, "clone", *options, top.resolve().as_uri(), str(folder), environment=SETTINGS)
-    copy = folder / within
-    if not (copy / ANSWERS_FILE).exists():
-        raise RenderError(f"{ANSWERS_FILE} is not committed")
-    return copy
-
-
-def mend_answers(copy: Path, template: Path, base: str) -> None:
-    """Let the copy take its template from the throwaway clone."""
-    name_source(copy, str(template))
-    answers = (copy / ANSWERS_FILE).read_text().splitlines(keepends=True)
-    lines = [f"_commit: {base}\n" if line.startswith("_commit:") else line for line in answers]
-    (copy / ANSWERS_FILE).write_text("".join(lines))
-    commit_all(copy)
+def refuse_other_templates(answers: dict[str, Any], base: str, history: History) -> None:
+    """Raise RenderError where the answers are not those to the questions of a version of this template."""
+    settings = yaml.safe_load(git(history.folder, "show", f"{base}:copier.yml", environment=SETTINGS))
+    asked = [key for key, entry in settings.items() if not key.startswith("_") and entry.get("when", True) is not False]
+    if missing := [key for key in asked if key not in answers]:
+        raise RenderError(f"{ANSWERS_FILE} has no answer to {missing[0]}: this is a project of another template")
 
 
 def changes_in(copy: Path) -> list[str]:

@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..options import errors_in_one_line
+from ..options import errors_in_one_line, take_term_as_ctrl_c
 from ..progress import watched
 from ..questions import TEMPLATE
+from ..reports.plain import plain
 from ..scratch import scratch_folder
 from ..workers import Workers
 from .fleet import CLEAN, CONFLICTS, IMPOSSIBLE, NOTHING, Report, examine
@@ -43,11 +44,12 @@ def fleet(
 
     Exit code 0: all can be updated without a conflict; 1: some cannot; 2: the command itself is wrong.
     """
+    take_term_as_ctrl_c()
     with errors_in_one_line():
         reports = examine_all(projects, to)
+        show(reports, Console(), changes=changes)
         if json_file:
             json_file.write_text(json.dumps([asdict(report) for report in reports], indent=2) + "\n")
-    show(reports, Console(), changes=changes)
     raise typer.Exit(1 if any(report.state in (CONFLICTS, IMPOSSIBLE) for report in reports) else 0)
 
 
@@ -55,7 +57,7 @@ def examine_all(projects: Sequence[Path], to: str | None, template: Path = TEMPL
     """Examine projects, some at a time. Raises RenderError where the template has no such version."""
     with scratch_folder(ROOM) as folder, Workers() as workers:
         history = clone_history(folder / "history", read_releases(template), template)
-        target = history.tag_revision(to) if to else NEXT
+        target = history.find_version(to) if to else NEXT
         jobs = []
         for number, project in enumerate(projects):
             place = folder / str(number)
@@ -72,15 +74,18 @@ def show(reports: Sequence[Report], console: Console, *, changes: bool) -> None:
     table.columns[3].justify = "right"
     for report in reports:
         table.add_row(
-            Text(report.project, overflow="fold"),
+            Text(plain(report.project), overflow="fold"),
             Text(report.version),
             Text(report.state, STYLES[report.state]),
             str(len(report.changes)),
         )
-    console.print(table)
+    if console.is_terminal:
+        console.print(table)
     for report in reports:
+        if not console.is_terminal:  # for grep and the like
+            console.print(Text(f"{plain(report.project)}: {report.version}, {report.state}"), soft_wrap=True)
         words = [report.reason] if report.reason else []
         words += [f"conflict in {path}" for path in report.conflicts]
         words += report.changes if changes else []
         for line in words:
-            console.print(Text(f"{report.project}: {line}"), soft_wrap=True)
+            console.print(Text(plain(f"{report.project}: {line}")), soft_wrap=True)

@@ -17,6 +17,8 @@ CONFIG = {
     "init.defaultBranch": "main",
     "init.templateDir": "",
     "safe.directory": "*",
+    "core.excludesFile": os.devnull,
+    "core.attributesFile": os.devnull,
 }
 SETTINGS = {
     **NO_SETTINGS,

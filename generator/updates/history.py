@@ -23,13 +23,23 @@ class History:
 
     folder: Path
     releases: Sequence[Release]
+    template: Path  # what was cloned
 
-    def tag_revision(self, revision: str) -> str:
-        """Give the name that Copier takes for a release, which may be written without v, or any other revision."""
+    def find_version(self, revision: str) -> str:
+        """Give the name by which Copier finds a release, which may be written without v, or another revision.
+
+        Raises GitError where the template's repository has no such revision, or no template in it.
+        """
         for release in self.releases:
             if revision in (release.version, release.tag):
                 return release.tag
-        return find_commit(revision, self.folder)
+        commit = find_commit(revision, self.template)
+        try:
+            git(self.template, "cat-file", "-e", f"{commit}:copier.yml", environment=SETTINGS)
+        except GitError:
+            raise GitError(f"there is no copier.yml in {revision}: choose a revision that has the template") from None
+        run(self.folder, "update-ref", f"refs/heads/wanted/{commit}", commit)  # Copier's clones have it, too
+        return commit
 
 
 def clone_history(folder: Path, releases: Sequence[Release], template: Path = TEMPLATE) -> History:
@@ -49,7 +59,7 @@ def clone_history(folder: Path, releases: Sequence[Release], template: Path = TE
             ) from None
         run(folder, "tag", "--force", release.tag, release.commit)
     add_working_tree(folder, template)
-    return History(folder, releases)
+    return History(folder, releases, template)
 
 
 def add_working_tree(folder: Path, template: Path) -> None:

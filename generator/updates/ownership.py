@@ -52,9 +52,9 @@ def patterns_of(settings: Mapping[str, Any], key: str, package_name: str, operat
 
 def conditional_files(paths: Mapping[Combination, frozenset[str]]) -> list[str]:
     """Say which files only some answers give: others would delete them, with the owner's edits in them."""
-    every = frozenset.intersection(*paths.values())
+    some = frozenset().union(*paths.values())
     words = []
-    for path in sorted(frozenset.union(*paths.values()) - every):
+    for path in sorted(path for path in some if not all(path in its for its in paths.values())):
         without = next(combination for combination, its in paths.items() if path not in its)
         words.append(
             f"{path} is not written for {without.name}: an update to these answers would delete an owner's edits"

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-Chain = tuple[str, ...]  # the functions and classes around a place, from the outside; or the heading above it
+# The functions, classes and blocks around a place, from the outside; in files without statements the heading above it.
+Chain = tuple[str, ...]
 
 # By the ending of a file: what begins a section of it.
 HEADINGS = {".md": r"#+ ", ".toml": r"\[", ".yml": r"\s*- |\w"}
@@ -43,10 +44,15 @@ def boundaries(body: Sequence[ast.stmt], chain: Chain, least: int) -> Iterator[P
         assert last.end_lineno is not None
         yield Place(last.end_lineno, " " * last.col_offset, chain)
     for statement in body:
-        named = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        inner = (*chain, statement.name) if named else chain  # type: ignore[attr-defined]
         for block in blocks_of(statement):
-            yield from boundaries(block, inner, statement.lineno)
+            yield from boundaries(block, (*chain, name_of(statement)), statement.lineno)
+
+
+def name_of(statement: ast.stmt) -> str:
+    """What a statement that holds others is called: its name, or if, for, with and so on."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return statement.name
+    return type(statement).__name__.lower()
 
 
 def blocks_of(statement: ast.stmt) -> list[list[ast.stmt]]:
@@ -76,12 +82,15 @@ def section_of(path: str, lines: Sequence[str], line: int) -> Chain:
     return tuple(text for text in [next(above, None)] if text)
 
 
-def chain_of(path: str, source: str, edit: str) -> Chain:
-    """Give what is around the line of an edit. Raises SyntaxError where the file is no Python any more."""
+def chain_of(path: str, source: str, edit: str) -> Chain | None:
+    """Give what is around the line of an edit, or None where it is no statement any more.
+
+    Raises SyntaxError where the file is no Python any more.
+    """
     if not path.endswith(".py"):
         lines = source.splitlines()
         return section_of(path, lines, next(i for i, text in enumerate(lines) if edit in text))
-    return chain_within(ast.parse(source).body, (), edit) or ()
+    return chain_within(ast.parse(source).body, (), edit)
 
 
 def chain_within(body: Sequence[ast.stmt], chain: Chain, edit: str) -> Chain | None:
@@ -89,15 +98,13 @@ def chain_within(body: Sequence[ast.stmt], chain: Chain, edit: str) -> Chain | N
     for statement in body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == edit:
             return chain
-        named = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        inner = (*chain, statement.name) if named else chain  # type: ignore[attr-defined]
         for block in blocks_of(statement):
-            found = chain_within(block, inner, edit)
+            found = chain_within(block, (*chain, name_of(statement)), edit)
             if found is not None:
                 return found
     return None
 
 
 def chains_in(path: str, source: str) -> set[Chain]:
-    """Give all functions, classes or sections of a file."""
+    """Give all functions, classes and blocks, or sections, of a file."""
     return {place.chain for place in find_places(path, source)}

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from ..git import git
 from ..questions import TEMPLATE
 from ..rendering import RenderError
+from ..snapshot import PARTS
 from .history import run
 from .releases import FILE, Release, parse_version, read_releases
 
@@ -19,8 +19,12 @@ def check_release(version: str, template: Path = TEMPLATE) -> None:
     releases = read_releases(template)
     check_version(version, releases)
     check_changes(version, (template / CHANGES).read_text())
-    if git(template, "status", "--porcelain"):
-        raise RenderError("there are changes that are not committed: a version is a commit")
+    # What git ignores would be tried with the others, and not be released.
+    changed = run(template, "status", "--porcelain", "--untracked-files=all")
+    ignored = run(template, "status", "--porcelain", "--ignored", "--untracked-files=all", "--", *PARTS)
+    if changed or ignored:
+        first = (changed or ignored).splitlines()[0]
+        raise RenderError(f"there are changes that are not committed ({first}): a version is a commit")
     check_tags(releases, template)
 
 
@@ -44,12 +48,13 @@ def check_changes(version: str, changes: str) -> None:
             raise RenderError(f"the section '## {version}' of {CHANGES} says nothing under '{heading}'")
 
 
-def tells_of_checkpoints(template: Path) -> bool:
-    """Whether the newest section of the changes says what must be done about checkpoints."""
+def tells_of_checkpoints(template: Path, since: str) -> bool:
+    """Whether the changes since a version's tag say what must be done about checkpoints."""
     file = template / CHANGES
-    newest = re.split(r"^## ", file.read_text() if file.exists() else "", flags=re.MULTILINE)[1:2]
-    must_do = [section.partition(TOLD[1])[2] for section in newest]
-    return any("checkpoint" in words for words in must_do)
+    text = file.read_text() if file.exists() else ""
+    newer = re.split(rf"^## {re.escape(since.removeprefix('v'))}$", text, flags=re.MULTILINE)[0]
+    sections = re.split(r"^## ", newer, flags=re.MULTILINE)[1:]
+    return any("checkpoint" in section.partition(TOLD[1])[2] for section in sections)
 
 
 def check_tags(releases: list[Release], template: Path) -> None:

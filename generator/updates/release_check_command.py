@@ -1,20 +1,21 @@
 """The command `ddp-template release-check`."""
 
-import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from ..check_command import ShownProgress
-from ..options import errors_in_one_line
+from ..options import errors_in_one_line, take_term_as_ctrl_c
+from ..progress import ShownProgress
 from ..questions import TEMPLATE
+from ..scratch import scratch_folder
 from ..workers import Workers
-from .gate import PARTS, Gate
+from .gate import Gate
 from .history import run
 from .release import check_release, steps_of_release
-from .update_check_command import show
+from .trial import PARTS
+from .update_check_command import ROOM, show
 
 
 def release_check(
@@ -25,11 +26,11 @@ def release_check(
 
     Exit code 0: it can; 1: an update from a released version would lose something; 2: something else is missing.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what ends a batch job leaves as Ctrl-C does
+    take_term_as_ctrl_c()
     with errors_in_one_line():
         check_release(version)
-        with Workers() as workers, ShownProgress(PARTS) as progress:
-            parts = Gate(stop_early=True, progress=progress).run(workers)
+        with scratch_folder(ROOM) as folder, Workers() as workers, ShownProgress(PARTS) as progress:
+            parts = Gate(stop_early=True, progress=progress).run(workers, folder)
     show(parts, Console())
     if any(part.wrong for part in parts):
         typer.echo(f"error: {version} cannot be released: updates to it lose what is named above", err=True)

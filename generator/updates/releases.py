@@ -32,16 +32,16 @@ def read_releases(template: Path = TEMPLATE) -> list[Release]:
     Raises RenderError where the file is not there, or lists what is no version or in another order.
     """
     try:
-        listed = yaml.safe_load((template / FILE).read_text())
-    except (OSError, yaml.YAMLError) as error:
+        listed = yaml.compose((template / FILE).read_text())  # all of it is text: 1.10 is not 1.1
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise RenderError(f"{FILE} cannot be read: {error}") from None
-    if not isinstance(listed, dict):
+    if not isinstance(listed, yaml.MappingNode):
         raise RenderError(f"{FILE} has no line such as 0.1.0: COMMIT")
-    releases = [Release(str(version), str(commit)) for version, commit in listed.items()]
+    releases = [Release(str(version.value), str(commit.value)) for version, commit in listed.value]
     versions = [parse_version(release.version) for release in releases]
     for before, after in itertools.pairwise(versions):
         if not before < after:
-            raise RenderError(f"{FILE} lists {after} below {before}: the newest version comes last")
+            raise RenderError(f"{FILE} lists {after} below {before}: each version is newer than the one above it")
     return releases
 
 

@@ -1,7 +1,6 @@
 """The command `ddp-template update-check`."""
 
 import json
-import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -9,11 +8,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from ..check_command import ShownProgress
-from ..options import errors_in_one_line
+from ..options import errors_in_one_line, take_term_as_ctrl_c
+from ..progress import ShownProgress
+from ..scratch import scratch_folder
 from ..workers import Workers
-from .gate import PAIRS, PARTS, STRENGTH, Gate, Part
+from .gate import PAIRS, STRENGTH, Gate
+from .trial import PARTS, Part
+
+ROOM = 2 * 2**30  # bytes
 
 
 def update_check(
@@ -27,9 +31,12 @@ def update_check(
         ),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only projects with this answer; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Carry over only projects with this answer; may be repeated."),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All combinations, instead of a covering set.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Carry over projects of all combinations, instead of a covering set.")
+    ] = False,
     pairs: Annotated[int, typer.Option(min=1, help="How many pairs of answers to go there and back between.")] = PAIRS,
     seed: Annotated[int, typer.Option(help="Of the choice of these pairs.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON.")] = None,
@@ -38,15 +45,16 @@ def update_check(
 
     Exit code 0: nothing is lost; 1: something is; 2: the command itself is wrong.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what ends a batch job leaves as Ctrl-C does
+    take_term_as_ctrl_c()
     with errors_in_one_line():
-        with Workers() as workers, ShownProgress(PARTS) as progress:
+        # The folder goes when the workers are gone.
+        with scratch_folder(ROOM) as folder, Workers() as workers, ShownProgress(PARTS) as progress:
             strength = None if every else STRENGTH
             gate = Gate(revisions or (), progress=progress, only=only or (), strength=strength, pairs=pairs, seed=seed)
-            parts = gate.run(workers)
+            parts = gate.run(workers, folder)
+        show(parts, Console())
         if json_file:
             json_file.write_text(json.dumps([asdict(part) for part in parts], indent=2) + "\n")
-    show(parts, Console())
     raise typer.Exit(1 if any(part.wrong for part in parts) else 0)
 
 
@@ -54,9 +62,9 @@ def show(parts: list[Part], console: Console) -> None:
     """Print what was found, and then a line for each part."""
     for part in parts:
         for wrong in part.wrong:
-            console.print(f"[red]{part.name}[/]", wrong, soft_wrap=True, highlight=False)
+            console.print(Text.assemble((part.name, "red"), " ", wrong), soft_wrap=True)
         for note in part.notes:
-            console.print(f"[yellow]{part.name}, note[/]", note, soft_wrap=True, highlight=False)
+            console.print(Text.assemble((f"{part.name}, note", "yellow"), " ", note), soft_wrap=True)
     table = Table("part", "question", "cases", "wrong", "seconds", box=None, pad_edge=False)
     for part in parts:
         wrong = f"[red]{len(part.wrong)}[/]" if part.wrong else "0"

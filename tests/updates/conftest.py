@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from generator.cache import Cache
+from generator.scratch import scratch_folder
 from generator.snapshot import take_snapshot
 from generator.updates.history import History, clone_history, run
 from generator.updates.releases import FILE, read_releases
@@ -19,6 +20,13 @@ def workers() -> Iterator[Workers]:
     """Processes that update projects."""
     with Workers() as workers:
         yield workers
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A folder in memory, where there is room."""
+    with scratch_folder(2**30) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,9 @@
 """ddp-template fleet tells what an update would do to projects, and touches none of them."""
 
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from generator.cli import app
+from generator.questions import TEMPLATE
 from generator.rendering import ANSWERS_FILE
 from generator.updates.history import NEXT, History, run
-from generator.updates.replay import commit_all, copy_project, put_under_git
+from generator.updates.replay import copy_project, put_under_git
 
 from .conftest import replace
 from .owners import new_option
@@ -29,15 +33,16 @@ def projects(history: History, tmp_path_factory: pytest.TempPathFactory) -> Path
     folder = tmp_path_factory.mktemp("fleet")
     for name in ("edited", "conflicting", "dirty", "unknown", "without-git", "no-answers"):
         copy_project(history.folder, "v0.1.0", {}, folder / name)
-    copy_project(history.folder, NEXT, {}, folder / "newest")
-    replace(folder / "newest" / ANSWERS_FILE, NEXT, run(history.folder, "rev-parse", f"{NEXT}~0"))
     new_option(folder / "edited")
     replace(folder / "conflicting" / "README.md", "all others | the template's", "all else | the template's")
     replace(folder / "unknown" / ANSWERS_FILE, "_commit: v0.1.0", "_commit: v0.1.0-3-gabcdef0")
     (folder / "no-answers" / ANSWERS_FILE).write_text("{")
-    for name in ("edited", "conflicting", "dirty", "unknown", "no-answers", "newest"):
+    (folder / "foreign").mkdir()
+    (folder / "foreign" / ANSWERS_FILE).write_text("_commit: v0.1.0\n_src_path: gh:someone/other\nname: x\n")
+    for name in ("edited", "conflicting", "dirty", "unknown", "no-answers", "foreign"):
         put_under_git(folder / name)
     (folder / "dirty" / "notes.md").write_text("not committed\n")
+    shutil.copytree(folder / "edited", folder / os.fsdecode(b"odd-name-\xe9"))
     monorepo = folder / "monorepo"
     monorepo.mkdir()
     copy_project(history.folder, "v0.1.0", {"launcher": "slurm"}, monorepo / "training")
@@ -49,6 +54,7 @@ def projects(history: History, tmp_path_factory: pytest.TempPathFactory) -> Path
 def fleet(folder: Path, *arguments: str) -> tuple[int, str, dict[str, dict[str, Any]]]:
     """Run the command, and give its exit code, what it prints and its reports by project."""
     file = folder.parent / "reports.json"
+    file.unlink(missing_ok=True)
     done = CliRunner().invoke(app, ["fleet", "--json", str(file), *arguments])
     reports = json.loads(file.read_text()) if file.exists() else []
     return done.exit_code, done.output, {Path(report["project"]).name: report for report in reports}
@@ -66,9 +72,10 @@ def test_each_project_is_told_of_and_none_is_touched(projects: Path) -> None:
         "conflicting": ("v0.1.0", "conflicts"),
         "dirty": ("v0.1.0", "clean"),
         "unknown": ("v0.1.0-3-gabcdef0", "impossible"),
-        "without-git": ("v0.1.0", "impossible"),
+        "without-git": ("?", "impossible"),
         "no-answers": ("?", "impossible"),
-        "newest": (states["newest"][0], "impossible"),
+        "foreign": ("v0.1.0", "impossible"),
+        "odd-name-\udce9": ("v0.1.0", "clean"),
         "training": ("v0.1.0", "clean"),
         "no project": ("?", "impossible"),
         "nowhere": ("?", "impossible"),
@@ -79,6 +86,7 @@ def test_each_project_is_told_of_and_none_is_touched(projects: Path) -> None:
     for name, reason in {
         "dirty": "what is not committed, which Copier wants to be, was left out",
         "unknown": "v0.1.0-3-gabcdef0 is no revision of this clone",
+        "foreign": "this is a project of another template",
         "without-git": "git has no commit of it",
         "no-answers": "names no version",
         "no project": f"there is no {ANSWERS_FILE}",
@@ -86,6 +94,7 @@ def test_each_project_is_told_of_and_none_is_touched(projects: Path) -> None:
     }.items():
         assert reason in reports[name]["reason"]
         assert reports[name]["reason"] in printed
+    assert f"{projects / 'edited'}: v0.1.0, clean\n" in printed
 
 
 def test_what_fleet_foretells_is_what_an_update_does(history: History, projects: Path, tmp_path: Path) -> None:
@@ -120,4 +129,14 @@ def test_projects_of_other_versions_than_released_ones_are_found(history: Histor
     put_under_git(tmp_path / "project")
     code, _, reports = fleet(tmp_path, str(tmp_path / "project"))
     assert (code, reports["project"]["state"]) == (0, "clean")
-    commit_all(tmp_path / "project")
+
+
+def test_a_project_is_on_the_version_that_it_has_committed(history: History, tmp_path: Path) -> None:
+    commit = run(TEMPLATE, "rev-parse", "HEAD")
+    copy_project(history.folder, commit, {}, tmp_path / "project")
+    put_under_git(tmp_path / "project")
+    answers = (tmp_path / "project" / ANSWERS_FILE).read_text()
+    (tmp_path / "project" / ANSWERS_FILE).write_text(re.sub("_commit: .*", "_commit: v0.1.0", answers))
+    _, _, reports = fleet(tmp_path, str(tmp_path / "project"), "--to", "HEAD")
+    assert reports["project"]["version"].endswith(commit[:7])
+    assert reports["project"]["state"] == "nothing to do"

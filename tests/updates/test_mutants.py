@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from generator.scratch import scratch_folder
 from generator.updates.gate import Gate
 from generator.workers import Workers
 
@@ -16,7 +17,8 @@ DEFAULTS = ("launcher=torchrun", "backend=auto", "amp=none", "sync_bn=false", "l
 def found(versions: MadeUp, workers: Workers, *parts: str, only: Sequence[str] = DEFAULTS) -> str:
     """Give all that is wrong with the working tree of a made-up history, a line each."""
     gate = Gate(template=versions.folder, cache=versions.cache, parts=parts, only=only, pairs=1)
-    return "\n".join(f"{part.name}: {wrong}" for part in gate.run(workers) for wrong in part.wrong)
+    with scratch_folder(0) as folder:
+        return "\n".join(f"{part.name}: {wrong}" for part in gate.run(workers, folder) for wrong in part.wrong)
 
 
 def test_a_version_without_a_change_passes(made_up: MadeUp, workers: Workers) -> None:
@@ -74,7 +76,7 @@ def test_repeated_lines_and_the_edit_that_they_misplace(made_up: MadeUp, workers
         code + first.replace("value * 2", "value + value").replace("sorted(totals)", "list(totals)") + second
     )
     wrong = found(made_up, workers, "history", "edits")
-    assert "in doubled: it has moved to twice" in wrong
+    assert "in doubled.for: it has moved to twice.for" in wrong
 
 
 def test_answers_that_are_forgotten(made_up: MadeUp, workers: Workers) -> None:
@@ -111,8 +113,8 @@ def test_answers_that_are_forgotten(made_up: MadeUp, workers: Workers) -> None:
 )
 def test_runs_that_cannot_go_on(path: str, old: str, new: str, wrong: str, made_up: MadeUp, workers: Workers) -> None:
     made_up.replace(path, old, new)
-    lines = found(made_up, workers, "history", "resume")
-    assert lines.startswith(f"resume: v1.0.0 -> v99999, torchrun-auto-none-false-console: the {wrong}")
+    about = "resume: v1.0.0 -> v99999, torchrun-auto-none-false-console"
+    assert f"{about}: the {wrong}" in found(made_up, workers, "history", "resume")
 
 
 def test_a_new_format_of_checkpoints_is_told(made_up: MadeUp, workers: Workers) -> None:
@@ -139,3 +141,17 @@ def test_versions_that_refuse_old_answers_or_write_something_else_each_time(made
     wrong = found(made_up, workers, "history", only=[*DEFAULTS[:2], "amp=none,torch", *DEFAULTS[3:]])
     assert "torchrun-auto-none-false-console: the update to v99999 is refused: " in wrong
     assert "torchrun-auto-torch-false-console: after the update README.md has another content" in wrong
+
+
+def test_a_project_that_is_another_one_each_time(made_up: MadeUp, workers: Workers) -> None:
+    made_up.replace("template/README.md.jinja", "## Start\n", "## Start {{ range(10 ** 5) | random }}\n")
+    wrong = found(made_up, workers, "answers")
+    assert "README.md has another content" in wrong
+    assert "a second update: README.md has another content" in wrong
+
+
+def test_a_version_that_cannot_be_rendered_is_a_finding_of_each_project(made_up: MadeUp, workers: Workers) -> None:
+    made_up.replace("template/README.md.jinja", "## Start\n", "## {{ nosuch }}\n")
+    lines = found(made_up, workers, "files", "history").splitlines()
+    assert "files: torchrun-auto-none-false-console of snapshot: 'nosuch' is undefined" in lines
+    assert [line for line in lines if line.startswith("history: ") and "is refused: 'nosuch' is undefined" in line]

@@ -9,7 +9,7 @@ import pytest
 from copier.errors import DirtyLocalWarning
 
 from generator.rendering import ANSWERS_FILE, render
-from generator.updates.history import NEXT, run
+from generator.updates.history import NEXT, History, run
 from generator.updates.origin import record_origin
 from generator.updates.ownership import read_ownership
 from generator.updates.replay import (
@@ -168,6 +168,14 @@ def test_no_answer_renames_the_package(old_project: OldProject) -> None:
     assert differing(read_files(project), before) == []
     update(project, NEXT, {"project_name": "Another title"})
     assert (project / "README.md").read_text().startswith("# Another title\n")
+
+
+def test_no_answer_renames_the_package_wherever_the_project_is(history: History, tmp_path: Path) -> None:
+    project = tmp_path / "runs [v1] *"
+    copy_project(history.folder, NEXT, {}, project)
+    put_under_git(project)
+    with pytest.raises(UpdateError, match="no update renames the package ddp_project"):
+        update(project, NEXT, {"package_name": "my_net"})
 
 
 def test_copies_of_untagged_versions_are_updated_to_the_first_tag(made_up: MadeUp, tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""The judge of edits: what counts as still in its place."""
+
+from pathlib import Path
+
+import pytest
+
+from generator.updates.editing import ChangedFile, Edit, choose_edits, judge
+from generator.updates.places import chains_in, find_places
+
+CODE = """import math
+
+LIMIT = 3
+
+
+def area(radius):
+    if radius < 0:
+        return 0
+    elif radius > LIMIT:
+        radius = LIMIT
+    else:
+        for _ in range(2):
+            radius += 1
+    return math.pi * radius**2
+
+
+class Shape:
+    sides = 0
+"""
+
+
+def test_every_statement_boundary_is_a_place() -> None:
+    places = [(place.line + 1, len(place.indent), place.chain) for place in find_places("a.py", CODE)]
+    assert places == [
+        (1, 0, ()),
+        (2, 0, ()) if (2, 0, ()) in places else (3, 0, ()),
+        *([(3, 0, ())] if (2, 0, ()) in places else []),
+        (6, 0, ()),
+        (7, 4, ("area",)),
+        (8, 8, ("area", "if")),
+        (9, 8, ("area", "if")),
+        (10, 8, ("area", "if")),
+        (11, 8, ("area", "if")),
+        (12, 8, ("area", "if")),
+        (13, 12, ("area", "if", "for")),
+        (14, 4, ("area",)),
+        (14, 8, ("area", "if")),
+        (14, 12, ("area", "if", "for")),
+        (15, 4, ("area",)),
+        (17, 0, ()),
+        (18, 4, ("Shape",)),
+        (19, 0, ()),
+        (19, 4, ("Shape",)),
+    ]
+
+
+def edit_at(line: int, indent: int, new: str = CODE) -> Edit:
+    """An edit of CODE before a line, from 1, in the block of this indentation."""
+    edits = choose_edits([ChangedFile("a.py", CODE, new)])
+    return next(edit for edit in edits if (edit.place.line + 1, len(edit.place.indent)) == (line, indent))
+
+
+@pytest.mark.parametrize(
+    ("line", "indent", "result", "wrong"),
+    [
+        (8, 8, "{edited}", ""),
+        (8, 8, CODE, "it is gone"),
+        (
+            8,
+            8,
+            CODE.replace("            radius += 1\n", "            {name} = 0\n            radius += 1\n"),
+            "it has moved",
+        ),
+        (
+            3,
+            0,
+            CODE.replace("import math\n", 'TEXT = """\n{name} = 0\n"""\nimport math\n'),
+            "it is no statement any more",
+        ),
+        (3, 0, CODE.replace("    sides = 0", "    {name} = 0\n    sides = 0"), "it has moved to Shape"),
+        (8, 8, CODE.replace("return 0\n", "return 0\n        {name} = 0 0\n"), "the file is no Python any more"),
+        (8, 8, "<<<<<<< before updating\n{name} = 0\n=======\n>>>>>>> after updating\n", ""),
+    ],
+)
+def test_an_edit_is_judged_by_what_is_around_it(
+    line: int, indent: int, result: str, wrong: str, tmp_path: Path
+) -> None:
+    edit = edit_at(line, indent)
+    file = tmp_path / edit.path
+    file.parent.mkdir()
+    file.write_text(result.replace("{edited}", edit.edited).replace("{name}", edit.name))
+    said = judge(edit, tmp_path, chains_in("a.py", CODE))
+    assert said.startswith(wrong)
+    assert bool(said) == bool(wrong)
+
+
+def test_an_edit_of_a_function_that_went_stays_with_its_lines(tmp_path: Path) -> None:
+    renamed = CODE.replace("def area", "def size")
+    edit = edit_at(15, 4, renamed)
+    (tmp_path / edit.path).parent.mkdir()
+    with_its_lines = edit.edited.replace("def area", "def size")
+    elsewhere = renamed.replace("class Shape", f"def other():\n    {edit.name} = 0\n\n\nclass Shape")
+    for text, wrong in ((with_its_lines, ""), (elsewhere, "it has moved to other")):
+        (tmp_path / edit.path).write_text(text)
+        assert judge(edit, tmp_path, chains_in("a.py", renamed)) == wrong
+
+
+def test_variants_that_the_new_version_changes_in_other_ways_are_all_tried() -> None:
+    kept, other = CODE.replace("LIMIT = 3", "LIMIT = 4"), CODE.replace("    return math.pi", "    return 3")
+    one, both = (choose_edits([ChangedFile("a.py", CODE, new) for new in news]) for news in ([kept], [kept, other]))
+    assert len(one) == len(find_places("a.py", CODE))
+    assert len(one) < len(both) < 2 * len(one)
