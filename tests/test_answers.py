@@ -15,6 +15,7 @@ import sys
 import termios
 import time
 import unicodedata
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -262,7 +263,7 @@ class Questionnaire:
         """The reason why this may not be the answer, or nothing."""
         new_project = {"dst_path": "nowhere", "answers_file": ".copier-answers.yml"}
         validator = self.environment.from_string(self.entries[key]["validator"])
-        return validator.render({key: answer, "_copier_conf": new_project}).strip()
+        return validator.render({key: answer, "_copier_conf": new_project, "_external_data": {}}).strip()
 
     def default_package_name(self, project_name: str) -> str:
         """What Copier suggests where nothing is given."""
@@ -394,7 +395,9 @@ def test_the_template_asks_for_no_trust(snapshot: Path, empty_folder: Path) -> N
     settings = yaml.safe_load((snapshot / "copier.yml").read_text())
     assert not settings.keys() & {"_jinja_extensions", "_tasks", "_migrations"}
     assert settings["_external_data"] == {"before": "{{ _copier_conf.answers_file }}"}  # in the project itself
-    copy(snapshot, empty_folder / "project")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nor does it warn of anything
+        copy(snapshot, empty_folder / "project")
     assert (empty_folder / "project" / "train.py").exists()
 
 

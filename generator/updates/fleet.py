@@ -106,8 +106,8 @@ def find_base(version: str, history: History) -> str:
     except GitError:
         newest = history.releases[-1].tag if history.releases else "a version"
         raise RenderError(
-            f"{version} is no revision of this clone: the project was made from changes that were not committed, or "
-            f"from another clone. Write the version that is nearest, such as _commit: {newest}, into {ANSWERS_FILE}"
+            f"{version} is no revision of this clone. Either its tag is missing here: git fetch --tags. Or the project was "
+            f"made from what nobody has committed: write the nearest version, such as _commit: {newest}, into {ANSWERS_FILE}"
         ) from None
 
 

@@ -22,10 +22,10 @@ GROUPS = 8
 
 @pytest.fixture(scope="module")
 def files(legal: Sequence[Combination], project: Render) -> dict[str, list[str]]:
-    """The distinct texts of each file of the template's, over a covering set of answers."""
+    """The distinct texts of each file of the template's, over a set in which every answer occurs."""
     owned = read_ownership()
     texts: dict[str, list[str]] = {}
-    for combination in covering(legal, 2):
+    for combination in covering(legal, 1):
         for path, (_, content) in read_files(project(**dict(combination.answers))).items():
             if is_text(content) and not owned.kept(path) and path != ANSWERS_FILE:
                 texts.setdefault(path, [])

@@ -147,7 +147,7 @@ def test_a_file_that_is_no_part_of_the_template_any_more_stays(
     before = read_files(project)
     update(project, NEXT, quiet=False)
     assert read_files(project)["train.sbatch"] == before["train.sbatch"]
-    assert "train.sbatch is no part of the template any more, and yours" in capfd.readouterr().err
+    assert "launch.sh takes its place: copy your edits into launch.sh" in capfd.readouterr().err
     assert (project / "launch.sh").exists()
 
 

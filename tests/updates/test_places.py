@@ -98,7 +98,7 @@ def test_an_edit_of_a_function_that_went_stays_with_its_lines(tmp_path: Path) ->
     edit = edit_at(15, 4, renamed)
     (tmp_path / edit.path).parent.mkdir()
     with_its_lines = edit.edited.replace("def area", "def size")
-    elsewhere = renamed.replace("class Shape", f"def other():\n    {edit.name} = 0\n\n\nclass Shape")
+    elsewhere = renamed.replace("LIMIT = 3\n", f"LIMIT = 3\n\n\ndef other():\n    {edit.name} = 0\n")
     for text, wrong in ((with_its_lines, ""), (elsewhere, "it has moved to other")):
         (tmp_path / edit.path).write_text(text)
         assert judge(edit, tmp_path, chains_in("a.py", renamed)) == wrong
