@@ -106,8 +106,9 @@ def find_base(version: str, history: History) -> str:
     except GitError:
         newest = history.releases[-1].tag if history.releases else "a version"
         raise RenderError(
-            f"{version} is no revision of this clone. Either its tag is missing here: git fetch --tags. Or the project was "
-            f"made from what nobody has committed: write the nearest version, such as _commit: {newest}, into {ANSWERS_FILE}"
+            f"{version} is no revision of this clone. Either its tag is missing here: git fetch --tags. Or the project "
+            "was made from what nobody has committed: write the nearest version, such as "
+            f"_commit: {newest}, into {ANSWERS_FILE}"
         ) from None
 
 
