@@ -89,7 +89,7 @@ def show_since(revision: str, wanted: Sequence[str], *, stat: bool, template: Pa
         new_folder = take_snapshot(Path(place) / "new", template)
         with Console(stderr=True).status("Asking Copier what is legal"):
             old, new = (read_version(folder, workers, Cache()) for folder in (old_folder, new_folder))
-        found = compare_versions(old, new, wanted, workers, watched("Rendering"))
+        found = compare_versions(old, new, wanted, workers, watched("Rendering", transient=True))
     console = Console(highlight=False)
     total = len(found.compared)
     chosen = f" with {' '.join(wanted)}" if wanted else ""

@@ -13,12 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 Advance = Callable[[str, int, int], None]
 
 
-def watched(what: str) -> Callable[[Iterable[Future[Any]], int], Iterable[Future[Any]]]:
-    """Give a function that passes so many futures on as they come, and draws a bar in a terminal, which goes again."""
+def watched(what: str, *, transient: bool = False) -> Callable[[Iterable[Future[Any]], int], Iterable[Future[Any]]]:
+    """Give a function that passes so many futures on as they come, and draws a bar.
+
+    A transient one is gone when all is done, and is not there at all without a terminal.
+    """
     stderr = Console(stderr=True)
-    return lambda futures, total: track(
-        futures, what, total, console=stderr, transient=True, disable=not stderr.is_terminal
-    )
+    hidden = transient and not stderr.is_terminal
+    return lambda futures, total: track(futures, what, total, console=stderr, transient=transient, disable=hidden)
 
 
 class ShownProgress:

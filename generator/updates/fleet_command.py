@@ -63,7 +63,7 @@ def examine_all(projects: Sequence[Path], to: str | None, template: Path = TEMPL
             place = folder / str(number)
             place.mkdir()
             jobs.append(workers.submit(examine, project, history, target, place / "copy"))
-        for _ in watched("Updating copies")(as_completed(jobs), len(jobs)):
+        for _ in watched("Updating copies", transient=True)(as_completed(jobs), len(jobs)):
             pass
         return [job.result() for job in jobs]
 
