@@ -13,6 +13,7 @@ class Guide:
     finish: str
     take_over: str
     give_up: str
+    in_place: str
     rename: str
 
 
