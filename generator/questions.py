@@ -30,7 +30,12 @@ class Question:
 
 def read_questions(template: Path = TEMPLATE) -> list[Question]:
     """Read the questions that a user is asked, in their order; computed values (when: false) are none."""
-    settings = yaml.safe_load((template / "copier.yml").read_text())
+    return questions_in((template / "copier.yml").read_text())
+
+
+def questions_in(copier_yml: str) -> list[Question]:
+    """Read the questions from the text of a copier.yml."""
+    settings = yaml.safe_load(copier_yml)
     return [
         Question(key, entry["help"], entry.get("default"), read_choices(entry))
         for key, entry in settings.items()

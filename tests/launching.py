@@ -4,7 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,11 +52,18 @@ def train(
     timeout: float = 300,
 ) -> str:
     """Run train.py and give all that it printed. Fails where it ends with another exit code (None: any will do)."""
-    command = launch_command(launcher, processes, run_dir.parent)
+    command = [*launch_command(launcher, processes, run_dir.parent), *ON_CPU, "--run-dir", str(run_dir), *options]
+    return output_of(command, project, {**os.environ, **(env or {})}, code=code, timeout=timeout)
+
+
+def output_of(
+    command: Sequence[str | Path], folder: Path, env: Mapping[str, str], *, code: int | None = 0, timeout: float = 300
+) -> str:
+    """Run a command and give all that it printed. Fails where it ends with another exit code (None: any will do)."""
     done = subprocess.run(
-        [*command, *ON_CPU, "--run-dir", str(run_dir), *options],
-        cwd=project,
-        env={**os.environ, **(env or {})},
+        command,
+        cwd=folder,
+        env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -17,6 +17,8 @@ import pytest
 from generator.questions import TEMPLATE
 from generator.snapshot import PARTS
 
+from .launching import output_of
+
 COMMAND = Path(sys.executable).with_name("ddp-template")
 ONE = ("launcher=torchrun", "backend=auto", "amp=none", "sync_bn=false", "logging=csv")
 
@@ -41,17 +43,7 @@ def environment(clone: Path) -> dict[str, str]:
 
 def check(clone: Path, *arguments: str, code: int = 0) -> str:
     """Run the command of the clone, and give all that it printed. Fails where it ends with another exit code."""
-    done = subprocess.run(
-        [COMMAND, "check", *arguments],
-        cwd=clone,
-        env=environment(clone),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == code, done.stdout
-    return done.stdout
+    return output_of([COMMAND, "check", *arguments], clone, environment(clone), code=code)
 
 
 def left_behind(clone: Path) -> list[Path]:

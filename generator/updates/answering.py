@@ -12,6 +12,7 @@ import yaml
 from ..combinations import Combination, text
 from ..questions import Question, read_questions
 from ..rendering import recorded_answers
+from ..trees import read_files
 from .ownership import KEPT_ANSWER
 from .replay import (
     UpdateError,
@@ -21,8 +22,8 @@ from .replay import (
     differing,
     fresh_copy,
     put_under_git,
-    read_files,
     update,
+    update_again,
 )
 
 # Answers to questions that take any text.
@@ -66,18 +67,13 @@ def there_and_back(template: Path, version: str, pair: tuple[Answers, Answers], 
     project = folder / "project"
     copy_project(template, version, pair[0], project)
     put_under_git(project)
-    kept = {KEPT_ANSWER: recorded_answers(project).get(KEPT_ANSWER)} if has_kept_answer(template) else {}
+    kept = {key: answer for key, answer in recorded_answers(project).items() if key == KEPT_ANSWER}
     before = read_files(project)
     wrong = change_answers(template, version, project, {**pair[1], **kept}, folder)
     if not wrong:
         wrong = change_answers(template, version, project, {**pair[0], **kept}, folder)
         wrong += [f"there and back, {words}" for words in differing(read_files(project), before)]
     return wrong
-
-
-def has_kept_answer(template: Path) -> bool:
-    """Whether the template asks for what no update changes."""
-    return KEPT_ANSWER in [question.key for question in read_questions(template)]
 
 
 def change_answers(template: Path, version: str, project: Path, answers: Answers, folder: Path) -> list[str]:
@@ -93,8 +89,7 @@ def change_answers(template: Path, version: str, project: Path, answers: Answers
         f"{said}: {words}" for words in differing(after, fresh_copy(template, version, answers, folder / "fresh"))
     ]
     commit_all(project)
-    update(project)
-    return wrong + [f"{said}: a second update: {words}" for words in differing(read_files(project), after)]
+    return wrong + [f"{said}: {words}" for words in update_again(project)]
 
 
 def forgotten_answers(old: Path, new: Path) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..combinations import text
 from ..rendering import recorded_answers
+from ..trees import read_files
 from .ownership import read_ownership
 from .replay import (
     UpdateError,
@@ -17,8 +18,8 @@ from .replay import (
     differing,
     fresh_copy,
     put_under_git,
-    read_files,
     update,
+    update_again,
 )
 
 
@@ -51,7 +52,7 @@ def carry(template: Path, route: Route, answers: Mapping[str, Any], folder: Path
         if left := conflicts(read_files(new)):
             return [f"the update to {version} leaves a conflict in {path}, which nobody has edited" for path in left]
         commit_all(new)
-    return wrong_answers(old, new) + wrong_files(template, route.stops[-1], old, new) + wrong_again(new)
+    return wrong_answers(old, new) + wrong_files(template, route.stops[-1], old, new) + update_again(new)
 
 
 def wrong_answers(old: Path, new: Path) -> list[str]:
@@ -71,13 +72,6 @@ def wrong_files(template: Path, version: str, old: Path, new: Path) -> list[str]
     expected = {path: file for path, file in fresh.items() if not owned.kept(path)}
     expected |= {path: file for path, file in before.items() if owned.kept(path)}
     return [f"after the update {words}" for words in differing(after, expected)]
-
-
-def wrong_again(project: Path) -> list[str]:
-    """Say what a second update, with no newer version, changes."""
-    before = read_files(project)
-    update(project)
-    return [f"a second update is no no-op: {words}" for words in differing(read_files(project), before)]
 
 
 def routes(releases: Sequence[str], newest: str) -> list[Route]:

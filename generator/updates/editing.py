@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
-from ..git import git
-from .hermetic import SETTINGS
+from .hermetic import run
 from .places import Chain, Place, chain_of, chains_in, find_places
 from .repeats import CONTEXT
 from .replay import MARKERS, commit_all, copy_project, put_under_git, update
@@ -129,14 +128,14 @@ def write_template(folder: Path, edits: Sequence[Edit]) -> None:
     (folder / "template").mkdir(parents=True)
     (folder / "copier.yml").write_text(SETTINGS_OF_TEMPLATE)
     (folder / "template" / ANSWERS).write_text("{{ _copier_answers | to_nice_yaml }}")
-    git(folder, "init", "--quiet", environment=SETTINGS)
+    run(folder, "init", "--quiet")
     for version in (OLD, NEW):
         for edit in edits:
             file = folder / "template" / edit.path
             file.parent.mkdir(exist_ok=True)
             file.write_text(edit.file.old if version == OLD else edit.file.new)
         commit_all(folder)
-        git(folder, "tag", version, environment=SETTINGS)
+        run(folder, "tag", version)
 
 
 def judge(edit: Edit, project: Path, chains: set[Chain]) -> str:

@@ -9,10 +9,12 @@ from typing import Any
 import yaml
 
 from ..git import GitError, git
+from ..questions import questions_in
 from ..rendering import ANSWERS_FILE, RenderError
-from .hermetic import SETTINGS
+from ..trees import read_files
+from .hermetic import SETTINGS, run
 from .history import History
-from .replay import commit_all, conflicts, read_files, update
+from .replay import commit_all, conflicts, update
 
 # What an update would do, from the best to the worst.
 NOTHING, CLEAN, CONFLICTS, IMPOSSIBLE = "nothing to do", "clean", "conflicts", "impossible"
@@ -56,7 +58,7 @@ def try_update(report: Report, project: Path, history: History, target: str, fol
     report.version = str(answers["_commit"])
     base = find_base(report.version, history)
     refuse_other_templates(answers, base, history)
-    if git(project, "--no-optional-locks", "status", "--porcelain", "--", ".", environment=SETTINGS):
+    if run(project, "--no-optional-locks", "status", "--porcelain", "--", "."):
         report.reason = "what is not committed, which Copier wants to be, was left out"
     # The copy takes its template from the throwaway clone.
     own = {**answers, "_commit": base, "_src_path": str(history.folder)}
@@ -73,7 +75,7 @@ def clone_project(project: Path, folder: Path) -> Path:
     """Copy what a project has committed. Raises RenderError where it is under no git."""
     try:
         shown = git(project, "rev-parse", "--show-toplevel", environment=SETTINGS)
-        git(project, "rev-parse", "--verify", "--quiet", "HEAD", environment=SETTINGS)
+        run(project, "rev-parse", "--verify", "--quiet", "HEAD")
     except GitError:
         raise RenderError(
             "git has no commit of it, and Copier updates only what git has: git init, add, commit"
@@ -81,7 +83,7 @@ def clone_project(project: Path, folder: Path) -> Path:
     top = Path(os.fsdecode(shown.removesuffix(b"\n"))).resolve()
     # Only the last commit, and by no link: git would write the time into objects that it shares.
     options = ("--quiet", "--depth", "1", "--no-tags", "--template=")
-    git(folder.parent, "clone", *options, top.as_uri(), str(folder), environment=SETTINGS)
+    run(folder.parent, "clone", *options, top.as_uri(), str(folder))
     copy = folder / project.resolve().relative_to(top)
     if not (copy / ANSWERS_FILE).exists():
         raise RenderError(f"{ANSWERS_FILE} is not committed")
@@ -114,16 +116,15 @@ def find_base(version: str, history: History) -> str:
 
 def refuse_other_templates(answers: dict[str, Any], base: str, history: History) -> None:
     """Raise RenderError where the answers are not those to the questions of a version of this template."""
-    settings = yaml.safe_load(git(history.folder, "show", f"{base}:copier.yml", environment=SETTINGS))
-    asked = [key for key, entry in settings.items() if not key.startswith("_") and entry.get("when", True) is not False]
-    if missing := [key for key in asked if key not in answers]:
+    asked = questions_in(run(history.folder, "show", f"{base}:copier.yml"))
+    if missing := [question.key for question in asked if question.key not in answers]:
         raise RenderError(f"{ANSWERS_FILE} has no answer to {missing[0]}: this is a project of another template")
 
 
 def changes_in(copy: Path) -> list[str]:
     """Say what an update has changed, a line for each file, but for the answers file."""
     # This takes its conflicts for solved; it is a copy.
-    git(copy, "add", "--all", environment=SETTINGS)
+    run(copy, "add", "--all")
     options = ("diff", "--cached", "--no-renames", "--relative")
     shown = git(copy, *options, "--numstat", "-z", environment=SETTINGS).decode(errors="replace")
     kinds = git(copy, *options, "--name-status", "-z", environment=SETTINGS).decode(errors="replace").split("\0")

@@ -9,7 +9,7 @@ from ..cache import Cache
 from ..progress import Advance
 from ..questions import TEMPLATE
 from ..workers import Workers
-from .trial import PARTS, Part, Trial, Wanted
+from .trial import PARTS, Part, Trial
 
 PAIRS = 12  # of answers, at least
 STRENGTH = 2  # of the covering set: every pair of answers
@@ -35,8 +35,7 @@ class Gate:
 
         Raises RenderError where a version cannot be found or read, and SelectionError where no project is chosen.
         """
-        wanted = Wanted(self.revisions, self.only, self.strength, self.pairs, self.seed)
-        trial = Trial(self.template, wanted, folder, workers, self.cache, self.progress)
+        trial = Trial(self, folder, workers)
         parts: list[Part] = []
         for name in self.parts:
             if self.stop_early and any(part.wrong for part in parts):

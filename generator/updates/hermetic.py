@@ -8,7 +8,7 @@ from pathlib import Path
 
 from plumbum import local
 
-from ..git import LOCAL, NO_SETTINGS
+from ..git import LOCAL, NO_SETTINGS, git
 
 # maintenance and gc work in the background, and can disturb who deletes a repository.
 CONFIG = {
@@ -30,6 +30,11 @@ SETTINGS = {
     "GIT_COMMITTER_NAME": "ddp-template",
     "GIT_COMMITTER_EMAIL": "nobody@example.com",
 }
+
+
+def run(folder: Path, *arguments: str) -> str:
+    """Run git in a folder with these settings, and give what it prints. Raises GitError where it fails."""
+    return git(folder, *arguments, environment=SETTINGS).decode().strip()
 
 
 @contextmanager

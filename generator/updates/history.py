@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..git import GitError, git
+from ..git import GitError
 from ..questions import TEMPLATE
 from ..snapshot import PARTS, find_commit, take_snapshot
-from .hermetic import SETTINGS
+from .hermetic import run
 from .releases import Release
 
 NEXT = "v99999"  # the tag of the template as it is in the working tree: newer than all versions
@@ -35,7 +35,7 @@ class History:
                 return release.tag
         commit = find_commit(revision, self.template)
         try:
-            git(self.template, "cat-file", "-e", f"{commit}:copier.yml", environment=SETTINGS)
+            run(self.template, "cat-file", "-e", f"{commit}:copier.yml")
         except GitError:
             raise GitError(f"there is no copier.yml in {revision}: choose a revision that has the template") from None
         run(self.folder, "update-ref", f"refs/heads/wanted/{commit}", commit)  # Copier's clones have it, too
@@ -51,7 +51,7 @@ def clone_history(folder: Path, releases: Sequence[Release], template: Path = TE
     run(template, "clone", "--quiet", "--shared", "--no-tags", "--template=", str(template), str(folder))
     for release in releases:
         try:
-            git(folder, "cat-file", "-e", f"{release.commit}^{{commit}}", environment=SETTINGS)
+            run(folder, "cat-file", "-e", f"{release.commit}^{{commit}}")
         except GitError:
             raise GitError(
                 f"this clone lacks {release.commit}, the commit of version {release.version}: "
@@ -77,8 +77,3 @@ def add_working_tree(folder: Path, template: Path) -> None:
     run(folder, "add", "--all", "--force", *PARTS)
     run(folder, "commit", "--quiet", "--allow-empty", "--message", "The working tree")
     run(folder, "tag", NEXT)
-
-
-def run(folder: Path, *arguments: str) -> str:
-    """Run git in a folder, with no settings of the user."""
-    return git(folder, *arguments, environment=SETTINGS).decode().strip()

@@ -6,7 +6,7 @@ from pathlib import Path
 from ..git import GitError
 from ..questions import TEMPLATE
 from ..rendering import ANSWERS_FILE
-from .history import run
+from .hermetic import run
 
 
 def record_origin(project: Path, template: Path = TEMPLATE) -> str:

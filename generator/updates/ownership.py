@@ -11,7 +11,6 @@ from pathspec import GitIgnoreSpec
 
 from ..combinations import Combination
 from ..questions import TEMPLATE
-from ..rendering import ANSWERS_FILE
 
 # The one answer that an update refuses to change: the owner's files are in its folder.
 KEPT_ANSWER = "package_name"
@@ -41,11 +40,7 @@ def read_ownership(template: Path = TEMPLATE, package_name: str = "ddp_project")
 def patterns_of(settings: Mapping[str, Any], key: str, package_name: str, operation: str) -> list[str]:
     """Give the patterns of a list of Copier's settings, as they are for an operation of Copier."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
-    names = {
-        "package_name": package_name,
-        "_copier_operation": operation,
-        "_copier_conf": {"answers_file": ANSWERS_FILE},
-    }
+    names = {"package_name": package_name, "_copier_operation": operation}
     rendered = (environment.from_string(pattern).render(names) for pattern in settings.get(key, []))
     return [pattern for pattern in rendered if pattern]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from ..questions import TEMPLATE
 from ..rendering import RenderError
 from ..snapshot import PARTS
-from .history import run
+from .hermetic import run
 from .releases import FILE, Release, parse_version, read_releases
 
 CHANGES = "CHANGELOG.md"

@@ -12,7 +12,7 @@ from ..questions import TEMPLATE
 from ..scratch import scratch_folder
 from ..workers import Workers
 from .gate import Gate
-from .history import run
+from .hermetic import run
 from .release import check_release, steps_of_release
 from .trial import PARTS
 from .update_check_command import ROOM, show

@@ -9,12 +9,11 @@ from typing import Any
 import copier
 from copier.errors import CopierError
 
-from ..git import git
 from ..rendering import RenderError
-from .hermetic import SETTINGS, hermetic_git
+from ..trees import Tree, read_files
+from .hermetic import hermetic_git, run
 
 MARKERS = (b"<<<<<<< ", b">>>>>>> ")
-Tree = dict[str, tuple[bool, bytes]]  # by path: whether the owner may execute it, and its content
 
 
 class UpdateError(RenderError):
@@ -35,14 +34,14 @@ def copy_project(template: Path, version: str, answers: Mapping[str, Any], proje
 
 def put_under_git(project: Path) -> None:
     """Make a project a repository of its own, with all that it holds in one commit."""
-    git(project, "init", "--quiet", environment=SETTINGS)
+    run(project, "init", "--quiet")
     commit_all(project)
 
 
 def commit_all(project: Path) -> None:
     """Commit all that the project holds, if anything is new."""
-    git(project, "add", "--all", environment=SETTINGS)
-    git(project, "commit", "--quiet", "--allow-empty", "--message", "All", environment=SETTINGS)
+    run(project, "add", "--all")
+    run(project, "commit", "--quiet", "--allow-empty", "--message", "All")
 
 
 def update(
@@ -62,14 +61,11 @@ def update(
             raise UpdateError(" ".join(str(error).split()) or type(error).__name__) from error
 
 
-def read_files(project: Path) -> Tree:
-    """Give all files of a project, with all bytes of its answers, too, but without its repository."""
-    found = {}
-    for file in sorted(project.rglob("*")):
-        path = file.relative_to(project)
-        if path.parts[0] != ".git" and file.is_file():
-            found[str(path)] = (bool(file.stat().st_mode & 0o100), file.read_bytes())
-    return found
+def update_again(project: Path) -> list[str]:
+    """Update a project that is up to date, and say what that changes."""
+    before = read_files(project)
+    update(project)
+    return [f"a second update: {words}" for words in differing(read_files(project), before)]
 
 
 def conflicts(tree: Tree) -> list[str]:

@@ -6,18 +6,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jinja2
 
-from ..cache import Cache
 from ..combinations import Combination, text
 from ..differences import Version, read_version
-from ..progress import Advance
 from ..questions import read_questions
 from ..rendering import ANSWERS_FILE, RenderError, recorded_answers
 from ..selection import covering, select
 from ..snapshot import snapshot_of_revision, take_snapshot
+from ..trees import read_files
 from ..workers import Workers
 from .answering import any_texts, draw_pairs, forgotten_answers, there_and_back
 from .carrying import Route, carry, routes
@@ -27,8 +26,11 @@ from .ownership import KEPT_ANSWER, conditional_files, lost_files, read_ownershi
 from .release import CHANGES, tells_of_checkpoints
 from .releases import read_releases
 from .repeats import repeats_in
-from .replay import is_text, read_files
+from .replay import is_text
 from .resuming import Resumption, resume_all
+
+if TYPE_CHECKING:
+    from .gate import Gate
 
 T = TypeVar("T")
 
@@ -57,17 +59,6 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What is to be tried: see Gate."""
-
-    revisions: Sequence[str]
-    only: Sequence[str]
-    strength: int | None
-    pairs: int
-    seed: int
-
-
-@dataclass(frozen=True)
 class Carried:
     """A project of a released version that is updated."""
 
@@ -93,14 +84,11 @@ class Carried:
 class Trial:
     """What is known while the gate is tried."""
 
-    def __init__(
-        self, template: Path, wanted: Wanted, folder: Path, workers: Workers, cache: Cache | None, progress: Advance
-    ) -> None:
-        self.template, self.wanted, self.folder = template, wanted, folder
-        self.workers, self.cache, self.progress = workers, cache, progress
-        self.history = clone_history(folder / "history", read_releases(template), template)
+    def __init__(self, gate: "Gate", folder: Path, workers: Workers) -> None:
+        self.gate, self.folder, self.workers = gate, folder, workers
+        self.history = clone_history(folder / "history", read_releases(gate.template), gate.template)
         self.routes = self.read_routes()
-        self.version = read_version(take_snapshot(folder / "snapshot", template), workers, cache)
+        self.version = read_version(take_snapshot(folder / "snapshot", gate.template), workers, gate.cache)
         revisions = dict.fromkeys(route.stops[0] for route in self.routes)
         self.old_versions = {revision: self.read_revision(revision) for revision in revisions}
         self.covers = {route: self.cover(route) for route in self.routes}
@@ -108,8 +96,8 @@ class Trial:
 
     def read_routes(self) -> list[Route]:
         """Give the ways on which projects are updated. Raises RenderError where there are none."""
-        if self.wanted.revisions:
-            return [Route((self.history.find_version(revision), NEXT)) for revision in self.wanted.revisions]
+        if self.gate.revisions:
+            return [Route((self.history.find_version(revision), NEXT)) for revision in self.gate.revisions]
         tags = [release.tag for release in self.history.releases]
         if not tags:
             raise RenderError("no version is released yet: name a revision to update from")
@@ -118,13 +106,13 @@ class Trial:
     def read_revision(self, revision: str) -> Version:
         """Read a version that projects are copied from."""
         snapshot = snapshot_of_revision(self.folder / "versions" / revision, revision, self.history.folder)
-        return read_version(snapshot, self.workers, self.cache)
+        return read_version(snapshot, self.workers, self.gate.cache)
 
     def cover(self, route: Route) -> Sequence[Combination]:
         """Give the combinations that go a way; through many versions, only a few in which every answer occurs."""
         version = self.old_versions[route.stops[0]]
-        strength = self.wanted.strength if route.is_direct else 1
-        every = select(version.combinations, self.wanted.only, version.questions)
+        strength = self.gate.strength if route.is_direct else 1
+        every = select(version.combinations, self.gate.only, version.questions)
         return every if strength is None else covering(every, min(strength, len(version.questions)))
 
     def counted(self, part: Part, cases: Iterable[T], total: int) -> Iterator[T]:
@@ -132,7 +120,7 @@ class Trial:
         part.cases = total
         for done, case in enumerate(cases, start=1):
             yield case
-            self.progress(part.name, done, total)
+            self.gate.progress(part.name, done, total)
 
     def wait_for(self, part: Part, jobs: Mapping[Future[list[str]], object]) -> None:
         """Take what other processes have found, each under what it was about."""
@@ -151,7 +139,7 @@ class Trial:
         for folder in covers:
             before = frozenset().union(*paths[folder].values())
             written = frozenset().union(*now.values())
-            part.wrong += lost_files(before, read_ownership(folder), written, read_ownership(self.template))
+            part.wrong += lost_files(before, read_ownership(folder), written, read_ownership(self.gate.template))
         part.wrong = list(dict.fromkeys(part.wrong))
 
     def render(
@@ -193,8 +181,8 @@ class Trial:
 
     def try_answers(self, part: Part) -> None:
         """Change answers by updates, and change them back."""
-        questions = read_questions(self.template)
-        pairs = draw_pairs(self.version.combinations, questions, self.wanted.pairs, self.wanted.seed)
+        questions = read_questions(self.gate.template)
+        pairs = draw_pairs(self.version.combinations, questions, self.gate.pairs, self.gate.seed)
         jobs = {}
         for number, pair in enumerate(pairs):
             folder = self.folder / "pairs" / str(number)
@@ -216,7 +204,7 @@ class Trial:
 
     def projects_of_versions(self) -> Iterator[Carried]:
         """Give the projects that are updated: of each way one answers other texts than the defaults, too."""
-        draw = random.Random(self.wanted.seed)
+        draw = random.Random(self.gate.seed)
         for number, route in enumerate(self.routes):
             place = self.folder / "carried" / str(number)
             for combination in self.covers[route]:
@@ -258,7 +246,7 @@ class Trial:
             part.notes += [f"{about}: {words}" for words in resumed.notes]
             if resumed.refused:
                 words = f"{about}: the old checkpoint is refused ({resumed.refused})"
-                if tells_of_checkpoints(self.template, about.route.stops[0]):
+                if tells_of_checkpoints(self.gate.template, about.route.stops[0]):
                     part.notes.append(words)
                 else:
                     part.wrong.append(f"{words}, and {CHANGES} tells nobody")

@@ -9,7 +9,8 @@ import pytest
 from generator.cache import Cache
 from generator.scratch import scratch_folder
 from generator.snapshot import take_snapshot
-from generator.updates.history import History, clone_history, run
+from generator.updates.hermetic import run
+from generator.updates.history import History, clone_history
 from generator.updates.releases import FILE, read_releases
 from generator.updates.replay import commit_all, copy_project, put_under_git
 from generator.workers import Workers

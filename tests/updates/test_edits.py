@@ -9,10 +9,11 @@ import pytest
 from generator.combinations import Combination
 from generator.rendering import ANSWERS_FILE
 from generator.selection import covering
+from generator.trees import read_files
 from generator.updates.editing import ChangedFile, carry_edits, choose_edits
 from generator.updates.ownership import read_ownership
 from generator.updates.places import find_places
-from generator.updates.replay import is_text, read_files
+from generator.updates.replay import is_text
 from generator.workers import Workers
 
 from ..conftest import Render

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from generator.cli import app
 from generator.questions import TEMPLATE
 from generator.rendering import ANSWERS_FILE
-from generator.updates.history import NEXT, History, run
+from generator.updates.hermetic import run
+from generator.updates.history import NEXT, History
 from generator.updates.replay import copy_project, put_under_git
 
 from .conftest import replace

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from generator.trees import read_files
 from generator.updates.history import NEXT, History
-from generator.updates.replay import commit_all, copy_project, differing, put_under_git, read_files
+from generator.updates.replay import commit_all, copy_project, differing, put_under_git
 
 from ..disks import small_disk
 from .conftest import replace

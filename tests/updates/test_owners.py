@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from generator.trees import read_files
 from generator.updates.history import NEXT, History
-from generator.updates.replay import commit_all, copy_project, differing, read_files, update
+from generator.updates.replay import commit_all, copy_project, differing, update
 
 from ..launching import checkpoint, train
 from .owners import EDITS

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 import venv
 from collections.abc import Callable
@@ -11,9 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from generator.updates.history import run
-from generator.updates.replay import commit_all, conflicts, copy_project, put_under_git, read_files
+from generator.trees import read_files
+from generator.updates.hermetic import run
+from generator.updates.replay import commit_all, conflicts, copy_project, put_under_git
 
+from ..launching import output_of
 from .conftest import MadeUp, replace
 from .guide import read_guide
 from .owners import EDITS, another_data_set, another_model
@@ -35,17 +36,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
     own = {"PATH": path, "HOME": str(place), "PIP_NO_DEPS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
     def type_in(commands: str, folder: Path, code: int = 0) -> str:
-        done = subprocess.run(
-            ["bash", "-c", commands],
-            cwd=folder,
-            env={**os.environ, **own},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == code, done.stdout
-        return done.stdout
+        return output_of(["bash", "-c", commands], folder, {**os.environ, **own}, code=code)
 
     return type_in
 

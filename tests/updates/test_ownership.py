@@ -9,7 +9,9 @@ import pytest
 from copier.errors import DirtyLocalWarning
 
 from generator.rendering import ANSWERS_FILE, render
-from generator.updates.history import NEXT, History, run
+from generator.trees import read_files
+from generator.updates.hermetic import run
+from generator.updates.history import NEXT, History
 from generator.updates.origin import record_origin
 from generator.updates.ownership import read_ownership
 from generator.updates.replay import (
@@ -20,7 +22,6 @@ from generator.updates.replay import (
     differing,
     is_text,
     put_under_git,
-    read_files,
     update,
 )
 

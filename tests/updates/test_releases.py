@@ -10,7 +10,8 @@ import pytest
 
 from generator.questions import TEMPLATE
 from generator.rendering import RenderError
-from generator.updates.history import NEXT, clone_history, run
+from generator.updates.hermetic import run
+from generator.updates.history import NEXT, clone_history
 from generator.updates.release import TOLD, check_changes, check_release, steps_of_release, tells_of_checkpoints
 from generator.updates.releases import FILE, read_releases
 from generator.updates.replay import commit_all
