@@ -155,8 +155,8 @@ def types_within(value: Any) -> Iterator[type]:
 
 
 def names(run_dir: Path) -> list[str]:
-    """The files in the folder of the checkpoints."""
-    return sorted(file.name for file in (run_dir / "checkpoints").iterdir())
+    """The files in the folder of the checkpoints, but for their manifest."""
+    return sorted(file.name for file in (run_dir / "checkpoints").iterdir() if file.name != "manifest.json")
 
 
 def logged(run_dir: Path, metric: str) -> dict[int, float]:

@@ -1,9 +1,9 @@
 """Checkpoints: written by rank 0, whole or not at all, and enough to go on as if nothing had happened."""
 
+import hashlib
 import json
 import logging
 import os
-import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,10 +14,14 @@ import torch.distributed as dist
 from torch import nn
 
 from .collectives import averaged_buffers, gather, on_every_rank, on_main
-from .config import NEWEST, Config
-from .exits import UserError
+from .config import AUTO, NEWEST, Config
+from .exits import Diverged, UserError
+from .files import HashedFile, link_atomically, sync_folder, whole_file
+from .manifest import Manifest
 from .reproducibility import generator_states, set_generator_states
+from .whereabouts import HERE
 
+STARTS_WITHOUT_PROGRESS = 3  # in a row, with --resume auto; then something is wrong that no restart mends
 IF_IT_DOES_NOT_FIT = "go on with the version of the program that wrote it, or start a run in another --run-dir"
 
 
@@ -29,12 +33,14 @@ class Progress:
     epoch: int = 0  # epochs completed
     samples_in_epoch: int = 0  # trained in the current epoch, over all ranks
     samples_seen: int = 0  # trained in the whole run, over all ranks
-    loss_sum: float = 0.0  # over samples_in_epoch
-    correct: float = 0.0  # of samples_in_epoch
+    counted: float = 0.0  # of samples_in_epoch, those whose loss is finite
+    loss_sum: float = 0.0  # over those counted
+    correct: float = 0.0  # of those counted
     recent_loss_sum: float = 0.0  # over recent_samples
     recent_correct: float = 0.0  # of recent_samples
     recent_samples: float = 0.0  # trained since metrics were due, over all ranks
     best_accuracy: float = -1.0  # on the validation set
+    left_out: int = 0  # steps in a row, up to now, whose gradients were not finite
 
     def advance(self, samples: int) -> None:
         """Count one optimizer step."""
@@ -44,6 +50,7 @@ class Progress:
 
     def count(self, loss_sum: float, correct: float, samples: float) -> None:
         """Add up what all ranks were seen to train: of the epoch, and since metrics were due."""
+        self.counted += samples
         self.loss_sum += loss_sum
         self.correct += correct
         self.recent_loss_sum += loss_sum
@@ -62,32 +69,53 @@ class Progress:
         """Go on to the start of the next epoch."""
         self.epoch += 1
         self.samples_in_epoch = 0
-        self.loss_sum = self.correct = 0.0
+        self.counted = self.loss_sum = self.correct = 0.0
 
 
-def claim_run_dir(config: Config) -> Path | None:
-    """Make the run directory, write config.json, and give the checkpoint to resume from, if any.
+def claim_run_dir(config: Config) -> list[Path]:
+    """Make the run directory, write config.json, and give the checkpoints to resume from, the best to take first.
 
-    Raises UserError, with nothing written, where that checkpoint is missing or where two runs would mix.
+    Raises UserError, with nothing written, where the checkpoint is missing, or where two runs would mix.
     """
-    last = config.run_dir / "checkpoints" / "last.pt"
-    checkpoint = last if config.resume == NEWEST else Path(config.resume) if config.resume else None
-    if checkpoint is None and last.exists():
+    newest = Manifest(config.run_dir / "checkpoints").newest_first()
+    chosen = newest if config.resume in (NEWEST, AUTO) else [Path(config.resume)] if config.resume else []
+    if newest and config.resume is None:
         raise UserError(f"{config.run_dir} holds a run already: go on with --resume, or choose another --run-dir")
-    if checkpoint is not None and not checkpoint.is_file():
-        raise UserError(f"there is no checkpoint {checkpoint}: leave out --resume to start from the beginning")
+    if config.resume not in (None, AUTO) and not (chosen and chosen[0].is_file()):
+        missing = chosen[0] if chosen else config.run_dir / "checkpoints" / "last.pt"
+        raise UserError(f"there is no checkpoint {missing}: leave out --resume to start from the beginning")
     try:
         config.run_dir.mkdir(parents=True, exist_ok=True)
         (config.run_dir / "config.json").write_text(json.dumps(config.as_plain_dict(), indent=2) + "\n")
+        count_starts(config, newest)
     except OSError as error:
         raise UserError(f"cannot write to --run-dir {config.run_dir}: {error.strerror}") from error
-    return checkpoint
+    return chosen
+
+
+def count_starts(config: Config, checkpoints: list[Path]) -> None:
+    """Count the starts with --resume auto since the newest checkpoint. Raises UserError where there are too many."""
+    file = config.run_dir / "starts.json"
+    if config.resume != AUTO:
+        file.unlink(missing_ok=True)
+        return
+    newest = checkpoints[0].stat().st_mtime_ns if checkpoints else 0
+    before = json.loads(file.read_text()) if file.exists() else {}
+    starts = before["starts"] + 1 if before.get("newest") == newest else 1
+    if starts > STARTS_WITHOUT_PROGRESS:
+        raise UserError(
+            f"the run was started {STARTS_WITHOUT_PROGRESS} times in a row and wrote no checkpoint: mend what ends it, "
+            f"then start it once with --resume, or delete {file}"
+        )
+    with whole_file(file) as written:
+        written.write(json.dumps({"newest": newest, "starts": starts}).encode())
 
 
 class Checkpoints:
     """The checkpoints of one run directory: step-00000120.pt and its like, last.pt and best.pt.
 
-    last.pt and best.pt are further names (hard links) of numbered files, so retention never takes them away.
+    last.pt and best.pt are further names (hard links) of numbered files, so retention never takes them away. What
+    the bytes of each must be is in manifest.json.
     """
 
     def __init__(self, config: Config, model: nn.Module, **parts: Any) -> None:
@@ -98,7 +126,13 @@ class Checkpoints:
         self.parts = {"model": model, **parts}
 
     def save(self, progress: Progress, *, best: bool = False) -> None:
-        """Write a checkpoint. All ranks call it, since each has a state of its own; it returns when the disk has it."""
+        """Write a checkpoint. All ranks call it, since each has a state of its own; it returns when the disk has it.
+
+        Raises UserError on every rank where the disk does not take it, and Diverged where a weight is not finite.
+        """
+        HERE.phase = "saving"
+        if not nn.utils.get_total_norm(self.model.parameters()).isfinite():
+            raise Diverged(f"weights are not finite after step {progress.step}: {self.advice()}")
         about = {"progress": asdict(progress), "config": self.config.as_plain_dict()}
         ranks = gather(rank_state(self.model))
         with averaged_buffers(self.model):
@@ -107,8 +141,15 @@ class Checkpoints:
 
     def _write(self, checkpoint: dict[str, Any], step: int, best: bool) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        for left_by_a_kill in self.folder.glob("*.tmp"):
+            left_by_a_kill.unlink()
         path = self.folder / f"step-{step:08d}.pt"
-        write_atomically(path, checkpoint)
+        options = json.dumps(checkpoint["config"], sort_keys=True).encode()
+        with whole_file(path, size=lambda: size_of(checkpoint)) as file:
+            torch.save(checkpoint, file)
+            entry = {"file": path.name, "size": file.size, "step": step, "best": best}
+            entry |= {"world_size": len(checkpoint["ranks"]), "config_sha256": hashlib.sha256(options).hexdigest()}
+            Manifest(self.folder).enter(file.sha256(), entry)
         for name in ("last.pt", "best.pt") if best else ("last.pt",):
             link_atomically(path, self.folder / name)
         sync_folder(self.folder)
@@ -116,11 +157,12 @@ class Checkpoints:
         for old in by_age[: -self.config.keep]:
             old.unlink()
 
-    def restore(self, path: Path) -> Progress:
-        """Load a checkpoint and give its progress. All ranks call it.
+    def restore(self, candidates: list[Path]) -> Progress:
+        """Load the first of the checkpoints that is whole and give its progress. All ranks call it.
 
-        Raises UserError on every rank where the file is damaged or does not fit.
+        Raises UserError on every rank where none is whole, or where it does not fit.
         """
+        path = on_main(lambda: first_whole(candidates))
         progress = on_every_rank(lambda: self._load(path))
         logging.info("resumed from %s: epoch %d, step %d", path, progress.epoch + 1, progress.step)
         return progress
@@ -133,10 +175,34 @@ class Checkpoints:
             # RNG and running statistics belong to a rank: for other ranks they start anew, from the means.
             if len(checkpoint["ranks"]) == dist.get_world_size():
                 set_rank_state(self.model, checkpoint["ranks"][dist.get_rank()])
-            return Progress(**checkpoint["progress"])
+            # Versions up to 0.2.0 counted all samples.
+            return Progress(**{"counted": checkpoint["progress"]["samples_in_epoch"], **checkpoint["progress"]})
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"{path} does not fit this program: {reason:.300}; {IF_IT_DOES_NOT_FIT}") from error
+
+    def advice(self) -> str:
+        """What to do where the numbers are not finite any more."""
+        newest = Manifest(self.folder).newest_first()
+        good = f"{newest[0].resolve()} is the newest checkpoint" if newest else "no checkpoint is written"
+        return f"{good}, and its numbers are finite; look at the data and the learning rate from there on"
+
+
+def first_whole(candidates: list[Path]) -> Path:
+    """Give the first checkpoint that is not damaged, and warn of those before it. Raises UserError where all are."""
+    for path in candidates:
+        problem = Manifest(path.parent).problem(path)
+        if problem is None:
+            return path
+        logging.warning("%s", problem)
+    raise UserError(f"no checkpoint is left to go on from: {problem}")
+
+
+def size_of(checkpoint: dict[str, Any]) -> int:
+    """The bytes that a checkpoint takes on the disk."""
+    with HashedFile(Path(os.devnull)) as nothing:
+        torch.save(checkpoint, nothing)
+    return nothing.size
 
 
 def read_checkpoint(path: Path, required: Iterable[str]) -> dict[str, Any]:
@@ -151,43 +217,6 @@ def read_checkpoint(path: Path, required: Iterable[str]) -> dict[str, Any]:
         lacking = ", ".join(sorted(set(required) - set(checkpoint if isinstance(checkpoint, dict) else ())))
         raise UserError(f"{path} is not a checkpoint of this program: it does not hold {lacking}; {IF_IT_DOES_NOT_FIT}")
     return checkpoint
-
-
-def write_atomically(path: Path, checkpoint: dict[str, Any]) -> None:
-    """Write the file so that a crash at any moment leaves the old one or the new one, whole.
-
-    Raises UserError, with nothing left behind, where the disk does not take it.
-    """
-    temporary = path.with_suffix(".tmp")
-    try:
-        with open(temporary, "wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:
-        temporary.unlink(missing_ok=True)
-        # torch.save hides a full disk behind a RuntimeError.
-        reason = error.__context__ if isinstance(error.__context__, OSError) else error
-        raise UserError(f"{path} could not be written: {reason}") from error
-
-
-def link_atomically(path: Path, name: Path) -> None:
-    """Give the file a second name, which until then may belong to another file."""
-    temporary = name.with_suffix(".tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        os.link(path, temporary)
-    except OSError:  # some file systems have no hard links
-        shutil.copy2(path, temporary)
-    os.replace(temporary, name)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make new names in the folder outlast a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
 
 
 def rank_state(model: nn.Module) -> dict[str, Any]:

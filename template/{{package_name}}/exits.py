@@ -13,11 +13,31 @@ class ExitCode(IntEnum):
     DONE = 0
     FAILED = 1  # a programming error; its traceback names the rank
     REFUSED = 2  # an option, a file or the machine does not fit; one line says what to do
+    DIVERGED = 65  # the numbers are not finite any more; one line names the last good checkpoint
+    LOST = 69  # a rank is gone or silent; one line says which: start again with --resume
     STOPPED = 75  # a signal asked it to stop and a checkpoint is written: start again with --resume
 
 
 class UserError(Exception):
     """Something the user can mend. The message is one line: what is wrong, and what would work."""
+
+    code = ExitCode.REFUSED
+
+
+class Diverged(UserError):
+    """Gradients or weights are inf or NaN, on all ranks: to go on would be a waste."""
+
+    code = ExitCode.DIVERGED
+
+
+class RankLost(UserError):
+    """Another rank is gone, or does not do its part; one of those that are left speaks for all."""
+
+    code = ExitCode.LOST
+
+    def __init__(self, message: str, *, speaks: bool) -> None:
+        super().__init__(message)
+        self.speaks = speaks
 
 
 class StopSignals:

@@ -12,6 +12,7 @@ from .config import Config
 from .distributed import World
 from .exits import UserError
 from .shuffling import Permutation
+from .whereabouts import HERE
 
 COMPUTED_AT_ONCE = 1 << 14  # samples of the order: one by one, each would take 200 times as long
 
@@ -110,8 +111,11 @@ def make_loader(
 def windows(loader: DataLoader[Any], size: int) -> Iterator[list[Any]]:
     """Group micro-batches into those of one optimizer step; the last window of an epoch may be shorter."""
     batches = iter(loader)
+    HERE.phase = "loading data"
     while window := list(itertools.islice(batches, size)):
+        HERE.phase = "training"
         yield window
+        HERE.phase = "loading data"
 
 
 def micro_batch_size(config: Config, world: World, samples: int) -> int:
