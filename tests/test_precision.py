@@ -20,7 +20,8 @@ from torch import Tensor
 
 from .conftest import Render
 from .launching import NEEDS_GPU, ON_CPU, ON_GPU, assert_same_weights, checkpoint, module_of, train
-from .test_checkpoints import assert_same_state, logged, train_on_ranks
+from .ranks import assert_same_state, train_on_ranks
+from .test_checkpoints import logged
 
 STEPS = ("--max-steps", "30")
 APEX_STAND_IN = Path(__file__).parent / "apex_stand_in" / "apex"

@@ -16,7 +16,7 @@ from generator.training.records import READERS, History, mlflow_run, read_csv, r
 
 from .conftest import Render
 from .launching import assert_same_weights, checkpoint, train
-from .test_checkpoints import train_on_ranks
+from .ranks import train_on_ranks
 
 LOGGERS = ("csv", "tensorboard", "wandb", "mlflow")
 TRACKERS = {"tensorboard", "wandb", "mlflow"}

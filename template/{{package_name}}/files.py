@@ -5,7 +5,7 @@ import io
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -65,7 +65,8 @@ def whole_file(path: Path, size: Callable[[], int] | None = None) -> Iterator[Ha
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it is not there, or the disk is read-only
+            temporary.unlink()
         # torch.save hides a full disk behind a RuntimeError.
         reason = error if isinstance(error, OSError) else error.__context__
         if not isinstance(reason, OSError):
