@@ -153,8 +153,7 @@ class Checkpoints:
         for name in ("last.pt", "best.pt") if best else ("last.pt",):
             link_atomically(path, self.folder / name)
         sync_folder(self.folder)
-        by_age = sorted(self.folder.glob("step-*.pt"), key=lambda file: file.stat().st_mtime_ns)
-        for old in by_age[: -self.config.keep]:
+        for old in self._numbered()[: -self.config.keep]:
             old.unlink()
 
     def restore(self, candidates: list[Path]) -> Progress:
@@ -183,9 +182,13 @@ class Checkpoints:
 
     def advice(self) -> str:
         """What to do where the numbers are not finite any more."""
-        newest = Manifest(self.folder).newest_first()
-        good = f"{newest[0].resolve()} is the newest checkpoint" if newest else "no checkpoint is written"
-        return f"{good}, and its numbers are finite; look at the data and the learning rate from there on"
+        saved = self._numbered()
+        good = f"{saved[-1]} is the last checkpoint, and good" if saved else "there is no checkpoint yet"
+        return f"{good}; look at the data and the learning rate from there on"
+
+    def _numbered(self) -> list[Path]:
+        """The numbered checkpoints, from the oldest on."""
+        return sorted(self.folder.glob("step-*.pt"), key=lambda file: file.stat().st_mtime_ns)
 
 
 def first_whole(candidates: list[Path]) -> Path:

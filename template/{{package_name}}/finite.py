@@ -13,7 +13,7 @@ class FiniteSteps:
     def __init__(self, model: nn.Module, device: torch.device, left_out: int) -> None:
         """Begin after some steps in a row that were left out."""
         # BatchNorm's running statistics see a bad batch before any gradient does.
-        self.buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        self.buffers = list(model.buffers())
         self.before = [buffer.clone() for buffer in self.buffers]
         self.left_out = torch.tensor([float(left_out), 0.0], device=device)  # in a row up to now; since counted()
 

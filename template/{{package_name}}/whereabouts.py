@@ -72,6 +72,8 @@ class SignsOfLife:
         late = {rank: f"does not come: it is {place}" for rank, place in seen.items() if place.phase != HERE.phase}
         missing = ended or silent or (late if "imed out" in str(error) else {})
         if missing:
+            if missing is not silent:  # then this place in the program may be at fault
+                logging.warning("a collective has failed", exc_info=error)
             left = [rank for rank in (self.rank, *self.others) if rank not in missing]
             found = "; ".join(f"rank {rank} {what}" for rank, what in missing.items())
             raise RankLost(f"{found}; start again with --resume", speaks=self.rank == min(left)) from error
