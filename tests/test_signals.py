@@ -21,9 +21,9 @@ FOR_EVER = ("--epochs", "1000", "--eval-every", "1000")
 
 
 @contextmanager
-def running(project: Path, run_dir: Path, launcher: str) -> Iterator[subprocess.Popen[str]]:
+def running(project: Path, run_dir: Path, launcher: str, *options: str) -> Iterator[subprocess.Popen[str]]:
     """Start a training that would take long, and go on once it has trained some steps."""
-    command = [*launch_command(launcher, 2, run_dir.parent), *ON_CPU, "--run-dir", str(run_dir), *FOR_EVER]
+    command = [*launch_command(launcher, 2, run_dir.parent), *ON_CPU, "--run-dir", str(run_dir), *FOR_EVER, *options]
     with open(run_dir.parent / "output.log", "w") as output:
         process = subprocess.Popen(
             command, cwd=project, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True

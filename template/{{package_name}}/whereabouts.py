@@ -46,7 +46,7 @@ class SignsOfLife:
         store = dist.distributed_c10d._get_default_store()
         # Not the group's own client, whose timeout is another; old versions of torch have no other.
         self.store = dist.PrefixStore("whereabouts", store.clone() if hasattr(store, "clone") else store)
-        self.store.set_timeout(timedelta(seconds=BEAT))
+        self.store.set_timeout(timedelta(seconds=5))
         self.answered = time.monotonic()  # the store, last
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._live, daemon=True)  # it hangs for ever where the store is frozen

@@ -1,0 +1,94 @@
+"""What clusters do to a run: killed while it saves, stopped by a signal, its checkpoint damaged, it ends as it should.
+
+These tests train your model on your data. Run them again when you have changed the loop, or what a checkpoint holds.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+from conftest import OnRanks
+from test_exact import OWN, differences, first_samples, saved, train_here
+from torch import multiprocessing as mp
+
+import train
+
+STEPS = 6
+SAVING = replace(OWN, max_steps=STEPS, save_every=2, keep=2)
+REPLACED = 3  # files that are replaced in each save: the manifest, the numbered file and last.pt
+
+
+def train_own(config: Any) -> None:
+    """Train your model on the beginning of your data, on this rank."""
+    train_here(config, load_data=first_samples)
+
+
+def interrupted(function: Callable[..., Any], number: int, signum: int) -> Callable[..., Any]:
+    """Give the function, which at one of its calls sends a signal to this rank first."""
+    calls = iter(range(number))
+
+    def call(*arguments: Any) -> Any:
+        if next(calls, None) == number - 1:
+            os.kill(os.getpid(), signum)
+        return function(*arguments)
+
+    return call
+
+
+def train_until_killed(config: Any, replaced: int) -> None:
+    """Train, until rank 0 is killed where it replaces a file."""
+    with mock.patch("os.replace", interrupted(os.replace, replaced, signal.SIGKILL)):
+        train_own(config)
+
+
+def train_until_stopped(config: Any, step: int) -> None:
+    """Train, until a signal comes to rank 1 at this step."""
+    number = step if dist.get_rank() == 1 else 0
+    with mock.patch.object(train, "train_step", interrupted(train.train_step, number, signal.SIGTERM)):
+        train_own(config)
+
+
+def assert_goes_on(run_dir: Path, whole: Path, on_ranks: OnRanks) -> None:
+    """Resume the run, and compare its end with that of a whole one, bit for bit."""
+    on_ranks(2, train_own, replace(SAVING, run_dir=run_dir, resume="newest"))
+    assert [*differences(saved(run_dir), saved(whole))] == []
+
+
+@pytest.fixture
+def whole(on_ranks: OnRanks, tmp_path: Path) -> Path:
+    """The run directory of a run that nothing disturbed."""
+    on_ranks(2, train_own, replace(SAVING, run_dir=tmp_path / "whole"))
+    return tmp_path / "whole"
+
+
+def test_a_run_that_is_killed_while_it_saves_goes_on(on_ranks: OnRanks, whole: Path, tmp_path: Path) -> None:
+    for replaced in range(REPLACED + 1, 2 * REPLACED + 1):  # everywhere in the second save
+        run_dir = tmp_path / f"killed-{replaced}"
+        with pytest.raises((mp.ProcessExitedException, mp.ProcessRaisedException)):
+            on_ranks(2, train_until_killed, replace(SAVING, run_dir=run_dir), replaced)
+        assert saved(run_dir)["progress"]["step"] in (2, 4), "no more than one save is lost"
+        assert_goes_on(run_dir, whole, on_ranks)
+
+
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(on_ranks: OnRanks, whole: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "stopped"
+    on_ranks(2, train_until_stopped, replace(SAVING, run_dir=run_dir, save_every=0, log_every=1), 3)
+    assert saved(run_dir)["progress"]["step"] == 3
+    assert_goes_on(run_dir, whole, on_ranks)
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(on_ranks: OnRanks, whole: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "damaged"
+    on_ranks(2, train_own, replace(SAVING, run_dir=run_dir, max_steps=4))
+    last = run_dir / "checkpoints" / "last.pt"
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 1
+    last.write_bytes(content)
+    assert_goes_on(run_dir, whole, on_ranks)
+    assert f"{last} is damaged" in (run_dir / "train.log").read_text()
