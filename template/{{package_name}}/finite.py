@@ -10,32 +10,34 @@ from torch.optim import Optimizer
 class FiniteSteps:
     """Judges each step by the norm of its gradients, which are those of all ranks: so all ranks judge the same."""
 
-    def __init__(self, model: nn.Module, device: torch.device, left_out: int) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device, left_out: int) -> None:
         """Begin after some steps in a row that were left out."""
         # BatchNorm's running statistics see a bad batch before any gradient does.
         self.buffers = list(model.buffers())
         self.before = [buffer.clone() for buffer in self.buffers]
         self.left_out = torch.tensor([float(left_out), 0.0], device=device)  # in a row up to now; since counted()
+        # A fused optimizer can leave a step out on the GPU, as GradScaler lets it. Others must wait for the norm, and on
+        # a CPU it is there.
+        self.asks = device.type == "cpu" or not getattr(optimizer, "_step_supports_amp_scaling", False)
 
     def begin(self) -> None:
         """Remember what the forward passes of a step change."""
-        for before, buffer in zip(self.before, self.buffers, strict=True):
-            before.copy_(buffer)
+        if self.buffers:
+            torch._foreach_copy_(self.before, self.buffers)
 
     def judge(self, norm: Tensor, optimizer: Optimizer) -> bool:
-        """Leave the step out where the norm of its gradients is not finite. Gives whether to call optimizer.step().
-
-        Fused optimizers decide that on the GPU, from the attribute that GradScaler gives them; others make it wait.
-        """
+        """Leave the step out where the norm of its gradients is not finite. Gives whether to call optimizer.step()."""
         bad = ~norm.isfinite()
+        if self.asks and not bad:
+            self.left_out[0] = 0
+            return True
         self.left_out.add_(bad)
         self.left_out[0].mul_(bad)
         for before, buffer in zip(self.before, self.buffers, strict=True):
             buffer.copy_(torch.where(bad, before, buffer))
-        if getattr(optimizer, "_step_supports_amp_scaling", False):
+        if not self.asks:
             optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
-            return True
-        return not bad
+        return not self.asks
 
     def counted(self) -> tuple[int, int]:
         """How many steps were left out in a row up to now, and how many since this was asked last."""

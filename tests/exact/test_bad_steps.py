@@ -36,11 +36,15 @@ LAST_GOOD = 4  # where all steps after it are bad
 SGD = "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=False)"
 
 
+# How a GPU would do it; fused optimizers can do it on a CPU, too.
+ON_THE_DEVICE = ("self.asks = device.type ==", "self.asks = device.type == 'cuda' and device.type ==")
+
+
 @pytest.fixture
 def program(own_project: Render, tmp_path: Path) -> Any:
     """Give a program whose data is bad at the start, for some answers and an optimizer."""
 
-    def get(optimizer: str = "", **answers: object) -> Program:
+    def get(optimizer: str = "", *, on_device: bool = False, **answers: object) -> Program:
         project = own_project(**answers)
         data, train = project / "ddp_project" / "data.py", project / "train.py"
         data.write_text(data.read_text().replace("from pathlib import Path\n", IMPORTS) + SPOILING)
@@ -48,6 +52,10 @@ def program(own_project: Render, tmp_path: Path) -> Any:
             fused = "AdamW(model.parameters(), weight_decay=config.weight_decay, fused=True)"
             assert fused in train.read_text()
             train.write_text(train.read_text().replace(fused, optimizer))
+        if on_device:
+            finite = project / "ddp_project" / "finite.py"
+            assert ON_THE_DEVICE[0] in finite.read_text()
+            finite.write_text(finite.read_text().replace(*ON_THE_DEVICE))
         return Program(project, tmp_path / "run", OPTIONS)
 
     return get
@@ -79,6 +87,7 @@ def all_finite(value: Any) -> bool:
     ("name", "optimizer", "answers"),
     [
         ("float32", "", {}),
+        ("float32, decided on the device", "", {"on_device": True}),
         ("bfloat16", "", {"amp": "torch"}),
         ("an optimizer that is not fused", SGD, {}),
     ],
