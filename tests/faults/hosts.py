@@ -1,0 +1,74 @@
+"""Two hosts on this machine: network namespaces, each with an address of its own, and a link that can be cut."""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+
+LINK = "veth0"
+
+
+@dataclass(frozen=True)
+class Host:
+    """A network namespace, and its address on the link to the other one."""
+
+    name: str
+    address: str
+
+    def set_up(self) -> None:
+        """Make the host, without a link. Raises CalledProcessError where that is not allowed."""
+        ip("netns", "add", self.name)
+        ip("-n", self.name, "link", "set", "lo", "up")
+
+    def tear_down(self) -> None:
+        """End all that runs on the host, and take it away."""
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        ip("netns", "delete", self.name)
+
+    def command(self, *words: str) -> list[str]:
+        """Give the command line that runs another one here; a process that it starts becomes that other one."""
+        return ["ip", "netns", "exec", self.name, *words]
+
+    def processes(self) -> list[int]:
+        """The numbers of the processes that run here; the kernel does not count those that only wait to be reaped."""
+        return [int(pid) for pid in ip("netns", "pids", self.name).split()]
+
+    def set_link(self, state: str) -> None:
+        """Take the link "down", whereupon no packet leaves or comes, or "up" again."""
+        ip("-n", self.name, "link", "set", LINK, state)
+
+
+def ip(*arguments: str) -> str:
+    """Run ip and give what it prints."""
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def missing() -> str | None:
+    """Say what is not here that two hosts need."""
+    if shutil.which("ip") is None:
+        return "there is no ip (iproute2)"
+    try:
+        with two_hosts():
+            return None
+    except subprocess.CalledProcessError as error:
+        return f"network namespaces are not allowed here: {error.stderr.strip()}"
+
+
+@contextmanager
+def two_hosts() -> Iterator[tuple[Host, Host]]:
+    """Make two hosts and the link between them; take them away with all that runs on them, whatever has happened."""
+    one, other = (Host(f"ddp-{os.getpid()}-{number}", f"10.77.0.{number + 1}") for number in range(2))
+    with ExitStack() as made:
+        for host in (one, other):
+            host.set_up()
+            made.callback(host.tear_down)
+        ip("link", "add", LINK, "netns", one.name, "type", "veth", "peer", "name", LINK, "netns", other.name)
+        for host in (one, other):
+            ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", LINK)
+            host.set_link("up")
+        yield one, other
