@@ -74,7 +74,10 @@ KillWait=5
 MinJobAge=86400
 ReturnToService=2
 {nodes}
-PartitionName=test Nodes=ALL Default=YES MaxTime=60 State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=test Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime=20
+PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=2
 """
 FOLDER_OF = re.compile(rb"^SLURM_CONF=.*/slurm-of-(\d+)/slurm\.conf$")
 # Sockets live in the folder: a path of a socket has at most 107 bytes.
@@ -269,7 +272,7 @@ class SlurmCluster:
 
     def _idle(self) -> bool:
         """Tell whether Slurm reports both nodes as idle."""
-        shown = self.run("sinfo", "-h", "-N", "-o", "%N %T", check=False).stdout
+        shown = self.run("sinfo", "-h", "-p", "test", "-N", "-o", "%N %T", check=False).stdout
         return shown.splitlines() == [f"{name} idle" for name in NODES]
 
     def _report(self) -> str:
