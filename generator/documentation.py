@@ -14,11 +14,12 @@ from .results import STAGES
 from .snapshot import take_snapshot
 from .updates.trial import PARTS
 
-README, MATRIX, EXACT, UPDATES = map(Path, ("README.md", "docs/matrix.md", "docs/exact.md", "docs/updates.md"))
+README, MATRIX, UPDATES = map(Path, ("README.md", "docs/matrix.md", "docs/updates.md"))
+EXACT, FAULTS = map(Path, ("docs/exact.md", "docs/faults.md"))
 EXAMPLE = Path("docs/example/train.py")
 MUTANTS = Path("tests/test_mutants.py")
 COSTS = Path("benchmarks/results/check.json")
-EXACT_NUMBERS = Path("benchmarks/results/exact.json")
+NUMBERS = {page: Path("benchmarks/results", f"{page.stem}.json") for page in (EXACT, FAULTS)}
 
 
 def question_table(questions: list[Question]) -> str:
@@ -66,7 +67,7 @@ def cost_tables(results: Path) -> dict[str, str]:
     return {name: make(measured) for name, make in makers.items()}
 
 
-def exact_tables(page: str, results: Path) -> dict[str, str]:
+def measured_tables(page: str, results: Path) -> dict[str, str]:
     """Give the numbers that the tests of a page's guarantees have measured, a table for each guarantee of the page."""
     measured = json.loads(results.read_text()) if results.exists() else {}
     return {name: number_table(measured.get(name)) for name in re.findall("<!-- (.*): begin -->", page)}
@@ -82,6 +83,12 @@ def number_table(cases: Mapping[str, float] | None) -> str:
     return "| case | measured |\n|---|---|\n" + "".join(rows)
 
 
+def exit_code_table(code: str) -> str:
+    """Give the exit codes of a project as a Markdown table, from the comments of its ExitCode."""
+    found = re.findall(r"^    [A-Z]+ = (\d+)(?:  # (.*))?$", code, re.MULTILINE)
+    return "| exit code | meaning |\n|---|---|\n" + "".join(f"| {number} | {said} |\n" for number, said in found)
+
+
 def fill(page: str, parts: Mapping[str, str]) -> str:
     """Put each part between the two comments of a page that name it."""
     for name, content in parts.items():
@@ -94,9 +101,8 @@ def fill(page: str, parts: Mapping[str, str]) -> str:
 def documented_files(template: Path = TEMPLATE) -> dict[Path, str]:
     """Give each made file of the documentation, by its path in the repository, with the content that it should have."""
     matrix = {"stages": asking_table("stage", STAGES), "mutants": mutant_table((template / MUTANTS).read_text())}
-    exact = (template / EXACT).read_text()
     parts = {
-        EXACT: exact_tables(exact, template / EXACT_NUMBERS),
+        **{page: measured_tables((template / page).read_text(), template / NUMBERS[page]) for page in NUMBERS},
         README: {"questions": question_table(read_questions(template))},
         UPDATES: {"update-check": asking_table("part", PARTS)},
         MATRIX: matrix | cost_tables(template / COSTS),
@@ -105,6 +111,7 @@ def documented_files(template: Path = TEMPLATE) -> dict[Path, str]:
         project = Path(folder) / "project"
         render(project, {}, template=take_snapshot(Path(folder) / "snapshot", template))
         example = (project / "train.py").read_text()
+        parts[FAULTS]["exit-codes"] = exit_code_table(next(project.glob("*/exits.py")).read_text())
     pages = {path: fill((template / path).read_text(), content) for path, content in parts.items()}
     return {**pages, EXAMPLE: example}
 

@@ -79,7 +79,7 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Sl
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Take where to write the numbers that tests measure."""
-    parser.addoption("--measured", metavar="FILE", help="write what the tests of docs/exact.md measure to this file")
+    parser.addoption("--measured", metavar="FILE", help="write to this file what tests measure of what docs/ promises")
 
 
 @pytest.fixture

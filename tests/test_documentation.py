@@ -15,7 +15,14 @@ from generator.results import STAGES
 from .conftest import Render
 from .test_mutants import MUTANTS
 
-MADE_FILES = ["README.md", "docs/exact.md", "docs/example/train.py", "docs/matrix.md", "docs/updates.md"]
+MADE_FILES = [
+    "README.md",
+    "docs/exact.md",
+    "docs/example/train.py",
+    "docs/faults.md",
+    "docs/matrix.md",
+    "docs/updates.md",
+]
 BIN = Path(sys.executable).parent
 
 
@@ -41,14 +48,18 @@ def test_the_page_on_the_matrix_has_every_stage_and_mutant() -> None:
     assert told[-len(MUTANTS) :] == [(mutant.mistake, mutant.stage) for mutant in MUTANTS]
 
 
-def test_each_promise_on_numbers_has_a_test_and_what_it_measured() -> None:
-    page = (TEMPLATE / "docs" / "exact.md").read_text()
-    for section in page.split("\n## ")[1:]:
-        commands = re.findall(r"^`scripts/test\.sh (?:-m gpu )?(.*)`$", section, re.MULTILINE)
+@pytest.mark.parametrize("page", ["exact", "faults"])
+def test_each_promise_has_a_test_and_what_it_measured(page: str) -> None:
+    text = (TEMPLATE / "docs" / f"{page}.md").read_text()
+    for section in text.split("\n## ")[1:]:
+        if section.startswith("Exit codes"):
+            continue
+        commands = re.findall(r"^`scripts/test\.sh (?:-m \S+ |-m \"[^\"]+\" )?(.*)`$", section, re.MULTILINE)
         assert commands, section
         assert all((TEMPLATE / path).is_file() for command in commands for path in command.split()), section
-        assert "| case | measured |" in section or section.startswith("On GPUs"), section
-    assert NOT_MEASURED not in page
+        told_in_words = section.startswith(("On GPUs", "A disk", "Security"))
+        assert "| case | measured |" in section or told_in_words, section
+    assert NOT_MEASURED not in text
 
 
 def shown_sessions() -> list[str]:
@@ -77,7 +88,16 @@ def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> No
         [sys.executable, "train.py", "--help"], cwd=place, capture_output=True, text=True, check=True
     )
     readme, _, _ = (place / "README.md").read_text().partition("## Bring it up to date")  # by git
-    others = {"--standalone", "--nproc-per-node", "--ntasks", "--nodes", "--data", "--help", "--signal"}
+    others = {
+        "--standalone",
+        "--nproc-per-node",
+        "--ntasks",
+        "--nodes",
+        "--data",
+        "--help",
+        "--signal",
+        "--max-restarts",
+    }
     named = (
         set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme)) - others - {"--allow-run-as-root", "--backend-store-uri"}
     )

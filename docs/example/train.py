@@ -22,12 +22,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 from torch.utils.data import DataLoader
 
+from ddp_project.agreement import check_agreement
 from ddp_project.checkpoint import Checkpoints, Progress, claim_run_dir
 from ddp_project.collectives import averaged_buffers, on_every_rank, on_main, reduce_tensor
 from ddp_project.config import Config
 from ddp_project.data import load_data
 from ddp_project.distributed import World, launch, wrap
-from ddp_project.exits import ExitCode, StopSignals
+from ddp_project.exits import Diverged, ExitCode, StopSignals
+from ddp_project.finite import FiniteSteps, gradient_norm
 from ddp_project.loaders import (
     ResumableDistributedSampler,
     evaluation_batches,
@@ -39,6 +41,7 @@ from ddp_project.model import build_model
 from ddp_project.precision import use_tf32
 from ddp_project.reproducibility import seed_generators, use_deterministic_algorithms
 from ddp_project.tracking import NoTracker, make_tracker, progress_bar, set_up_log
+from ddp_project.whereabouts import HERE
 
 
 @dataclass
@@ -55,6 +58,7 @@ class Run:
     validation: DataLoader[Any]
     checkpoints: Checkpoints
     progress: Progress
+    finite: FiniteSteps
     tracker: NoTracker
     stop: StopSignals
 
@@ -85,6 +89,7 @@ def main(config: Config, world: World, device: torch.device) -> ExitCode:
 def set_up(config: Config, world: World, device: torch.device) -> Run:
     """Make all parts, each where the next one needs it, and resume where --resume says so."""
     training_set, validation_set = load_data()
+    check_agreement(config, training=training_set, validation=validation_set)
     micro_batch = micro_batch_size(config, world, len(training_set))
     sampler = ResumableDistributedSampler(len(training_set), micro_batch, world, config.seed)
     batches = evaluation_batches(len(validation_set), micro_batch, world)
@@ -116,6 +121,7 @@ def set_up(config: Config, world: World, device: torch.device) -> Run:
         validation=make_loader(validation_set, batches, config, device),
         checkpoints=checkpoints,
         progress=progress,
+        finite=FiniteSteps(model, optimizer, device, progress.left_out),
         tracker=on_every_rank(lambda: make_tracker(config, world)),
         stop=StopSignals(),
     )
@@ -145,6 +151,7 @@ def train_epoch(run: Run) -> bool:
             lr = lr_at(progress.step, total_steps, config)
             totals += train_step(run, window, lr)
             progress.advance(len(window) * sampler.micro_batch_size)
+            HERE.step = progress.step
             bar.update()
             due = i == steps_left or progress.step % config.log_every == 0
             saving = config.save_every > 0 and progress.step % config.save_every == 0
@@ -162,9 +169,10 @@ def train_epoch(run: Run) -> bool:
 def train_step(run: Run, window: list[Any], lr: float) -> Tensor:
     """Take one optimizer step, on the micro-batches of a window, together with all other ranks.
 
-    Gives [sum of the losses, correct answers, samples] of this rank, on its device.
+    Gives [sum of the losses, correct answers, samples] of this rank, on its device, without losses that are not finite.
     """
     totals = torch.zeros(3, dtype=torch.float64, device=run.device)
+    run.finite.begin()
     for i, (images, labels) in enumerate(window, start=1):
         images = images.to(run.device, non_blocking=True)
         labels = labels.to(run.device, non_blocking=True)
@@ -173,12 +181,12 @@ def train_step(run: Run, window: list[Any], lr: float) -> Tensor:
             logits = run.ddp(images)
             loss = F.cross_entropy(logits, labels)
             (loss / len(window)).backward()
-        totals += batch_totals(loss, logits, labels)
-    if run.config.clip_norm:
-        nn.utils.clip_grad_norm_(run.model.parameters(), run.config.clip_norm)
+        totals += torch.where(loss.isfinite(), batch_totals(loss, logits, labels), 0)
+    norm = gradient_norm(run.model.parameters(), run.config.clip_norm)
     for group in run.optimizer.param_groups:
         group["lr"] = lr
-    run.optimizer.step()
+    if run.finite.judge(norm, run.optimizer):
+        run.optimizer.step()
     run.optimizer.zero_grad()
     return totals
 
@@ -198,16 +206,19 @@ def report(run: Run, totals: Tensor, lr: float, started: float, *, due: bool) ->
     so a run records the same, wherever it is saved, stopped and resumed.
     """
     progress = run.progress
+    HERE.phase = "reducing metrics"
     stop = totals.new_tensor([float(run.stop.received)])
     loss_sum, correct, samples, stops = reduce_tensor(torch.cat((totals, stop)), "sum").tolist()
     totals.zero_()
     run.stop.agreed = stops > 0
     progress.count(loss_sum, correct, samples)
+    judge_left_out(run)
     now = time.perf_counter()
     if due or progress.out_of_steps(run.config):
+        counted = progress.recent_samples or math.nan
         metrics = {
-            "train/loss": progress.recent_loss_sum / progress.recent_samples,
-            "train/accuracy": progress.recent_correct / progress.recent_samples,
+            "train/loss": progress.recent_loss_sum / counted,
+            "train/accuracy": progress.recent_correct / counted,
             "lr": lr,
             "samples_per_second": samples / (now - started),
         }
@@ -217,10 +228,24 @@ def report(run: Run, totals: Tensor, lr: float, started: float, *, due: bool) ->
     return now
 
 
+def judge_left_out(run: Run) -> None:
+    """Tell of steps that were left out. Raises Diverged, on all ranks, where they are too many in a row."""
+    progress = run.progress
+    progress.left_out, recently = run.finite.counted()
+    if recently:
+        logging.info("step %d  steps left out, since their gradients were not finite: %d", progress.step, recently)
+    if progress.left_out >= run.config.max_bad_steps:
+        raise Diverged(
+            f"the gradients of {progress.left_out} steps in a row, up to step {progress.step}, were not finite: "
+            + run.checkpoints.advice()
+        )
+
+
 @torch.inference_mode()
 def evaluate(run: Run) -> bool:
     """Evaluate on all ranks, each sample once, and log the epoch. Gives whether the model is the best so far."""
     progress = run.progress
+    HERE.phase = "evaluating"
     totals = torch.zeros(3, dtype=torch.float64, device=run.device)
     run.model.eval()
     with averaged_buffers(run.model):
@@ -231,8 +256,8 @@ def evaluate(run: Run) -> bool:
     loss_sum, correct, samples = reduce_tensor(totals, "sum").tolist()
     metrics = {
         "epoch": progress.epoch + 1,
-        "epoch/train_loss": progress.loss_sum / progress.samples_in_epoch,
-        "epoch/train_accuracy": progress.correct / progress.samples_in_epoch,
+        "epoch/train_loss": progress.loss_sum / (progress.counted or math.nan),
+        "epoch/train_accuracy": progress.correct / (progress.counted or math.nan),
         "epoch/validation_loss": loss_sum / samples,
         "epoch/validation_accuracy": correct / samples,
     }

@@ -10,7 +10,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 class ExitCode(IntEnum):
     """What the program tells the shell, the launcher or the scheduler."""
 
-    DONE = 0
+    DONE = 0  # the training is done
     FAILED = 1  # a programming error; its traceback names the rank
     REFUSED = 2  # an option, a file or the machine does not fit; one line says what to do
     DIVERGED = 65  # the numbers are not finite any more; one line names the last good checkpoint
