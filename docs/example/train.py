@@ -82,6 +82,7 @@ def main(config: Config, world: World, device: torch.device) -> ExitCode:
                 progress.complete_epoch()
             if evaluating:
                 run.checkpoints.save(progress, best=best)
+    run.checkpoints.complete()
     logging.info("done: best validation accuracy %.2f %%", 100 * progress.best_accuracy)
     return ExitCode.DONE
 

@@ -21,6 +21,7 @@ from .manifest import Manifest
 from .reproducibility import generator_states, set_generator_states
 from .whereabouts import HERE
 
+STARTS = "starts"  # a file of the run directory
 STARTS_WITHOUT_PROGRESS = 3  # in a row, with --resume auto; then something is wrong that no restart mends
 IF_IT_DOES_NOT_FIT = "go on with the version of the program that wrote it, or start a run in another --run-dir"
 
@@ -95,20 +96,19 @@ def claim_run_dir(config: Config) -> list[Path]:
 
 def count_starts(config: Config, checkpoints: list[Path]) -> None:
     """Count the starts with --resume auto since the newest checkpoint. Raises UserError where there are too many."""
-    file = config.run_dir / "starts.json"
+    file = config.run_dir / STARTS
     if config.resume != AUTO:
         file.unlink(missing_ok=True)
         return
-    newest = checkpoints[0].stat().st_mtime_ns if checkpoints else 0
-    before = json.loads(file.read_text()) if file.exists() else {}
-    starts = before["starts"] + 1 if before.get("newest") == newest else 1
+    newest = str(checkpoints[0].stat().st_mtime_ns) if checkpoints else "none"
+    # A line for each start, which tells the age of the newest checkpoint.
+    starts = (file.read_text().split() if file.exists() else []).count(newest) + 1
     if starts > STARTS_WITHOUT_PROGRESS:
         raise UserError(
             f"the run was started {STARTS_WITHOUT_PROGRESS} times in a row and wrote no checkpoint: mend what ends it, "
             f"then start it once with --resume, or delete {file}"
         )
-    with whole_file(file) as written:
-        written.write(json.dumps({"newest": newest, "starts": starts}).encode())
+    file.write_text(f"{newest}\n" * starts)
 
 
 class Checkpoints:
@@ -179,6 +179,10 @@ class Checkpoints:
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"{path} does not fit this program: {reason:.300}; {IF_IT_DOES_NOT_FIT}") from error
+
+    def complete(self) -> None:
+        """Forget how often the run was started: it has come to its end. All ranks call it."""
+        on_main(lambda: (self.folder.parent / STARTS).unlink(missing_ok=True))
 
     def advice(self) -> str:
         """What to do where the numbers are not finite any more."""

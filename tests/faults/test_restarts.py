@@ -136,5 +136,9 @@ def test_auto_begins_and_then_goes_on(resume: str | None, project: Render, tmp_p
     for until in ("5", "7"):
         printed, _ = train_on_ranks(project(), run_dir, *start, "--max-steps", until, env=restarted)
     assert f"resumed from {run_dir / 'checkpoints' / 'last.pt'}: epoch 1, step 5" in printed
+    for _ in range(4):
+        train_on_ranks(
+            project(), run_dir, *start, "--max-steps", "7", env=restarted
+        )  # a run that is complete ends well
     begun_from = (run_dir / "train.log").read_text().count(f"resumed from {other}")
     assert begun_from == (1 if resume else 0)
