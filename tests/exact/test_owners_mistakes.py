@@ -1,4 +1,4 @@
-"""A project's own tests/test_exact.py fails where its owner breaks the loop in one of the classic ways."""
+"""A project's own tests fail where its owner breaks the loop, or what a run survives, in one of the classic ways."""
 
 import re
 import shutil
@@ -13,6 +13,10 @@ from ..conftest import Measured, Render
 
 NUMBERS = "test_any_number_of_processes_equals_a_plain_loop"
 RESUME = "test_a_run_that_is_stopped_and_resumed_ends_the_same"
+KILL = "test_a_run_that_is_killed_while_it_saves_goes_on"
+STOP = "test_a_signal_to_one_rank_stops_all_after_the_same_step"
+DAMAGE = "test_a_damaged_checkpoint_gives_way_to_the_one_before"
+TESTS = {NUMBERS: "exact", RESUME: "exact", KILL: "faults", STOP: "faults", DAMAGE: "faults"}
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,8 @@ MISTAKES = [
     Mistake(
         "clipping is forgotten",
         "train.py",
-        "if run.config.clip_norm:",
-        "if False:",
+        "gradient_norm(run.model.parameters(), run.config.clip_norm)",
+        "gradient_norm(run.model.parameters(), 0)",
         NUMBERS,
     ),
     Mistake(
@@ -132,6 +136,34 @@ MISTAKES = [
         "        pass\n",
         RESUME,
     ),
+    Mistake(
+        "files are written in their place",
+        "ddp_project/files.py",
+        "        os.replace(temporary, path)\n",
+        "        shutil.copy(temporary, path)\n",
+        KILL,
+    ),
+    Mistake(
+        "a stop writes no checkpoint",
+        "train.py",
+        "            if run.stop.agreed:\n                run.checkpoints.save(progress)\n",
+        "            if run.stop.agreed:\n",
+        STOP,
+    ),
+    Mistake(
+        "each rank looks at its own signals alone",
+        "train.py",
+        "run.stop.agreed = stops > 0",
+        "run.stop.agreed = run.stop.received",
+        STOP,
+    ),
+    Mistake(
+        "a damaged checkpoint is not noticed",
+        "ddp_project/checkpoint.py",
+        "problem = Manifest(path.parent).problem(path)",
+        "problem = None",
+        DAMAGE,
+    ),
 ]
 
 
@@ -145,7 +177,8 @@ def verdicts(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[
         text = (place / mistake.file).read_text()
         assert text.count(mistake.before) == 1, mistake.name
         (place / mistake.file).write_text(text.replace(mistake.before, mistake.after))
-        command = [sys.executable, "-m", "pytest", "-q", "-k", mistake.test, "tests/test_exact.py"]
+        tests = f"tests/test_{TESTS[mistake.test]}.py"
+        command = [sys.executable, "-m", "pytest", "-q", "-k", mistake.test, tests]
         done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=200)
         return done.stdout
 
@@ -157,6 +190,6 @@ def verdicts(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
 def test_a_mistake_is_found(mistake: Mistake, verdicts: dict[str, str], measured: Measured) -> None:
     said = verdicts[mistake.name]
-    failed = re.findall(r"^FAILED tests/test_exact\.py::\w+", said, re.MULTILINE)
+    failed = re.findall(r"^FAILED tests/test_\w+\.py::(\w+)", said, re.MULTILINE)
     measured("mistakes", mistake.name, len(failed))
-    assert f"FAILED tests/test_exact.py::{mistake.test}" in {*failed}, said
+    assert mistake.test in failed, said
