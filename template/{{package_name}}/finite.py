@@ -16,7 +16,7 @@ class FiniteSteps:
         self.buffers = list(model.buffers())
         self.before = [buffer.clone() for buffer in self.buffers]
         self.left_out = torch.tensor([float(left_out), 0.0], device=device)  # in a row up to now; since counted()
-        # A fused optimizer can leave a step out on the GPU, as GradScaler lets it. Others must wait for the norm, and on
+        # Fused optimizers can leave a step out on the GPU, as GradScaler has them do. Others must wait for the norm; on
         # a CPU it is there.
         self.asks = device.type == "cpu" or not getattr(optimizer, "_step_supports_amp_scaling", False)
 
