@@ -131,7 +131,7 @@ def time_steps(rank: int, project: Path, folder: Path) -> None:
 @contextmanager
 def bare(train: Any, run: Any) -> Iterator[None]:
     """Inside, no step is judged."""
-    judging = mock.patch.multiple(run.finite, begin=lambda: None, judge=lambda norm, optimizer: True)
+    judging = mock.patch.multiple(run.finite, judge=lambda norm, optimizer: True)
     with judging, mock.patch.multiple(train, gradient_norm=lambda weights, largest: None):
         yield
 

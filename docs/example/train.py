@@ -28,7 +28,7 @@ from ddp_project.collectives import averaged_buffers, on_every_rank, on_main, re
 from ddp_project.config import Config
 from ddp_project.data import load_data
 from ddp_project.distributed import World, launch, wrap
-from ddp_project.exits import Diverged, ExitCode, StopSignals
+from ddp_project.exits import ExitCode, StopSignals
 from ddp_project.finite import FiniteSteps, gradient_norm
 from ddp_project.loaders import (
     ResumableDistributedSampler,
@@ -152,7 +152,6 @@ def train_epoch(run: Run) -> bool:
             lr = lr_at(progress.step, total_steps, config)
             totals += train_step(run, window, lr)
             progress.advance(len(window) * sampler.micro_batch_size)
-            HERE.step = progress.step
             bar.update()
             due = i == steps_left or progress.step % config.log_every == 0
             saving = config.save_every > 0 and progress.step % config.save_every == 0
@@ -173,7 +172,6 @@ def train_step(run: Run, window: list[Any], lr: float) -> Tensor:
     Gives [sum of the losses, correct answers, samples] of this rank, on its device, without losses that are not finite.
     """
     totals = torch.zeros(3, dtype=torch.float64, device=run.device)
-    run.finite.begin()
     for i, (images, labels) in enumerate(window, start=1):
         images = images.to(run.device, non_blocking=True)
         labels = labels.to(run.device, non_blocking=True)
@@ -207,13 +205,12 @@ def report(run: Run, totals: Tensor, lr: float, started: float, *, due: bool) ->
     so a run records the same, wherever it is saved, stopped and resumed.
     """
     progress = run.progress
-    HERE.phase = "reducing metrics"
     stop = totals.new_tensor([float(run.stop.received)])
     loss_sum, correct, samples, stops = reduce_tensor(torch.cat((totals, stop)), "sum").tolist()
     totals.zero_()
     run.stop.agreed = stops > 0
     progress.count(loss_sum, correct, samples)
-    judge_left_out(run)
+    run.finite.report(progress, run.config.max_bad_steps, run.checkpoints.advice)
     now = time.perf_counter()
     if due or progress.out_of_steps(run.config):
         counted = progress.recent_samples or math.nan
@@ -227,19 +224,6 @@ def report(run: Run, totals: Tensor, lr: float, started: float, *, due: bool) ->
     if due:
         progress.forget_recent()
     return now
-
-
-def judge_left_out(run: Run) -> None:
-    """Tell of steps that were left out. Raises Diverged, on all ranks, where they are too many in a row."""
-    progress = run.progress
-    progress.left_out, recently = run.finite.counted()
-    if recently:
-        logging.info("step %d  steps left out, since their gradients were not finite: %d", progress.step, recently)
-    if progress.left_out >= run.config.max_bad_steps:
-        raise Diverged(
-            f"the gradients of {progress.left_out} steps in a row, up to step {progress.step}, were not finite: "
-            + run.checkpoints.advice()
-        )
 
 
 @torch.inference_mode()

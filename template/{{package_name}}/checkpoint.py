@@ -48,6 +48,7 @@ class Progress:
         self.step += 1
         self.samples_in_epoch += samples
         self.samples_seen += samples
+        HERE.step = self.step
 
     def count(self, loss_sum: float, correct: float, samples: float) -> None:
         """Add up what all ranks were seen to train: of the epoch, and since metrics were due."""

@@ -1,10 +1,14 @@
 """Steps whose gradients are inf or NaN: left out on all ranks alike, without a trace and without waiting for a GPU."""
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from .checkpoint import Progress
+from .exits import Diverged
 
 
 class FiniteSteps:
@@ -15,35 +19,40 @@ class FiniteSteps:
         # BatchNorm's running statistics see a bad batch before any gradient does.
         self.buffers = list(model.buffers())
         self.before = [buffer.clone() for buffer in self.buffers]
-        self.left_out = torch.tensor([float(left_out), 0.0], device=device)  # in a row up to now; since counted()
-        # Fused optimizers can leave a step out on the GPU, as GradScaler has them do. Others must wait for the norm; on
-        # a CPU it is there.
+        self.left_out = torch.tensor([float(left_out), 0.0], device=device)  # in a row up to now; since report()
+        # Fused optimizers can leave a step out on the GPU, where float16 needs it. Others must wait for the norm; on a
+        # CPU it is there.
         self.asks = device.type == "cpu" or not getattr(optimizer, "_step_supports_amp_scaling", False)
-
-    def begin(self) -> None:
-        """Remember what the forward passes of a step change."""
-        if self.buffers:
-            torch._foreach_copy_(self.before, self.buffers)
 
     def judge(self, norm: Tensor, optimizer: Optimizer) -> bool:
         """Leave the step out where the norm of its gradients is not finite. Gives whether to call optimizer.step()."""
         bad = ~norm.isfinite()
-        if self.asks and not bad:
+        if not self.asks or bad:
+            self.left_out.add_(bad)
+            self.left_out[0].mul_(bad)
+            for before, buffer in zip(self.before, self.buffers, strict=True):
+                buffer.copy_(torch.where(bad, before, buffer))
+        else:
             self.left_out[0] = 0
-            return True
-        self.left_out.add_(bad)
-        self.left_out[0].mul_(bad)
-        for before, buffer in zip(self.before, self.buffers, strict=True):
-            buffer.copy_(torch.where(bad, before, buffer))
-        if not self.asks:
-            optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
-        return not self.asks
+        if self.buffers:
+            torch._foreach_copy_(self.before, self.buffers)
+        if self.asks:
+            return not bad
+        optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+        return True
 
-    def counted(self) -> tuple[int, int]:
-        """How many steps were left out in a row up to now, and how many since this was asked last."""
-        in_a_row, recently = map(int, self.left_out.tolist())
+    def report(self, progress: Progress, allowed: int, advice: Callable[[], str]) -> None:
+        """Log how many steps were left out since this was called last, where there are any.
+
+        Raises Diverged, on all ranks, where it is as many as allowed in a row; advice() tells what to do then.
+        """
+        progress.left_out, recently = map(int, self.left_out.tolist())
         self.left_out[1] = 0
-        return in_a_row, recently
+        if recently:
+            logging.info("step %d  steps left out, since their gradients were not finite: %d", progress.step, recently)
+        if progress.left_out >= allowed:
+            steps = f"{progress.left_out} steps in a row, up to step {progress.step}"
+            raise Diverged(f"the gradients of {steps}, were not finite: {advice()}")
 
 
 def gradient_norm(weights: Iterable[Tensor], largest: float) -> Tensor:

@@ -15,7 +15,7 @@ from .test_death import NEEDS_OPENMPI, is_running
 
 TIMEOUT = 4  # seconds that a collective waits
 FOUND = 3  # seconds more that it may take to see which rank is silent
-PLACE = r"(loading data|training|reducing metrics|saving|evaluating), after step \d+"
+PLACE = r"(loading data|training|reducing|saving|evaluating), after step \d+"
 
 
 def wait_for_line(output: Path, pattern: str, limit: float) -> str:
