@@ -196,8 +196,8 @@ MUTANTS = [
     Mutant(
         "the optimizer does not step",
         "train.py",
-        "    run.optimizer.step()\n",
-        "",
+        "        run.optimizer.step()\n",
+        "        pass\n",
         "train",
         "the ranks took [0, 0] optimizer steps",
     ),
@@ -245,9 +245,9 @@ MUTANTS = [
     ),
     Mutant(
         "a checkpoint is cut short",
-        "ddp_project/checkpoint.py",
+        "ddp_project/files.py",
         "            os.fsync(file.fileno())\n",
-        "            file.truncate(1000)\n",
+        "            file.truncate(1000 if path.suffix == '.pt' else None)\n",
         "resume",
         "exit code 2",
     ),
