@@ -107,7 +107,7 @@ def test_restarts_that_lead_nowhere_end(own_project: Render, tmp_path: Path, mea
     measured("restarts", "starts that end alike before torchrun is stopped", starts)
 
 
-@pytest.mark.parametrize("launcher", AGENTS)
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("launch", marks=pytest.mark.slow)])
 def test_a_stop_is_not_restarted(launcher: str, own_project: Render, tmp_path: Path) -> None:
     project, run_dir = slowed(own_project(launcher=launcher)), tmp_path / "run"
     with restarting(launcher, project, run_dir, 3, "--save-every", "1") as process:
