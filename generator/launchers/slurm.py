@@ -43,6 +43,7 @@ ENDED = frozenset(
 )
 
 # config_overrides: more CPUs than the machine has, so 2 x 2 tasks fit on two cores.
+# KillWait: on a busy machine, ranks take seconds to leave after their checkpoint.
 # cred_expire: a requeued job waits that long, 120 s by default; less than 5 is ignored.
 CONFIG = """\
 ClusterName=test
@@ -70,7 +71,7 @@ SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 JobRequeue=1
-KillWait=5
+KillWait=10
 MinJobAge=86400
 ReturnToService=2
 {nodes}
