@@ -205,12 +205,14 @@ def report(run: Run, totals: Tensor, lr: float, started: float, *, due: bool) ->
     so a run records the same, wherever it is saved, stopped and resumed.
     """
     progress = run.progress
+    HERE.phase = "reducing"
     stop = totals.new_tensor([float(run.stop.received)])
-    loss_sum, correct, samples, stops = reduce_tensor(torch.cat((totals, stop)), "sum").tolist()
+    counts = torch.cat((totals, stop, run.finite.left_out))
+    loss_sum, correct, samples, stops, *left_out = reduce_tensor(counts, "sum").tolist()
     totals.zero_()
     run.stop.agreed = stops > 0
     progress.count(loss_sum, correct, samples)
-    run.finite.report(progress, run.config.max_bad_steps, run.checkpoints.advice)
+    run.finite.report(progress, left_out, run.config.max_bad_steps, run.checkpoints.advice)
     now = time.perf_counter()
     if due or progress.out_of_steps(run.config):
         counted = progress.recent_samples or math.nan

@@ -88,8 +88,9 @@ def claim_run_dir(config: Config) -> list[Path]:
         raise UserError(f"there is no checkpoint {missing}: leave out --resume to start from the beginning")
     try:
         config.run_dir.mkdir(parents=True, exist_ok=True)
-        (config.run_dir / "config.json").write_text(json.dumps(config.as_plain_dict(), indent=2) + "\n")
         count_starts(config, newest)
+        with whole_file(config.run_dir / "config.json") as file:
+            file.write((json.dumps(config.as_plain_dict(), indent=2) + "\n").encode())
     except OSError as error:
         raise UserError(f"cannot write to --run-dir {config.run_dir}: {error.strerror}") from error
     return chosen
@@ -131,14 +132,14 @@ class Checkpoints:
 
         Raises UserError on every rank where the disk does not take it, and Diverged where a weight is not finite.
         """
-        HERE.phase = "saving"
-        if not nn.utils.get_total_norm(self.model.parameters()).isfinite():
+        finite, ranks = zip(*gather((weights_are_finite(self.model), rank_state(self.model))), strict=True)
+        if not all(finite):
             raise Diverged(f"weights are not finite after step {progress.step}: {self.advice()}")
         about = {"progress": asdict(progress), "config": self.config.as_plain_dict()}
-        ranks = gather(rank_state(self.model))
+        HERE.phase = "saving"
         with averaged_buffers(self.model):
             states = {name: part.state_dict() for name, part in self.parts.items()}
-            on_main(lambda: self._write(about | states | {"ranks": ranks}, progress.step, best))
+            on_main(lambda: self._write(about | states | {"ranks": [*ranks]}, progress.step, best))
 
     def _write(self, checkpoint: dict[str, Any], step: int, best: bool) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +155,7 @@ class Checkpoints:
         for name in ("last.pt", "best.pt") if best else ("last.pt",):
             link_atomically(path, self.folder / name)
         sync_folder(self.folder)
-        for old in self._numbered()[: -self.config.keep]:
+        for old in Manifest(self.folder).numbered()[: -self.config.keep]:
             old.unlink()
 
     def restore(self, candidates: list[Path]) -> Progress:
@@ -164,6 +165,7 @@ class Checkpoints:
         """
         path = on_main(lambda: first_whole(candidates))
         progress = on_every_rank(lambda: self._load(path))
+        HERE.step = progress.step
         logging.info("resumed from %s: epoch %d, step %d", path, progress.epoch + 1, progress.step)
         return progress
 
@@ -186,14 +188,10 @@ class Checkpoints:
         on_main(lambda: (self.folder.parent / STARTS).unlink(missing_ok=True))
 
     def advice(self) -> str:
-        """What to do where the numbers are not finite any more."""
-        saved = self._numbered()
+        """What to do where the numbers are not finite any more. All ranks call it."""
+        saved = on_main(lambda: Manifest(self.folder).numbered())
         good = f"{saved[-1]} is the last checkpoint, and good" if saved else "there is no checkpoint yet"
         return f"{good}; look at the data and the learning rate from there on"
-
-    def _numbered(self) -> list[Path]:
-        """The numbered checkpoints, from the oldest on."""
-        return sorted(self.folder.glob("step-*.pt"), key=lambda file: file.stat().st_mtime_ns)
 
 
 def first_whole(candidates: list[Path]) -> Path:
@@ -225,6 +223,11 @@ def read_checkpoint(path: Path, required: Iterable[str]) -> dict[str, Any]:
         lacking = ", ".join(sorted(set(required) - set(checkpoint if isinstance(checkpoint, dict) else ())))
         raise UserError(f"{path} is not a checkpoint of this program: it does not hold {lacking}; {IF_IT_DOES_NOT_FIT}")
     return checkpoint
+
+
+def weights_are_finite(model: nn.Module) -> bool:
+    """Whether no weight is inf or NaN."""
+    return bool(nn.utils.get_total_norm(model.parameters()).isfinite())
 
 
 def rank_state(model: nn.Module) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .exits import UserError
-from .whereabouts import HERE
 
 T = TypeVar("T")
 
@@ -25,7 +24,6 @@ def reduce_tensor(tensor: Tensor, op: Literal["mean", "sum"] = "mean") -> Tensor
     Returns:
         A new tensor without gradient; of float32 for half precision, whose sums would overflow or round.
     """
-    HERE.phase = "reducing"
     half = tensor.dtype in (torch.float16, torch.bfloat16)
     reduced = tensor.detach().to(torch.float32 if half else tensor.dtype, copy=True)
     dist.all_reduce(reduced, op=dist.ReduceOp.SUM)

@@ -12,7 +12,7 @@ from typing import Any
 
 from .exits import UserError
 
-BLOCK = 1 << 20  # bytes to read at once, and from which on a thread pays
+BLOCK = 1 << 20  # bytes: what is read at once, and what is worth a thread
 
 
 class HashedFile(io.BufferedWriter):
@@ -77,17 +77,18 @@ def whole_file(path: Path, size: Callable[[], int] | None = None) -> Iterator[Ha
 
 def link_atomically(path: Path, name: Path) -> None:
     """Give the file a second name, which until then may belong to another file."""
-    temporary = name.with_suffix(".tmp")
-    temporary.unlink(missing_ok=True)
+    temporary = name.with_name(f"{name.name}.tmp")
     try:
         os.link(path, temporary)
+        os.replace(temporary, name)
     except OSError:  # some file systems have no hard links
-        shutil.copy2(path, temporary)
-    os.replace(temporary, name)
+        with open(path, "rb") as source, whole_file(name, size=lambda: path.stat().st_size) as copy:
+            shutil.copyfileobj(source, copy, BLOCK)
 
 
 def sync_folder(folder: Path) -> None:
     """Make new names in the folder outlast a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
-    os.fsync(descriptor)
+    with suppress(OSError):  # some file systems cannot
+        os.fsync(descriptor)
     os.close(descriptor)

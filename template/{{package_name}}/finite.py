@@ -4,8 +4,9 @@ import logging
 from collections.abc import Callable, Iterable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Adam, Optimizer
 
 from .checkpoint import Progress
 from .exits import Diverged
@@ -17,12 +18,14 @@ class FiniteSteps:
     def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device, left_out: int) -> None:
         """Begin after some steps in a row that were left out."""
         # BatchNorm's running statistics see a bad batch before any gradient does.
-        self.buffers = list(model.buffers())
+        norms = [module for module in model.modules() if getattr(module, "track_running_stats", False)]
+        self.buffers = [buffer for module in norms for buffer in module.buffers(recurse=False)]
         self.before = [buffer.clone() for buffer in self.buffers]
-        self.left_out = torch.tensor([float(left_out), 0.0], device=device)  # in a row up to now; since report()
-        # Fused optimizers can leave a step out on the GPU, where float16 needs it. Others must wait for the norm; on a
-        # CPU it is there.
-        self.asks = device.type == "cpu" or not getattr(optimizer, "_step_supports_amp_scaling", False)
+        # How many in a row up to now, and how many since report().
+        self.left_out = torch.tensor([float(left_out), 0.0], dtype=torch.float64, device=device)
+        # Adam, where it is fused, can leave a step out on the GPU. Others must wait for the norm; on a CPU it is there.
+        fused = isinstance(optimizer, Adam) and getattr(optimizer, "_step_supports_amp_scaling", False)
+        self.asks = device.type == "cpu" or not fused
 
     def judge(self, norm: Tensor, optimizer: Optimizer) -> bool:
         """Leave the step out where the norm of its gradients is not finite. Gives whether to call optimizer.step()."""
@@ -41,12 +44,13 @@ class FiniteSteps:
         optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
         return True
 
-    def report(self, progress: Progress, allowed: int, advice: Callable[[], str]) -> None:
+    def report(self, progress: Progress, left_out: list[float], allowed: int, advice: Callable[[], str]) -> None:
         """Log how many steps were left out since this was called last, where there are any.
 
-        Raises Diverged, on all ranks, where it is as many as allowed in a row; advice() tells what to do then.
+        Raises Diverged, on all ranks, where it is as many as allowed in a row. Of left_out, the sum over all ranks is
+        given, so that they decide alike; advice() tells what to do.
         """
-        progress.left_out, recently = map(int, self.left_out.tolist())
+        progress.left_out, recently = (int(number / dist.get_world_size()) for number in left_out)
         self.left_out[1] = 0
         if recently:
             logging.info("step %d  steps left out, since their gradients were not finite: %d", progress.step, recently)

@@ -32,18 +32,23 @@ class Manifest:
     def enter(self, sha256: str, entry: dict[str, Any]) -> None:
         """Add a checkpoint that is about to get its name, and forget those that are gone.
 
-        Best ones stay, since best.pt outlives the numbered file that it is another name of.
+        The one before and the best ones stay: last.pt and best.pt outlive the numbered files that they are names of.
         """
         known = self.read() or {sha256_of(file): {"file": file.name} for file in sorted(self.folder.glob("*.pt"))}
-        kept = {key: one for key, one in known.items() if one.get("best") or (self.folder / one["file"]).exists()}
-        kept.pop(sha256, None)
+        kept = {
+            key: one
+            for key, one in known.items()
+            if one.get("best") or (self.folder / one["file"]).exists() or key == [*known][-1]
+        }
+        kept.pop(sha256, None)  # to come last
         with whole_file(self.path) as file:
             file.write((json.dumps({**kept, sha256: entry}, indent=2) + "\n").encode())
 
     def problem(self, checkpoint: Path) -> str | None:
-        """Say what is wrong with a file; None where its bytes are known, or where there is no manifest."""
+        """Say what is wrong with a file; None where its bytes are known, or where nothing is known of such a file."""
         known = self.read()
-        if not known or sha256_of(checkpoint) in known:
+        names = {entry["file"] for entry in known.values()} | {"last.pt", "best.pt"}
+        if not known or checkpoint.name not in names or sha256_of(checkpoint) in known:
             return None
         sizes = [entry["size"] for entry in known.values() if entry["file"] == checkpoint.name and "size" in entry]
         size = checkpoint.stat().st_size
@@ -51,13 +56,13 @@ class Manifest:
             return f"{checkpoint} is damaged: it has {size} bytes, and {sizes[-1]} were written"
         return f"{checkpoint} is damaged: its bytes are not those that {self.path.name} tells of"
 
+    def numbered(self) -> list[Path]:
+        """The numbered checkpoints of the folder, in the order of saving."""
+        saved = {entry["file"]: place for place, entry in enumerate(self.read().values())}
+        files = self.folder.glob("step-*.pt")
+        return sorted(files, key=lambda file: (saved.get(file.name, -1), file.stat().st_mtime_ns))
+
     def newest_first(self) -> list[Path]:
         """The checkpoints of the folder: last.pt, then the other numbered ones from the newest on."""
-        saved = {entry["file"]: place for place, entry in enumerate(self.read().values())}
-        numbered = sorted(
-            self.folder.glob("step-*.pt"), key=lambda file: (saved.get(file.name, -1), file.stat().st_mtime_ns)
-        )
-        last = self.folder / "last.pt"
-        if not last.is_file():
-            return numbered[::-1]
-        return [last, *(file for file in reversed(numbered) if not file.samefile(last))]
+        last, numbered = self.folder / "last.pt", self.numbered()[::-1]
+        return [last, *(file for file in numbered if not file.samefile(last))] if last.is_file() else numbered

@@ -4,6 +4,7 @@ import json
 import logging
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 
@@ -13,6 +14,7 @@ from .exits import RankLost
 
 BEAT = 0.25  # seconds between two signs of life
 SILENT = 3 * BEAT  # seconds without one, after which a rank counts as missing where a collective has failed
+PATIENCE = 3.0  # seconds in which the same collective has failed on all ranks that came to it
 
 
 @dataclass
@@ -21,6 +23,7 @@ class Whereabouts:
 
     step: int = 0  # the last one that is complete
     phase: str = "starting"
+    failed: bool = False  # a collective, in which it waited for others
     end: str = ""  # why it has left
     beat: int = 0  # how often it has told
     since: float = field(default=0.0, compare=False)  # time.monotonic() at which another rank saw it first
@@ -44,9 +47,10 @@ class SignsOfLife:
         self.heeded = [(rank + 1) % world_size]
         self.seen: dict[int, Whereabouts] = {}
         store = dist.distributed_c10d._get_default_store()
-        # Not the group's own client, whose timeout is another; old versions of torch have no other.
-        self.store = dist.PrefixStore("whereabouts", store.clone() if hasattr(store, "clone") else store)
-        self.store.set_timeout(timedelta(seconds=5))
+        if hasattr(store, "clone"):  # a client of its own, whose timeout is another; old versions of torch have none
+            store = store.clone()
+            store.set_timeout(timedelta(seconds=5))
+        self.store = dist.PrefixStore("whereabouts", store)
         self.answered = time.monotonic()  # the store, last
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._live, daemon=True)  # it hangs for ever where the store is frozen
@@ -61,30 +65,42 @@ class SignsOfLife:
 
     def blame(self, error: RuntimeError) -> None:
         """After a collective has failed: raise RankLost where another rank has ended, is silent or does not come."""
-        self.heeded = self.others
-        time.sleep(SILENT + 2 * BEAT if self.others else 0)
-        now, seen = time.monotonic(), {rank: self.seen[rank] for rank in self.others if rank in self.seen}
-        if seen and now > self.answered + SILENT:
-            last = "; ".join(f"rank {rank} was {place}" for rank, place in seen.items())
-            raise RankLost(f"the store at which the ranks met is silent; before, {last}", speaks=True) from error
-        ended = {rank: f"has ended: {place.end}" for rank, place in seen.items() if place.end}
-        silent = {rank: f"is silent: it was {place}" for rank, place in seen.items() if now > place.since + SILENT}
-        late = {rank: f"does not come: it is {place}" for rank, place in seen.items() if place.phase != HERE.phase}
-        missing = ended or silent or (late if "imed out" in str(error) else {})
+        if not self.others:
+            return
+        HERE.failed, self.heeded = True, self.others
+        missing = self._missing(SILENT + 2 * BEAT)
+        if not missing and "imed out" in str(error):
+            # Whoever came to the collective fails in it, too, a little sooner or later.
+            self._missing(PATIENCE)
+            places = self.seen.items()
+            missing = {rank: f"does not come: it is {place}" for rank, place in places if not place.failed}
         if missing:
-            if missing is not silent:  # then this place in the program may be at fault
+            if "is silent" not in "".join(missing.values()):  # then the program may be at fault, here or there
                 logging.warning("a collective has failed", exc_info=error)
             left = [rank for rank in (self.rank, *self.others) if rank not in missing]
             found = "; ".join(f"rank {rank} {what}" for rank, what in missing.items())
             raise RankLost(f"{found}; start again with --resume", speaks=self.rank == min(left)) from error
+
+    def _missing(self, seconds: float) -> dict[int, str]:
+        """Listen to the others for so long, and say which have ended or are silent."""
+        time.sleep(seconds)
+        now, seen = time.monotonic(), dict(self.seen)
+        if now > self.answered + SILENT:
+            # Rank 0 or its launcher keeps the store, and the last rank listens to rank 0.
+            speaks = self.rank > max(seen, default=-1)
+            last = "; ".join(f"rank {rank} was {place}" for rank, place in seen.items())
+            raise RankLost(f"the store at which the ranks met is silent; before, {last}", speaks=speaks)
+        ended = {rank: f"has ended: {place.end}" for rank, place in seen.items() if place.end}
+        return ended or {
+            rank: f"is silent: it was {place}" for rank, place in seen.items() if now > place.since + SILENT
+        }
 
     def _live(self) -> None:
         warned = False
         while not self.over.wait(BEAT):
             try:
                 self._tell()
-                for rank in self.heeded:
-                    self._hear(rank)
+                self._hear()
                 self.answered = time.monotonic()
             except RuntimeError:  # what keeps the store is busy, or gone
                 continue
@@ -93,14 +109,17 @@ class SignsOfLife:
                 place = self.seen[silent[0]]
                 logging.warning("rank %d is silent for %.0f s: it was %s", silent[0], self.patience, place)
             warned = bool(silent)
-        self._tell()
+        with suppress(RuntimeError):  # rank 0 may have ended, and the store with it
+            self._tell()
 
     def _tell(self) -> None:
         HERE.beat += 1
         self.store.set(str(self.rank), json.dumps(asdict(HERE)))
 
-    def _hear(self, rank: int) -> None:
-        place = Whereabouts(**json.loads(self.store.get(str(rank))))
-        if place != self.seen.get(rank):
-            place.since = time.monotonic()
-            self.seen[rank] = place
+    def _hear(self) -> None:
+        ranks = self.heeded
+        for rank, told in zip(ranks, self.store.multi_get([str(rank) for rank in ranks]), strict=True):
+            place = Whereabouts(**json.loads(told))
+            if place != self.seen.get(rank):
+                place.since = time.monotonic()
+                self.seen[rank] = place

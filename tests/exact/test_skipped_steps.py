@@ -76,7 +76,8 @@ def test_all_ranks_skip_it_and_nothing_else_changes(
         scales = [65536.0, *(scale for scale, _ in rank.scales)]
         assert [step for step, (before, after) in enumerate(pairwise(scales), start=1) if after < before] == skips
         trail = [step.weights for step in rank.steps]
-        assert [step for step, (one, other) in enumerate(pairwise(trail), start=2) if one == other] == skips
+        assert len(trail) == END - len(skips), "the optimizer is not asked for a step that is skipped"
+        assert all(one != other for one, other in pairwise(trail))
     assert [step.weights for step in ended.seen[0].steps] == [step.weights for step in ended.seen[1].steps]
     saved = checkpoint(run.run_dir)
     assert saved["progress"]["step"] == END, "steps are counted, whether they are skipped or not"

@@ -41,6 +41,7 @@ def test_a_frozen_rank_is_named(
 ) -> None:
     run_dir, output = tmp_path / "run", tmp_path / "output.log"
     with running(project(launcher=launcher), run_dir, launcher, "--timeout", str(TIMEOUT)) as process:
+        time.sleep(1)  # until all have told that they train
         ranks = [pid for pid in ranks_of(run_dir) if pid != process.pid]
         os.kill(ranks[victim], signal.SIGSTOP)
         started = time.perf_counter()

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,19 @@ from ..ranks import Rank, assert_same_state, kill_after, names, start_ranks, tra
 LATER = 10  # steps that the last start, which nobody kills, still has to take
 
 
+def temporary_files(run_dir: Path) -> set[tuple[str, int]]:
+    """The temporary files that are there now, by their names and numbers."""
+    found = set()
+    for file in (run_dir / "checkpoints").glob("*.tmp"):
+        with suppress(FileNotFoundError):
+            found.add((file.name, file.stat().st_ino))
+    return found
+
+
 def kill_while_saving(ranks: list[Rank], run_dir: Path, delay: float) -> bool:
     """Kill all ranks some time after a checkpoint has begun to be written. Gives False where they ended before."""
-    folder = run_dir / "checkpoints"
-    while not any(folder.glob("*.tmp")):
+    before = temporary_files(run_dir)  # left by the kill before
+    while temporary_files(run_dir) <= before:
         if not all(rank.process.is_alive() for rank in ranks):
             return False
     return kill_after(ranks, run_dir, 0, delay)
