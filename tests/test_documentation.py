@@ -54,7 +54,7 @@ def test_each_promise_has_a_test_and_what_it_measured(page: str) -> None:
     for section in text.split("\n## ")[1:]:
         if section.startswith("Exit codes"):
             continue
-        commands = re.findall(r"^`scripts/test\.sh (?:-m \S+ |-m \"[^\"]+\" )?(.*)`$", section, re.MULTILINE)
+        commands = re.findall(r"^`scripts/test\.sh (?:-m \"[^\"]+\" |-m \S+ )?(.*)`$", section, re.MULTILINE)
         assert commands, section
         assert all((TEMPLATE / path).is_file() for command in commands for path in command.split()), section
         told_in_words = section.startswith(("On GPUs", "A disk", "Security"))
