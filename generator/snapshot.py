@@ -33,7 +33,8 @@ def snapshot_of_revision(folder: Path, revision: str, template: Path = TEMPLATE)
     for name in PARTS[1:]:
         (folder / name).mkdir(parents=True)
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 brought it
+        archive.extractall(folder)
     return folder
 
 

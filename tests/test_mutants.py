@@ -78,8 +78,8 @@ MUTANTS = [
     Mutant(
         "all ranks save",
         "ddp_project/checkpoint.py",
-        'on_main(lambda: self._write(about | states | {"ranks": ranks}, progress.step, best))',
-        'self._write(about | states | {"ranks": ranks}, progress.step, best)',
+        'on_main(lambda: self._write(about | states | {"ranks": [*ranks]}, progress.step, best))',
+        'self._write(about | states | {"ranks": [*ranks]}, progress.step, best)',
         "train",
         "exit code 2",  # of one rank or of both: whose temporary file is gone depends on who is faster
     ),

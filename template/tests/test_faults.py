@@ -42,8 +42,13 @@ def interrupted(function: Callable[..., Any], number: int, signum: int) -> Calla
 
 
 def train_until_killed(config: Any, replaced: int) -> None:
-    """Train, until rank 0 is killed where it replaces a file."""
-    with mock.patch("os.replace", interrupted(os.replace, replaced, signal.SIGKILL)):
+    """Train, until rank 0 is killed where it replaces this one of the files beside the checkpoints, counted from 1."""
+    replacing, counted = os.replace, interrupted(os.replace, replaced, signal.SIGKILL)
+
+    def replace_file(old: Path, new: Path) -> None:
+        (counted if new.parent.name == "checkpoints" else replacing)(old, new)
+
+    with mock.patch("os.replace", replace_file):
         train_own(config)
 
 
