@@ -95,8 +95,8 @@ MUTANTS = [
     Mutant(
         "rank 0 logs its own loss",
         "train.py",
-        'reduce_tensor(torch.cat((totals, stop)), "sum").tolist()',
-        "torch.cat((totals, stop)).tolist()",
+        'reduce_tensor(counts, "sum").tolist()',
+        "counts.tolist()",
         "train",
         "over all ranks",
     ),
