@@ -82,8 +82,9 @@ def test_each_project_is_told_of_and_none_is_touched(projects: Path) -> None:
         "nowhere": ("?", "impossible"),
     }
     assert reports["conflicting"]["conflicts"] == ["README.md"]
-    assert "M +2 -0 ddp_project/config.py" in reports["edited"]["changes"]
-    assert "A +22 -0 launch.sh" in reports["training"]["changes"]
+    # How many lines depends on what the template is now.
+    assert any(re.fullmatch(r"M \+\d+ -\d+ ddp_project/config\.py", each) for each in reports["edited"]["changes"])
+    assert any(re.fullmatch(r"A \+\d+ -0 launch\.sh", each) for each in reports["training"]["changes"])
     for name, reason in {
         "dirty": "what is not committed, which Copier wants to be, was left out",
         "unknown": "v0.1.0-3-gabcdef0 is no revision of this clone",
