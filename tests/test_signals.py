@@ -46,16 +46,17 @@ def wait_for_steps(run_dir: Path, timeout: float = 60) -> None:
 
 
 def ranks_of(run_dir: Path) -> list[int]:
-    """The process numbers of the ranks: the leaves of the processes that name the run directory."""
-    parents, named = {}, set()
+    """The process numbers of the ranks: the leaves of those that name the run directory, or that such a one spawned."""
+    parents, commands = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_bytes()
             parents[int(folder.name)] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
         except OSError:
             continue
-        if str(run_dir).encode() in command or b"multiprocessing.spawn" in command:
-            named.add(int(folder.name))
+        commands[int(folder.name)] = command
+    named = {pid for pid, command in commands.items() if str(run_dir).encode() in command}
+    named |= {pid for pid, command in commands.items() if b"multiprocessing.spawn" in command and parents[pid] in named}
     return sorted(pid for pid in named if pid not in {parents[other] for other in named})
 
 
