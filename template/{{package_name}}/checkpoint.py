@@ -123,6 +123,7 @@ class Checkpoints:
     def __init__(self, config: Config, model: nn.Module, **parts: Any) -> None:
         """Take what to save: the unwrapped model and, in the order of loading, whatever else has a state_dict()."""
         self.folder = config.run_dir / "checkpoints"
+        self.manifest = Manifest(self.folder)
         self.config = config
         self.model = model
         self.parts = {"model": model, **parts}
@@ -151,11 +152,11 @@ class Checkpoints:
             torch.save(checkpoint, file)
             entry = {"file": path.name, "size": file.size, "step": step, "best": best}
             entry |= {"world_size": len(checkpoint["ranks"]), "config_sha256": hashlib.sha256(options).hexdigest()}
-            Manifest(self.folder).enter(file.sha256(), entry)
+            self.manifest.enter(file.sha256(), entry)
         for name in ("last.pt", "best.pt") if best else ("last.pt",):
             link_atomically(path, self.folder / name)
         sync_folder(self.folder)
-        for old in Manifest(self.folder).numbered()[: -self.config.keep]:
+        for old in self.manifest.numbered()[: -self.config.keep]:
             old.unlink()
 
     def restore(self, candidates: list[Path]) -> Progress:
@@ -189,7 +190,7 @@ class Checkpoints:
 
     def advice(self) -> str:
         """What to do where the numbers are not finite any more. All ranks call it."""
-        saved = on_main(lambda: Manifest(self.folder).numbered())
+        saved = on_main(self.manifest.numbered)
         good = f"{saved[-1]} is the last checkpoint, and good" if saved else "there is no checkpoint yet"
         return f"{good}; look at the data and the learning rate from there on"
 

@@ -23,6 +23,7 @@ class Manifest:
         """The entries by their digests; none where there is no manifest. Raises UserError where it is damaged."""
         try:
             known: dict[str, dict[str, Any]] = json.loads(self.path.read_text())
+            # What has no file is no entry: this is an error then.
             return {sha256: {"file": entry["file"], **entry} for sha256, entry in known.items()}
         except FileNotFoundError:
             return {}
@@ -35,10 +36,11 @@ class Manifest:
         The one before and the best ones stay: last.pt and best.pt outlive the numbered files that they are names of.
         """
         known = self.read() or {sha256_of(file): {"file": file.name} for file in sorted(self.folder.glob("*.pt"))}
+        before = [*known][-1:]
         kept = {
             key: one
             for key, one in known.items()
-            if one.get("best") or (self.folder / one["file"]).exists() or key == [*known][-1]
+            if key in before or one.get("best") or (self.folder / one["file"]).exists()
         }
         kept.pop(sha256, None)  # to come last
         with whole_file(self.path) as file:
