@@ -63,14 +63,14 @@ def test_a_launcher_of_one_machine_gives_the_same_weights(
 ) -> None:
     answer = "mpirun" if launcher == "mpich" else launcher
     train(project(launcher=answer), tmp_path / "run", *STEPS, launcher=launcher)
-    assert len(checkpoint(tmp_path / "run")["ranks"]) == 2
+    assert checkpoint(tmp_path / "run")["world_size"] == 2
     assert_same_weights(checkpoint(tmp_path / "run"), reference)
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn", "launch", "slurm", "mpirun"])
 def test_one_process_needs_no_launcher(launcher: str, project: Render, tmp_path: Path) -> None:
     train(project(launcher=launcher), tmp_path / "run", "--max-steps", "2", launcher="alone")
-    assert len(checkpoint(tmp_path / "run")["ranks"]) == 1
+    assert checkpoint(tmp_path / "run")["world_size"] == 1
 
 
 def test_srun_over_two_nodes_gives_the_same_weights(
@@ -158,7 +158,7 @@ def test_launch_script_of_spawn_starts_as_many_as_it_is_told_or_one(
         timeout=200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(checkpoint(tmp_path / "run")["ranks"]) == int(variables.get("NPROC", 1))
+    assert checkpoint(tmp_path / "run")["world_size"] == int(variables.get("NPROC", 1))
 
 
 @pytest.mark.parametrize("method", ["tcp://127.0.0.1:{port}", "env://"])
@@ -175,7 +175,7 @@ def test_spawn_takes_other_meeting_places(
 def test_mpirun_takes_a_tcp_address(project: Render, free_port: int, tmp_path: Path) -> None:
     place = ["--init-method", f"tcp://127.0.0.1:{free_port}"]
     train(project(launcher="mpirun"), tmp_path / "run", "--max-steps", "2", *place, launcher="mpirun")
-    assert len(checkpoint(tmp_path / "run")["ranks"]) == 2
+    assert checkpoint(tmp_path / "run")["world_size"] == 2
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "launch"])
