@@ -1,5 +1,6 @@
 """Checkpoints: written by rank 0, whole or not at all, and enough to go on as if nothing had happened."""
 
+import copy
 import hashlib
 import json
 import logging
@@ -11,9 +12,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
-from .collectives import averaged_buffers, gather, on_every_rank, on_main
+from .collectives import averaged_buffers, gather, on_every_rank, on_main, stack_on_main
 from .config import AUTO, NEWEST, Config
 from .exits import Diverged, UserError
 from .files import HashedFile, link_atomically, sync_folder, whole_file
@@ -133,14 +134,15 @@ class Checkpoints:
 
         Raises UserError on every rank where the disk does not take it, and Diverged where a weight is not finite.
         """
-        finite, ranks = zip(*gather((weights_are_finite(self.model), rank_state(self.model))), strict=True)
-        if not all(finite):
+        if not all(gather(weights_are_finite(self.model))):
             raise Diverged(f"weights are not finite after step {progress.step}: {self.advice()}")
-        about = {"progress": asdict(progress), "config": self.config.as_plain_dict()}
+        about: dict[str, Any] = {"progress": asdict(progress), "config": self.config.as_plain_dict()}
+        ranks = {kind: stack_on_main(own) for kind, own in rank_state(self.model).items()}
+        about |= {"ranks": ranks, "world_size": dist.get_world_size()}
         HERE.phase = "saving"
         with averaged_buffers(self.model):
             states = {name: part.state_dict() for name, part in self.parts.items()}
-            on_main(lambda: self._write(about | states | {"ranks": [*ranks]}, progress.step, best))
+            on_main(lambda: self._write(about | states, progress.step, best))
 
     def _write(self, checkpoint: dict[str, Any], step: int, best: bool) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -151,7 +153,7 @@ class Checkpoints:
         with whole_file(path, size=lambda: size_of(checkpoint)) as file:
             torch.save(checkpoint, file)
             entry = {"file": path.name, "size": file.size, "step": step, "best": best}
-            entry |= {"world_size": len(checkpoint["ranks"]), "config_sha256": hashlib.sha256(options).hexdigest()}
+            entry |= {"world_size": checkpoint["world_size"], "config_sha256": hashlib.sha256(options).hexdigest()}
             self.manifest.enter(file.sha256(), entry)
         for name in ("last.pt", "best.pt") if best else ("last.pt",):
             link_atomically(path, self.folder / name)
@@ -174,10 +176,12 @@ class Checkpoints:
         checkpoint = read_checkpoint(path, required=(*self.parts, "progress", "ranks"))
         try:
             for name, part in self.parts.items():
-                part.load_state_dict(checkpoint[name])
+                # A copy, since an optimizer on a CPU would go on in the file.
+                part.load_state_dict(copy.deepcopy(checkpoint[name]))
             # RNG and running statistics belong to a rank: for other ranks they start anew, from the means.
-            if len(checkpoint["ranks"]) == dist.get_world_size():
-                set_rank_state(self.model, checkpoint["ranks"][dist.get_rank()])
+            ranks = checkpoint["ranks"]
+            if checkpoint.get("world_size", len(ranks)) == dist.get_world_size():
+                set_rank_state(self.model, ranks, dist.get_rank())
             # Versions up to 0.2.0 counted all samples.
             return Progress(**{"counted": checkpoint["progress"]["samples_in_epoch"], **checkpoint["progress"]})
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -216,7 +220,8 @@ def read_checkpoint(path: Path, required: Iterable[str]) -> dict[str, Any]:
     """Read the file. Raises UserError where it is damaged, or no checkpoint that has all that is required."""
     try:
         # weights_only: a checkpoint holds plain types alone, so that one from a stranger cannot run code.
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        # mmap: each rank reads its own part of what differs from rank to rank, not that of all.
+        checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # damaged bytes make torch.load raise nearly anything
         reason = " ".join(f"{type(error).__name__} {error}".split())
         raise UserError(f"{path} cannot be read as a checkpoint: {reason:.200}") from error
@@ -231,14 +236,20 @@ def weights_are_finite(model: nn.Module) -> bool:
     return bool(nn.utils.get_total_norm(model.parameters()).isfinite())
 
 
-def rank_state(model: nn.Module) -> dict[str, Any]:
+def rank_state(model: nn.Module) -> dict[str, dict[str, Tensor]]:
     """What differs from rank to rank: the random number generators, and the model's running statistics."""
-    buffers = {name: buffer.cpu() for name, buffer in model.named_buffers()}
-    return {"generators": generator_states(), "buffers": buffers}
+    device = next(model.parameters()).device
+    generators = {name: state.to(device) for name, state in generator_states(device).items()}
+    return {"generators": generators, "buffers": dict(model.named_buffers())}
 
 
-def set_rank_state(model: nn.Module, state: dict[str, Any]) -> None:
-    """Put back what rank_state() gave."""
+def set_rank_state(model: nn.Module, ranks: Any, rank: int) -> None:
+    """Put back what rank_state() gave on a rank, of the states of all ranks in a checkpoint."""
+    if isinstance(ranks, list):  # versions up to 0.2.0 saved one after the other
+        state = ranks[rank]
+    else:
+        # Clones, since torch.set_rng_state() misreads what lies within a larger tensor.
+        state = {kind: {name: rows[rank].clone() for name, rows in of_all.items()} for kind, of_all in ranks.items()}
     set_generator_states(state["generators"])
     for name, buffer in model.named_buffers():
         buffer.copy_(state["buffers"][name])

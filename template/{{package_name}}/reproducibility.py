@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 def seed_generators(seed: int) -> None:
@@ -15,24 +16,30 @@ def seed_generators(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def generator_states() -> dict[str, Any]:
-    """The states of all generators of this rank, as plain types."""
-    numpy_state = np.random.get_state(legacy=False)
-    numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
-    return {
-        "python": random.getstate(),
-        "numpy": numpy_state,
+def generator_states(device: torch.device) -> dict[str, Tensor]:
+    """The states of all generators that a rank on this device uses, of the same shapes on every rank."""
+    _, words, gauss = random.getstate()
+    _, key, *rest = np.random.get_state()
+    states = {  # float64 holds the words of Python and NumPy exactly: they have 32 bits
+        "python": torch.tensor([*words, gauss is not None, gauss or 0.0], dtype=torch.float64),
+        "numpy": torch.tensor([*key, *rest], dtype=torch.float64),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
     }
+    return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 
 
 def set_generator_states(states: dict[str, Any]) -> None:
     """Put back what generator_states() gave."""
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
+    python, numpy_state = states["python"], states["numpy"]
+    if isinstance(python, Tensor):  # else a version up to 0.2.0 has saved what Python and NumPy gave
+        *words, has_gauss, gauss = python.tolist()
+        python = (random.Random.VERSION, tuple(map(int, words)), gauss if has_gauss else None)
+        *key, position, has_gauss, gauss = numpy_state.tolist()
+        numpy_state = ("MT19937", [*map(int, key)], int(position), int(has_gauss), gauss)
+    random.setstate(python)
+    np.random.set_state(numpy_state)
     torch.set_rng_state(states["torch"])
-    if states["cuda"] is not None and torch.cuda.is_available():
+    if states.get("cuda") is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
 
 
