@@ -6,24 +6,22 @@ benchmarks/results/check.json, from which `ddp-template docs` makes the tables i
 
 import json
 import os
-import platform
-import re
 import shutil
 import sys
 import tempfile
 from datetime import date
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
-import psutil
 import typer
 
 from generator.combinations import legal_combinations, shaping_questions
 from generator.questions import TEMPLATE
 from generator.workers import Workers
 
-from .processes import CommandError, Ended, run
+from .failures import CommandError
+from .machines import machine
+from .processes import Ended, run
 from .spaces import candidates, copy_repository, resize
 
 RESULTS = TEMPLATE / "benchmarks" / "results" / "check.json"
@@ -59,23 +57,6 @@ def main(
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=1) + "\n")
     typer.echo(f"results: {out}")
-
-
-def machine() -> Record:
-    """What decides the times beside the code."""
-    return {
-        "cores": len(os.sched_getaffinity(0)),
-        "memory": psutil.virtual_memory().total,
-        "cpu": cpu_name(),
-        "python": platform.python_version(),
-        "torch": metadata.version("torch"),
-    }
-
-
-def cpu_name() -> str:
-    """The name of the processor; "unknown" where Linux does not tell it."""
-    found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE)
-    return found[1].strip() if found else "unknown"
 
 
 def measure_checks(wanted: list[str]) -> list[Record]:

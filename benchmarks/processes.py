@@ -8,11 +8,9 @@ from pathlib import Path
 
 import psutil
 
+from .failures import CommandError
+
 INTERVAL = 0.05  # seconds between two looks at the processes
-
-
-class CommandError(Exception):
-    """A command that is to be measured fails. The message is what it printed."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,86 @@
+"""Measures what each optimisation of the generated project gives, and what each guard takes.
+
+python -m benchmarks.ablation: edited copies of the project run beside it as it is generated, and clocks run around the
+guards of its steps.
+Nothing else should run on the machine meanwhile. The results go into benchmarks/results/ablation.json.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from generator.questions import TEMPLATE
+
+from .contenders.workloads import WORKLOADS
+from .edits import BOTH, EDITS
+from .failures import CommandError
+from .guards import STEPS, measure_guards
+from .machines import machine
+from .rounds import Record, compare, play
+from .trials import Contender, Trial, render_project
+
+RESULTS = TEMPLATE / "benchmarks" / "results" / "ablation.json"
+BASELINE = "as generated"
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1, help="How often each edited project runs.")] = 5,
+    workloads: Annotated[str, typer.Option(help="Which workloads, with commas between; may be empty.")] = ",".join(
+        BOTH
+    ),
+    steps: Annotated[int, typer.Option(help="Train only so many steps (0: as many as the workload has).")] = 0,
+    guards: Annotated[bool, typer.Option(help="Measure the guards, too.")] = True,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the results go.")] = RESULTS,
+) -> None:
+    """Run the project with each optimisation taken out, then steps with a clock around each guard."""
+    results: Record = json.loads(out.read_text()) if out.exists() else {}
+    if results.get("machine") != machine():
+        results = {}
+    results = {"optimisations": {}, "guards": {}, **results, "date": date.today().isoformat(), "machine": machine()}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for workload in filter(None, workloads.split(",")):
+                for found in ablate(workload, steps, rounds, Path(folder) / workload):
+                    results["optimisations"][workload] = found
+                    out.write_text(json.dumps(results, indent=1) + "\n")
+            for workload, taken in STEPS.items() if guards else ():
+                typer.echo(f"measuring: {workload}, guards", err=True)
+                results["guards"][workload] = measure_guards(Path(folder) / "guards" / workload, workload, taken)
+                out.write_text(json.dumps(results, indent=1) + "\n")
+    except CommandError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"results: {out}")
+
+
+def ablate(workload: str, steps: int, rounds: int, folder: Path) -> Iterator[Record]:
+    """Give the samples per second of each edited project, and their ratio to those of the project as generated.
+
+    Gives those up to each round.
+    """
+    project = render_project(folder / "project")
+    projects = {BASELINE: project}
+    for edit in EDITS:
+        if workload in edit.workloads:
+            projects[edit.name] = edit.apply(project, folder / str(len(projects)))
+    trial = Trial(workload, WORKLOADS[workload].shortened(steps), Path(sys.executable))
+
+    def run(name: str) -> Record:
+        typer.echo(f"measuring: {workload}, {name}", err=True)
+        return trial.run(Contender(str(projects[name])))
+
+    for played in play([*projects], rounds, run):
+        ratios = compare(played, BASELINE, "samples_per_second")
+        rates = {name: [record["samples_per_second"] for record in records] for name, records in played.items()}
+        yield {"steps": trial.workload.steps, "ratios": ratios, "samples_per_second": rates}
+
+
+if __name__ == "__main__":
+    typer.run(main)

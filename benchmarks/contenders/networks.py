@@ -1,0 +1,82 @@
+"""The networks of the workloads."""
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CLASSES = 10
+
+
+class SmallCNN(nn.Module):
+    """Two convolutions with BatchNorm, for images of 3 x 16 x 16 pixels: what surrounds so small a network shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        channels = (3, 16, 32)
+        blocks = [
+            nn.Sequential(
+                nn.Conv2d(before, after, kernel_size=3, padding=1, bias=False),
+                nn.BatchNorm2d(after),
+                nn.ReLU(inplace=True),
+                nn.MaxPool2d(2),
+            )
+            for before, after in itertools.pairwise(channels)
+        ]
+        self.features = nn.Sequential(*blocks)
+        self.classifier = nn.Linear(32 * 4 * 4, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Give the logits, shape (batch, 10), of images of shape (batch, 3, 16, 16)."""
+        logits: Tensor = self.classifier(self.features(images).flatten(1))
+        return logits
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions with BatchNorm, around which the input is added to the output."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(before, after, kernel_size=3, stride=stride, padding=1, bias=False)
+        self.first_norm = nn.BatchNorm2d(after)
+        self.second = nn.Conv2d(after, after, kernel_size=3, padding=1, bias=False)
+        self.second_norm = nn.BatchNorm2d(after)
+        self.shortcut = nn.Conv2d(before, after, kernel_size=1, stride=stride, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Give the features of images or features."""
+        inner = F.relu(self.first_norm(self.first(images)))
+        return F.relu(self.second_norm(self.second(inner)) + self.shortcut(images))
+
+
+class ResNet(nn.Module):
+    """Five residual blocks for images of 3 x 32 x 32 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [(3, 32, 1), (32, 64, 2), (64, 64, 1), (64, 128, 2), (128, 128, 1)]
+        self.blocks = nn.Sequential(*(ResidualBlock(*width) for width in widths))
+        self.classifier = nn.Linear(128, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Give the logits, shape (batch, 10), of images of shape (batch, 3, 32, 32)."""
+        logits: Tensor = self.classifier(self.blocks(images).mean(dim=(2, 3)))
+        return logits
+
+
+class Transformer(nn.Module):
+    """Two encoder layers, for sequences of 64 tokens out of 256."""
+
+    def __init__(self, width: int = 128, tokens: int = 256, length: int = 64) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(tokens, width)
+        self.places = nn.Parameter(torch.randn(length, width) / width**0.5)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
+        self.classifier = nn.Linear(width, CLASSES)
+
+    def forward(self, sequences: Tensor) -> Tensor:
+        """Give the logits, shape (batch, 10), of sequences of shape (batch, 64)."""
+        logits: Tensor = self.classifier(self.layers(self.embedding(sequences) + self.places).mean(dim=1))
+        return logits

@@ -1,0 +1,8 @@
+"""The data of the workload."""
+
+from benchmarks.contenders.workloads import Batches, chosen_workload
+
+
+def load_data() -> tuple[Batches, Batches]:
+    """Give the training set and the validation set."""
+    return chosen_workload().load_data()

@@ -1,0 +1,27 @@
+"""What the measurements ran on."""
+
+import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+def machine() -> dict[str, Any]:
+    """What decides the times beside the code."""
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": psutil.virtual_memory().total,
+        "cpu": cpu_name(),
+        "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+    }
+
+
+def cpu_name() -> str:
+    """The name of the processor; "unknown" where Linux does not tell it."""
+    found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE)
+    return found[1].strip() if found else "unknown"

@@ -1,0 +1,38 @@
+"""The virtual environment in which all contenders run: made once from the versions in peers.txt."""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+from generator.questions import TEMPLATE
+
+from .failures import CommandError
+
+PINNED = TEMPLATE / "benchmarks" / "peers.txt"
+SHOWN = ("torch", "lightning", "accelerate", "pytorch-ignite", "transformers")
+
+
+def peers_python() -> Path:
+    """Give the Python of the environment, which is made where it is not there. Raises CommandError where pip fails."""
+    digest = hashlib.sha256(PINNED.read_bytes() + sys.version.encode()).hexdigest()[:12]
+    place = TEMPLATE / ".cache" / "peers" / digest
+    python = place / "bin" / "python"
+    if not (place / "complete").exists():
+        venv.create(place, clear=True, with_pip=True)
+        install: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--requirement", PINNED]
+        done = subprocess.run(install, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            shutil.rmtree(place)
+            reason = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["it says nothing"]
+            raise CommandError(f"pip cannot install what {PINNED} names (is PyPI in reach?): {reason[-1]}")
+        (place / "complete").touch()
+    return python
+
+
+def pinned_versions() -> dict[str, str]:
+    """The versions of those that are compared."""
+    pinned = dict(line.split("==") for line in PINNED.read_text().splitlines() if "==" in line)
+    return {name: pinned[name] for name in SHOWN}

@@ -1,0 +1,208 @@
+"""Measures what many samples and many ranks cost: python -m benchmarks.scale. Nothing else should run meanwhile.
+
+One process does what one of the ranks would (benchmarks/simulated.py): the network is left out. Each measurement is of
+a new process. The results are written to benchmarks/results/scale.json, of which generator/scales.py makes tables.
+"""
+
+import importlib
+import itertools
+import json
+import multiprocessing
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sized
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch.utils.data import BatchSampler, DistributedSampler
+
+from generator.questions import TEMPLATE
+from generator.rendering import render
+from generator.snapshot import take_snapshot
+
+from .machines import machine
+from .simulated import norms_of_resnet_50, one_of
+
+RESULTS = TEMPLATE / "benchmarks" / "results" / "scale.json"
+SAMPLES = [10**power for power in range(3, 10)]
+WORLD_SIZES = [1, 8, 64, 1024]
+BATCH = 32  # samples of a rank's micro-batch
+BATCHES = 1024  # after the first, over which the time of a batch is averaged
+REPEATS = 9
+BYTES_OF_INDEX = 48  # 8 in torch's permutation, 8 in a list, 32 as an integer of Python
+NETWORKS = {"the digits' network": "digits", "the 53 BatchNorm layers of ResNet-50": "resnet-50"}
+
+Record = dict[str, Any]
+
+
+def main() -> None:
+    """Measure all, and write the results."""
+    torch.set_num_threads(1)  # else a child that was forked could not use torch's threads
+    with tempfile.TemporaryDirectory() as folder:
+        project = Path(folder) / "project"
+        render(project, {}, template=take_snapshot(Path(folder) / "snapshot"))
+        sys.path.insert(0, str(project))
+        for module in ("agreement", "checkpoint", "loaders", "model"):
+            importlib.import_module(f"ddp_project.{module}")
+        sizes = [(samples, ranks) for samples in SAMPLES for ranks in WORLD_SIZES if ranks * BATCH <= samples]
+        measured = {
+            "training": [in_child(training, *size, place) for size in sizes for place in ("start", "late")],
+            "evaluation": [in_child(evaluation, *size) for size in sizes],
+            "torch": [in_child(of_torch, *size) for size in sizes if size[1] in (1, 1024)],
+            "checkpoints": [checkpoints(*case, Path(folder)) for case in itertools.product(NETWORKS, WORLD_SIZES)],
+            "agreement": [in_child(agreement, ranks) for ranks in WORLD_SIZES],
+        }
+    results = {"date": date.today().isoformat(), "machine": machine(), "batch": BATCH, **measured}
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"results: {RESULTS}")
+
+
+def in_child(work: Callable[..., Record], *arguments: Any) -> Record:
+    """Do it in a new process, whose memory nothing else has used."""
+    print("measuring:", work.__name__, *arguments, file=sys.stderr)
+    with multiprocessing.get_context("fork").Pool(1, initializer=warm_up) as pool:
+        return pool.apply(work, arguments)
+
+
+def of_project(module: str) -> Any:
+    """A module of the rendered project."""
+    return sys.modules[f"ddp_project.{module}"]
+
+
+def world(ranks: int) -> Any:
+    """The last one of so many ranks."""
+    return of_project("distributed").World(ranks - 1, 0, ranks, 1)
+
+
+def warm_up() -> None:
+    """Take the memory that the code itself needs."""
+    for samples in (
+        of_project("loaders").ResumableDistributedSampler(BATCH, BATCH, world(1), 0),
+        all_shuffled(BATCH, 1),
+    ):
+        next(iter(samples))
+
+
+def training(samples: int, ranks: int, place: str) -> Record:
+    """Begin an epoch, or go on when nine tenths of it are trained."""
+    micro_batch = ranks * BATCH
+    sampler = of_project("loaders").ResumableDistributedSampler(samples, micro_batch, world(ranks), 0)
+    skip = samples // micro_batch * 9 // 10 * micro_batch if place == "late" else 0
+
+    def begin() -> Any:
+        sampler.set_epoch(1, skip)
+        return sampler
+
+    return {"samples": samples, "ranks": ranks, "place": place, **iterating(begin)}
+
+
+def evaluation(samples: int, ranks: int) -> Record:
+    """Begin an evaluation."""
+    batches = of_project("loaders").evaluation_batches
+    return {"samples": samples, "ranks": ranks, **iterating(lambda: batches(samples, BATCH, world(ranks)))}
+
+
+def of_torch(samples: int, ranks: int) -> Record:
+    """Begin an epoch with torch's sampler, which makes a list of all samples on every rank, if that has room."""
+    needed, free = BYTES_OF_INDEX * samples, psutil.virtual_memory().available
+    if needed > 0.8 * free:
+        return {"samples": samples, "ranks": ranks, "left_out": {"needed": needed, "free": free}}
+    repeats = 1 if samples > 10**6 else REPEATS
+    return {"samples": samples, "ranks": ranks, **iterating(lambda: all_shuffled(samples, ranks), repeats)}
+
+
+def all_shuffled(samples: int, ranks: int) -> Iterable[list[int]]:
+    """The batches of torch's sampler."""
+    dataset: Any = range(samples)
+    sampler: Any = DistributedSampler(dataset, ranks, ranks - 1)
+    return BatchSampler(sampler, BATCH, drop_last=True)
+
+
+def iterating(begin: Callable[[], Iterable[Any]], repeats: int = REPEATS) -> Record:
+    """Time the first batch and those that follow (seconds), and the memory that they take (bytes)."""
+    before, first, each = peak_memory(), [], []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        batches = iter(begin())
+        next(batches)
+        began = time.perf_counter()
+        first.append(began - started)
+        count = sum(1 for _ in itertools.islice(batches, BATCHES))
+        each.append((time.perf_counter() - began) / max(1, count))
+    memory = peak_memory() - before
+    return {"first_batch": statistics.median(first), "batch": statistics.median(each), "memory": memory}
+
+
+def checkpoints(network: str, ranks: int, folder: Path) -> Record:
+    """Save as rank 0, and load as another rank: the file is in the cache of the system then."""
+    run_dir = folder / f"{NETWORKS[network]}-{ranks}"
+    saved = in_child(saving, network, ranks, run_dir)
+    return {"network": network, "ranks": ranks, **saved, **in_child(loading, network, ranks, run_dir)}
+
+
+def kept(network: str, run_dir: Path) -> Any:
+    """The checkpoints of a run directory: one of each, after what is slow only once."""
+    model = of_project("model").build_model() if NETWORKS[network] == "digits" else norms_of_resnet_50()
+    made = []
+    for folder in (run_dir.with_name("first"), run_dir):
+        config = of_project("config").Config(run_dir=folder, keep=1)
+        made.append(of_project("checkpoint").Checkpoints(config, model))
+    with one_of(1):
+        made[0].save(of_project("checkpoint").Progress())
+        made[0].restore([made[0].folder / "last.pt"])
+    return made[1]
+
+
+def saving(network: str, ranks: int, run_dir: Path) -> Record:
+    """Save on rank 0, and look there at the whole of the file, as before going on from it."""
+    checkpoint, run, steps = of_project("checkpoint"), kept(network, run_dir), itertools.count(1)
+    before = peak_memory()
+    with one_of(ranks):
+        save = median_time(lambda: run.save(checkpoint.Progress(next(steps))))
+        memory, path = peak_memory() - before, run.folder / "last.pt"
+        verify = median_time(lambda: checkpoint.first_whole([path]))
+    return {"size": path.stat().st_size, "save": save, "memory_of_save": memory, "verify": verify}
+
+
+def loading(network: str, ranks: int, run_dir: Path) -> Record:
+    """Load on the last rank."""
+    run = kept(network, run_dir)
+    before = peak_memory()
+    with one_of(ranks, ranks - 1):
+        load = median_time(lambda: run._load(run.folder / "last.pt"))
+    return {"load": load, "memory_of_load": peak_memory() - before}
+
+
+def agreement(ranks: int) -> Record:
+    """Compare the ranks at the start."""
+    config, check = of_project("config").Config(), of_project("agreement").check_agreement
+    data: Sized = range(10**9)
+    with one_of(ranks):
+        before = peak_memory()
+        taken = median_time(lambda: check(config, training=data, validation=data))
+    return {"ranks": ranks, "time": taken, "memory": peak_memory() - before}
+
+
+def median_time(work: Callable[[], object]) -> float:
+    """The median of what it takes (seconds)."""
+    times = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def peak_memory() -> int:
+    """The largest resident set that this process has had (bytes)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    main()
