@@ -4,22 +4,47 @@ import ast
 import json
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
-from .costs import NOT_MEASURED, check_table, growth_table, machine_line
+from .costs import NOT_MEASURED, Record, check_table, growth_table, machine_line
+from .goals import goal_table
 from .questions import TEMPLATE, Question, read_questions
 from .rendering import render
 from .results import STAGES
+from .scales import agreement_table, checkpoint_table, evaluation_table, training_table
 from .snapshot import take_snapshot
+from .speeds import guard_table, optimisation_table, speed_table, versions_line
+from .timings import copying_table, gpu_table, loading_table, starting_table
 from .updates.trial import PARTS
 
 README, MATRIX, UPDATES = map(Path, ("README.md", "docs/matrix.md", "docs/updates.md"))
 EXACT, FAULTS = map(Path, ("docs/exact.md", "docs/faults.md"))
+SPEED = Path("docs/speed.md")
 EXAMPLE = Path("docs/example/train.py")
 MUTANTS = Path("tests/test_mutants.py")
-COSTS = Path("benchmarks/results/check.json")
-NUMBERS = {page: Path("benchmarks/results", f"{page.stem}.json") for page in (EXACT, FAULTS)}
+RESULTS = Path("benchmarks/results")
+COSTS = RESULTS / "check.json"
+NUMBERS = {page: RESULTS / f"{page.stem}.json" for page in (EXACT, FAULTS)}
+# The tables of docs/speed.md that are made from the results of each benchmark.
+MAKERS: dict[str, dict[str, Callable[[Record], str]]] = {
+    "speed": {
+        "versions": versions_line,
+        **{name: partial(speed_table, workload=name) for name in ("small_cnn", "resnet", "transformer")},
+    },
+    "ablation": {"optimisations": optimisation_table, "guards": guard_table},
+    "gpu": {"gpu": gpu_table},
+    "starting": {"starting": starting_table},
+    "loading": {"loading": loading_table},
+    "scale": {
+        "sampler": training_table,
+        "evaluation": evaluation_table,
+        "checkpoints": checkpoint_table,
+        "agreement": agreement_table,
+    },
+    "copying": {"copying": copying_table},
+}
 
 
 def question_table(questions: list[Question]) -> str:
@@ -67,6 +92,25 @@ def cost_tables(results: Path) -> dict[str, str]:
     return {name: make(measured) for name, make in makers.items()}
 
 
+def speed_tables(folder: Path) -> dict[str, str]:
+    """Give what is made from the results of the benchmarks of speed; what was not measured says so."""
+    files = {name: folder / f"{name}.json" for name in MAKERS}
+    records = {name: json.loads(file.read_text()) if file.exists() else {} for name, file in files.items()}
+    parts = {"goals": goal_table(records)}
+    for name, makers in MAKERS.items():
+        for part, make in {f"{name}-machine": machine_line, **makers}.items():
+            parts[part] = made_from(records[name], make)
+    return parts
+
+
+def made_from(record: Record, make: Callable[[Record], str]) -> str:
+    """Give a table, or say that it was not measured, as a part of a benchmark may not have been."""
+    try:
+        return make(record)
+    except KeyError:
+        return NOT_MEASURED
+
+
 def measured_tables(page: str, results: Path) -> dict[str, str]:
     """Give the numbers that the tests of a page's guarantees have measured, a table for each guarantee of the page."""
     measured = json.loads(results.read_text()) if results.exists() else {}
@@ -105,6 +149,7 @@ def documented_files(template: Path = TEMPLATE) -> dict[Path, str]:
         **{page: measured_tables((template / page).read_text(), template / NUMBERS[page]) for page in NUMBERS},
         README: {"questions": question_table(read_questions(template))},
         UPDATES: {"update-check": asking_table("part", PARTS)},
+        SPEED: speed_tables(template / RESULTS),
         MATRIX: matrix | cost_tables(template / COSTS),
     }
     with tempfile.TemporaryDirectory() as folder:

@@ -7,6 +7,14 @@ After a stop:   the same command with --resume
 Start reading at main(). The options are in ddp_project/config.py; --help lists them.
 """
 
+import gc
+
+from ddp_project.launcher import World, read_options
+
+if __name__ == "__main__":  # before torch is imported, which takes seconds: --help and refusals come at once
+    CONFIG = read_options()
+    gc.disable()  # until run_rank(): what is imported now stays
+
 import logging
 import math
 import sys
@@ -17,7 +25,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 from torch.utils.data import DataLoader
@@ -27,18 +35,20 @@ from ddp_project.checkpoint import Checkpoints, Progress, claim_run_dir
 from ddp_project.collectives import averaged_buffers, on_every_rank, on_main, reduce_tensor
 from ddp_project.config import Config
 from ddp_project.data import load_data
-from ddp_project.distributed import World, launch, wrap
+from ddp_project.distributed import launch, wrap
 from ddp_project.exits import ExitCode, StopSignals
 from ddp_project.finite import FiniteSteps, gradient_norm
 from ddp_project.loaders import (
     ResumableDistributedSampler,
+    Windows,
     evaluation_batches,
     make_loader,
     micro_batch_size,
-    windows,
 )
+from ddp_project.metrics import Totals, batch_totals
 from ddp_project.model import build_model
 from ddp_project.precision import use_tf32
+from ddp_project.profiling import NoProfiler, make_profiler
 from ddp_project.reproducibility import seed_generators, use_deterministic_algorithms
 from ddp_project.tracking import NoTracker, make_tracker, progress_bar, set_up_log
 from ddp_project.whereabouts import HERE
@@ -54,12 +64,14 @@ class Run:
     ddp: DistributedDataParallel  # around the same model: its backward pass averages the gradients
     optimizer: Optimizer
     sampler: ResumableDistributedSampler
-    training: DataLoader[Any]
+    training: Windows
     validation: DataLoader[Any]
+    layout: torch.memory_format  # of images and of the weights of convolutions
     checkpoints: Checkpoints
     progress: Progress
     finite: FiniteSteps
     tracker: NoTracker
+    profiler: NoProfiler
     stop: StopSignals
 
 
@@ -67,7 +79,7 @@ def main(config: Config, world: World, device: torch.device) -> ExitCode:
     """Train and evaluate. Every rank runs this."""
     run = set_up(config, world, device)
     progress = run.progress
-    with closing(run.tracker):
+    with closing(run.tracker), closing(run.profiler):
         while progress.epoch < config.epochs and not progress.out_of_steps(config):
             complete = train_epoch(run)
             if run.stop.agreed:
@@ -88,7 +100,10 @@ def main(config: Config, world: World, device: torch.device) -> ExitCode:
 
 
 def set_up(config: Config, world: World, device: torch.device) -> Run:
-    """Make all parts, each where the next one needs it, and resume where --resume says so."""
+    """Make all parts, each where the next one needs it, and resume where --resume says so.
+
+    The optimizer is fused, one call for all weights: small steps take 10 % less time.
+    """
     training_set, validation_set = load_data()
     check_agreement(config, training=training_set, validation=validation_set)
     micro_batch = micro_batch_size(config, world, len(training_set))
@@ -102,6 +117,9 @@ def set_up(config: Config, world: World, device: torch.device) -> Run:
     use_tf32(config.tf32)
     seed_generators(config.seed)  # the same weights on every rank
     model = build_model()
+    layout = torch.channels_last if config.channels_last else torch.preserve_format
+    if config.channels_last:
+        model = nn.utils.convert_conv2d_weight_memory_format(model, layout)
     model = model.to(device)
     optimizer: Optimizer = AdamW(model.parameters(), weight_decay=config.weight_decay, fused=True)
     ddp = wrap(model, device)
@@ -118,12 +136,14 @@ def set_up(config: Config, world: World, device: torch.device) -> Run:
         ddp=ddp,
         optimizer=optimizer,
         sampler=sampler,
-        training=make_loader(training_set, sampler, config, device),
+        training=Windows(make_loader(training_set, sampler, config, device), config.accum_steps),
         validation=make_loader(validation_set, batches, config, device),
+        layout=layout,
         checkpoints=checkpoints,
         progress=progress,
         finite=FiniteSteps(model, optimizer, device, progress.left_out),
         tracker=on_every_rank(lambda: make_tracker(config, world)),
+        profiler=make_profiler(config, world),
         stop=StopSignals(),
     )
 
@@ -145,14 +165,15 @@ def train_epoch(run: Run) -> bool:
     total_steps = config.epochs * math.ceil(sampler.samples // sampler.micro_batch_size / config.accum_steps)
     sampler.set_epoch(progress.epoch, skip=progress.samples_in_epoch)
     steps_left = math.ceil(len(sampler) / config.accum_steps)
-    totals, started = torch.zeros(3, dtype=torch.float64, device=run.device), time.perf_counter()
+    totals, started = Totals(finite_only=True), time.perf_counter()
     run.model.train()
     with progress_bar(steps_left, progress.epoch) as bar:
-        for i, window in enumerate(windows(run.training, config.accum_steps), start=1):
+        for i, window in enumerate(run.training, start=1):
             lr = lr_at(progress.step, total_steps, config)
             totals += train_step(run, window, lr)
             progress.advance(len(window) * sampler.micro_batch_size)
             bar.update()
+            run.profiler.step()
             due = i == steps_left or progress.step % config.log_every == 0
             saving = config.save_every > 0 and progress.step % config.save_every == 0
             leaving = i == steps_left or progress.out_of_steps(config)
@@ -166,22 +187,22 @@ def train_epoch(run: Run) -> bool:
     return True
 
 
-def train_step(run: Run, window: list[Any], lr: float) -> Tensor:
+def train_step(run: Run, window: list[Any], lr: float) -> Totals:
     """Take one optimizer step, on the micro-batches of a window, together with all other ranks.
 
-    Gives [sum of the losses, correct answers, samples] of this rank, on its device, without losses that are not finite.
+    Gives the totals of this rank, without losses that are not finite.
     """
-    totals = torch.zeros(3, dtype=torch.float64, device=run.device)
+    totals = Totals(finite_only=True)
     for i, (images, labels) in enumerate(window, start=1):
-        images = images.to(run.device, non_blocking=True)
+        images = images.to(run.device, memory_format=run.layout, non_blocking=True)
         labels = labels.to(run.device, non_blocking=True)
         # Only the last backward pass averages over the ranks; no_sync() must hold the others' forward pass too.
         with nullcontext() if i == len(window) else run.ddp.no_sync():
             logits = run.ddp(images)
             loss = F.cross_entropy(logits, labels)
             (loss / len(window)).backward()
-        totals += torch.where(loss.isfinite(), batch_totals(loss, logits, labels), 0)
-    norm = gradient_norm(run.model.parameters(), run.config.clip_norm)
+        totals += batch_totals(loss, logits, labels)
+    norm = gradient_norm(run.optimizer, run.config.clip_norm)
     for group in run.optimizer.param_groups:
         group["lr"] = lr
     if run.finite.judge(norm, run.optimizer):
@@ -190,26 +211,20 @@ def train_step(run: Run, window: list[Any], lr: float) -> Tensor:
     return totals
 
 
-def batch_totals(loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-    """[sum of the losses, correct answers, samples] of a batch, on its device: reading them there would wait for it."""
-    correct = (logits.detach().argmax(dim=1) == labels).sum()
-    samples = torch.full_like(correct, len(labels))
-    return torch.stack((loss.detach().double() * len(labels), correct, samples))
+def report(run: Run, totals: Totals, lr: float, started: float, *, due: bool) -> float:
+    """Reduce what was counted since the last report, and record the metrics. Gives the time.
 
-
-def report(run: Run, totals: Tensor, lr: float, started: float, *, due: bool) -> float:
-    """Reduce what was counted since the last report, set it to zero, and record the metrics. Gives the time.
-
-    One all-reduce, and the only point of the loop where the program waits for the device. The ranks also agree here
-    on whether a signal asked one of them to stop. Where no record is due, what is counted goes into the next one too:
-    so a run records the same, wherever it is saved, stopped and resumed.
+    One all-reduce, and the only point of the loop where the program waits for the device: in every step, it would take
+    13 % of a small one. The ranks also agree here on whether a signal asked one of them to stop. Where no record is
+    due, what is counted goes into the next one too: so a run records the same, wherever it is saved, stopped and
+    resumed.
     """
     progress = run.progress
     HERE.phase = "reducing"
-    stop = totals.new_tensor([float(run.stop.received)])
-    counts = torch.cat((totals, stop, run.finite.left_out))
+    sums = totals.take(run.device)
+    stop = sums.new_tensor([float(run.stop.received)])
+    counts = torch.cat((sums, stop, run.finite.left_out))
     loss_sum, correct, samples, stops, *left_out = reduce_tensor(counts, "sum").tolist()
-    totals.zero_()
     run.stop.agreed = stops > 0
     progress.count(loss_sum, correct, samples)
     run.finite.report(progress, left_out, run.config.max_bad_steps, run.checkpoints.advice)
@@ -233,14 +248,15 @@ def evaluate(run: Run) -> bool:
     """Evaluate on all ranks, each sample once, and log the epoch. Gives whether the model is the best so far."""
     progress = run.progress
     HERE.phase = "evaluating"
-    totals = torch.zeros(3, dtype=torch.float64, device=run.device)
+    totals = Totals()
     run.model.eval()
     with averaged_buffers(run.model):
         for images, labels in run.validation:
-            images, labels = images.to(run.device), labels.to(run.device)
+            images = images.to(run.device, memory_format=run.layout, non_blocking=True)
+            labels = labels.to(run.device, non_blocking=True)
             logits = run.model(images)
             totals += batch_totals(F.cross_entropy(logits, labels), logits, labels)
-    loss_sum, correct, samples = reduce_tensor(totals, "sum").tolist()
+    loss_sum, correct, samples = reduce_tensor(totals.take(run.device), "sum").tolist()
     metrics = {
         "epoch": progress.epoch + 1,
         "epoch/train_loss": progress.loss_sum / (progress.counted or math.nan),
@@ -255,4 +271,4 @@ def evaluate(run: Run) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(launch(main))
+    sys.exit(launch(main, CONFIG))
