@@ -11,6 +11,7 @@ import pytest
 from benchmarks.spaces import candidates, copy_repository, resize
 from generator.combinations import Combination, legal_combinations, shaping_questions
 from generator.costs import check_table, growth_table
+from generator.scales import agreement_table, checkpoint_table, evaluation_table, training_table
 from generator.workers import Workers
 
 
@@ -83,3 +84,20 @@ def test_the_table_of_growth_leaves_empty_what_was_not_measured() -> None:
     assert measured[: len(first)] == not_trained[: len(first)] == first
     assert "".join(not_trained[len(first) :]) == ""
     assert measured[len(first) :] == ["1min00s(96/min)", "4min00s(120/min)", "3.0GiB"]
+
+
+def test_the_tables_of_scale_hold_what_was_measured() -> None:
+    start = {"samples": 10**9, "ranks": 1, "place": "start", "first_batch": 0.0123, "batch": 2e-6, "memory": 1_500_000}
+    late = {**start, "place": "late", "first_batch": 0.0456}
+    left_out = {"samples": 10**9, "ranks": 1, "left_out": {"needed": 48 * 10**9, "free": 10**9}}
+    [row] = cells(training_table({"training": [start, late], "torch": [left_out]}))
+    assert row == ["1,000,000,000", "12ms", "46ms", "46ms", "2.0us", "1.5MB", "-", "about48GB"]
+    few = {**start, "samples": 1000, "ranks": 1024}
+    [one] = cells(evaluation_table({"evaluation": [start, few]}))
+    assert one == ["1,000,000,000", "12ms", "2.0us", "1.5MB"], "the last one is empty: not measured"
+    numbers = {"size": 999, "save": 1.5, "memory_of_save": 0, "verify": 3e-7, "load": 0.1, "memory_of_load": 10}
+    [saved] = cells(checkpoint_table({"checkpoints": [{"network": "a", "ranks": 1024, **numbers}]}))
+    assert saved == ["a", "1,024", "999B", "1.5s", "0B", "300ns", "100ms", "10B"]
+    assert cells(agreement_table({"agreement": [{"ranks": 8, "time": 0.001, "memory": 1000}]})) == [
+        ["8", "1.0ms", "1.0KB"]
+    ]

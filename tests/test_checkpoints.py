@@ -1,6 +1,7 @@
 """Checkpoints hold all that a run needs, outlast kills and full disks, and a resumed run ends as a whole one does."""
 
 import json
+import random
 import re
 import shutil
 from collections import OrderedDict
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -74,7 +76,7 @@ def test_a_checkpoint_holds_plain_types_alone(whole: Path) -> None:
 
 def test_a_checkpoint_holds_all_that_a_run_needs(whole: Path) -> None:
     saved = checkpoint(whole)
-    assert saved.keys() == {"model", "optimizer", "progress", "config", "ranks"}
+    assert saved.keys() == {"model", "optimizer", "progress", "config", "ranks", "world_size"}
     assert saved["config"] == json.loads((whole / "config.json").read_text())
     assert saved["config"]["max_steps"] == STEPS
     progress = saved["progress"]
@@ -88,18 +90,76 @@ def test_a_checkpoint_holds_all_that_a_run_needs(whole: Path) -> None:
 
 def test_each_rank_has_its_own_state_and_the_model_the_mean_of_their_statistics(whole: Path) -> None:
     saved = checkpoint(whole)
-    first, second = saved["ranks"]
-    assert not torch.equal(first["generators"]["torch"], second["generators"]["torch"])
+    generators, buffers = saved["ranks"]["generators"], saved["ranks"]["buffers"]
+    for key in ("python", "numpy", "torch"):
+        first, second = generators[key]
+        assert not torch.equal(first, second), key
     statistics = [key for key in saved["model"] if key.endswith(("running_mean", "running_var"))]
     assert len(statistics) == 4
     for key in statistics:
-        assert not torch.equal(first["buffers"][key], second["buffers"][key]), key
-        mean = (first["buffers"][key].double() + second["buffers"][key].double()) / 2
+        first, second = buffers[key]
+        assert not torch.equal(first, second), key
+        mean = (first.double() + second.double()) / 2
         torch.testing.assert_close(saved["model"][key].double(), mean, rtol=1e-6, atol=1e-9)
 
 
 def test_a_run_resumed_from_its_newest_checkpoint_ends_the_same(whole: Path, stopped: Path) -> None:
     assert_same_state(checkpoint(stopped), checkpoint(whole))
+
+
+def generators_in_the_form_of_0_2_0(generators: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """The states of a rank's generators as Python and NumPy give them, in plain types."""
+    *words, has_gauss, gauss = generators["python"].tolist()
+    *key, position, numpy_has_gauss, numpy_gauss = generators["numpy"].tolist()
+    return {
+        "python": (3, tuple(map(int, words)), gauss if has_gauss else None),
+        "numpy": {
+            "bit_generator": "MT19937",
+            "state": {"key": [*map(int, key)], "pos": int(position)},
+            "has_gauss": int(numpy_has_gauss),
+            "gauss": numpy_gauss,
+        },
+        "torch": generators["torch"].clone(),
+        "cuda": None,
+    }
+
+
+def draws() -> list[float]:
+    """Numbers of all generators: of each one a normally distributed one, of which two are made at once, then others."""
+    normal = [random.gauss(0, 1), np.random.standard_normal(), torch.randn(()).item()]
+    return [*normal, *(random.random() for _ in range(700)), *np.random.random(700), *torch.rand(700).tolist()]
+
+
+@pytest.mark.parametrize("drawn", [0, 1, 2], ids=["new", "with a number in reserve", "drawn from"])
+def test_all_generators_go_on_where_they_were(drawn: int, project: Render) -> None:
+    reproducibility = module_of(project() / "ddp_project" / "reproducibility.py")
+    reproducibility.seed_generators(3)
+    for _ in range(drawn):
+        draws()
+    states = reproducibility.generator_states(torch.device("cpu"))
+    expected = draws()
+    for form in (states, generators_in_the_form_of_0_2_0(states)):
+        reproducibility.seed_generators(4)
+        reproducibility.set_generator_states(form)
+        assert draws() == expected
+
+
+def test_a_run_resumed_from_a_checkpoint_of_version_0_2_0_ends_the_same(
+    project: Render, whole: Path, tmp_path: Path
+) -> None:
+    saved = checkpoint(whole, "step-00000026.pt")
+    saved["ranks"] = [
+        {
+            "generators": generators_in_the_form_of_0_2_0(
+                {name: rows[rank] for name, rows in saved["ranks"]["generators"].items()}
+            ),
+            "buffers": {name: rows[rank].clone() for name, rows in saved["ranks"]["buffers"].items()},
+        }
+        for rank in range(saved.pop("world_size"))
+    ]
+    torch.save(saved, tmp_path / "old.pt")
+    train_on_ranks(project(), tmp_path / "run", "--resume", str(tmp_path / "old.pt"), "--max-steps", str(STEPS))
+    assert_same_state(checkpoint(tmp_path / "run"), checkpoint(whole))
 
 
 def test_a_run_resumed_by_path_in_another_run_directory_ends_the_same(

@@ -21,6 +21,7 @@ MADE_FILES = [
     "docs/example/train.py",
     "docs/faults.md",
     "docs/matrix.md",
+    "docs/speed.md",
     "docs/updates.md",
 ]
 BIN = Path(sys.executable).parent

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu import waits_of_a_step
+
 from ..conftest import Render
 from ..launching import NEEDS_GPU, ON_GPU, checkpoint, differences, train
 from ..loop_ranks import on_two_ranks, weights_of_an_epoch_on_a_gpu
@@ -45,3 +47,10 @@ def test_a_compiled_run_has_the_same_keys(project: Render, tmp_path: Path) -> No
     assert compiled["config"]["compile"]
     assert compiled["model"].keys() == uncompiled["model"].keys()
     assert compiled["optimizer"]["state"].keys() == uncompiled["optimizer"]["state"].keys()
+
+
+def test_a_step_without_a_report_does_not_wait_for_the_gpu(project: Render, tmp_path: Path) -> None:
+    """Neither for its loss nor for the norm of its gradients: the CPU can prepare the next step meanwhile."""
+    options = ("--epochs", "1", "--log-every", "1000", "--profile")
+    train(project(), tmp_path / "run", *ON_GPU, *options, launcher="alone")
+    assert waits_of_a_step(tmp_path / "run" / "trace.json.gz") == 0

@@ -69,8 +69,8 @@ MISTAKES = [
     Mistake(
         "clipping is forgotten",
         "train.py",
-        "gradient_norm(run.model.parameters(), run.config.clip_norm)",
-        "gradient_norm(run.model.parameters(), 0)",
+        "gradient_norm(run.optimizer, run.config.clip_norm)",
+        "gradient_norm(run.optimizer, 0)",
         NUMBERS,
     ),
     Mistake(
@@ -97,8 +97,8 @@ MISTAKES = [
     Mistake(
         "rank 0 logs its own validation loss",
         "train.py",
-        'loss_sum, correct, samples = reduce_tensor(totals, "sum").tolist()',
-        "loss_sum, correct, samples = totals.tolist()",
+        'loss_sum, correct, samples = reduce_tensor(totals.take(run.device), "sum").tolist()',
+        "loss_sum, correct, samples = totals.take(run.device).tolist()",
         NUMBERS,
     ),
     Mistake(

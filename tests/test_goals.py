@@ -1,0 +1,110 @@
+"""The page of the speed says what was measured: which goals are met, and what was not measured."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from generator.costs import NOT_MEASURED
+from generator.documentation import MAKERS, speed_tables
+from generator.goals import goal_table
+from generator.timings import copying_table, loading_table, starting_table
+
+EMPTY: dict[str, dict[str, Any]] = {name: {} for name in MAKERS}
+COPYING = {
+    "seconds": {
+        "an empty template": {"copy": [1.0, 2.0, 4.0], "update": [1.0, 1.0, 1.0]},
+        "this template": {"copy": [1.2, 2.4, 12.0], "update": [2.0, 2.0, 1.0]},
+    }
+}
+
+
+def contender(rates: list[float], first: float = 3.0, memory: int = 100) -> dict[str, Any]:
+    """What was measured of one; the ratio is to 100 samples per second."""
+    return {
+        "rounds": [{"samples_per_second": rate} for rate in rates],
+        "ratio": {"median": sorted(rates)[len(rates) // 2] / 100},
+        "to_first_step": first,
+        "peak_memory": memory,
+    }
+
+
+def small_cnn(generated: dict[str, Any], **others: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Records in which only the small network was measured."""
+    contenders = {name: contender([100.0] * 3) for name in ("minimal", "lightning_trainer", "hf_accelerate")}
+    contenders |= {"ignite_engine": contender([100.0] * 3), "generated": generated, **others}
+    return EMPTY | {"speed": {"workloads": {"small_cnn": {"contenders": contenders}}}}
+
+
+def verdicts(table: str) -> dict[str, tuple[str, str]]:
+    """What was measured of each goal, and whether it is met."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    return {what: (measured, met) for what, _, measured, met in rows}
+
+
+def test_goals_are_compared_within_rounds() -> None:
+    """The machine was slow in the second round: ratios of medians would be others."""
+    minimal = contender([100.0, 50.0, 100.0])
+    found = verdicts(goal_table(small_cnn(contender([140.0, 70.0, 134.0]), minimal=minimal)))
+    assert found["`small_cnn`: samples/s, times minimal DDP loop"] == ("1.40", "yes")
+    assert found["`small_cnn`: samples/s, times Lightning Trainer"] == ("1.34", "**no**")
+
+
+def test_memory_and_first_step_are_compared_with_the_minimal_loop_and_the_frameworks() -> None:
+    found = verdicts(goal_table(small_cnn(contender([100.0], first=3.1, memory=106))))
+    assert found["`small_cnn`: memory, times that of the minimal loop"] == ("1.06", "**no**")
+    assert found["`small_cnn`: first step, after that of the minimal loop"] == ("+0.10 s", "yes")
+    assert found["`small_cnn`: first step, before that of every framework"] == ("-0.10 s", "**no**")
+
+
+def test_heavy_networks_are_compared_with_the_fastest() -> None:
+    contenders = {
+        "minimal": contender([100.0]),
+        "generated": contender([104.0]),
+        "ignite_engine": contender([106.0]),
+    }
+    record = {"workloads": {"resnet": {"contenders": contenders}}}
+    found = verdicts(goal_table(EMPTY | {"speed": record}))
+    assert found["`resnet`: samples/s, times the fastest contender (PyTorch-Ignite)"] == ("0.98", "**no**")
+
+
+def test_guards_starts_and_copies_have_goals_too() -> None:
+    guards = {
+        "signs of life": {"share": {"median": 0.001}},
+        "a progress bar on a screen": {"share": {"median": 0.002}},
+        "the log": {"share": {"median": 0.016}},
+        "the log and csv": {"share": {"median": 0.018}},
+    }
+    medians = {"as generated": {"`--help`": 0.31, "an option that does not exist": 0.2}}
+    measured: dict[str, dict[str, Any]] = {
+        "ablation": {"guards": {"small_cnn": guards}},
+        "starting": {"medians": medians},
+        "copying": COPYING,
+    }
+    assert verdicts(goal_table(EMPTY | measured)) == {
+        "`small_cnn`: the guards, a bar on a screen and the log, of a step's time": ("1.9%", "yes"),
+        "`small_cnn`: the guards, a bar on a screen and the log and csv, of a step's time": ("2.1%", "**no**"),
+        "`--help`": ("0.31 s", "**no**"),
+        "an option that does not exist": ("0.20 s", "yes"),
+        "`copier copy`, times that of an empty template": ("1.20", "yes"),
+        "`copier update`, times that of an empty template": ("2.00", "**no**"),
+    }
+
+
+def test_tables_of_timings_hold_what_was_measured() -> None:
+    assert "| this template | 2.40 s (1.20) | 2.00 s (2.00) |" in copying_table(COPYING)
+    rates = {"samples_per_second": {"a GPU": {"0": 398.7, "auto": 1492.1}}}
+    assert "| computes on a GPU | 399 | 1,492 |" in loading_table(rates)
+    medians = {"as generated": {"`--help`": 0.2}, "slower": {"`--help`": 2.0}}
+    assert starting_table({"medians": medians}).splitlines()[2:] == ["| as generated | 0.20 s |", "| slower | 2.00 s |"]
+
+
+@pytest.mark.parametrize("left", ["nothing", "speed.json"])
+def test_what_was_not_measured_says_so(left: str, tmp_path: Path) -> None:
+    """Also one of the networks alone."""
+    if left == "speed.json":
+        (tmp_path / left).write_text(json.dumps({"peers": {"torch": "2.13.0"}, "workloads": {}}))
+    parts = speed_tables(tmp_path)
+    assert parts["small_cnn"] == parts["goals"] == parts["guards"] == NOT_MEASURED
+    assert parts["versions"] == (NOT_MEASURED if left == "nothing" else "With torch 2.13.0.\n")
