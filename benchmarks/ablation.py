@@ -18,7 +18,7 @@ import typer
 from generator.questions import TEMPLATE
 
 from .contenders.workloads import WORKLOADS
-from .edits import BOTH, EDITS
+from .edits import ALL, EDITS
 from .failures import CommandError
 from .guards import STEPS, measure_guards
 from .machines import machine
@@ -27,12 +27,13 @@ from .trials import Contender, Trial, render_project
 
 RESULTS = TEMPLATE / "benchmarks" / "results" / "ablation.json"
 BASELINE = "as generated"
+MEASURED = ("samples_per_second", "peak_memory")
 
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="How often each edited project runs.")] = 5,
     workloads: Annotated[str, typer.Option(help="Which workloads, with commas between; may be empty.")] = ",".join(
-        BOTH
+        ALL
     ),
     steps: Annotated[int, typer.Option(help="Train only so many steps (0: as many as the workload has).")] = 0,
     guards: Annotated[bool, typer.Option(help="Measure the guards, too.")] = True,
@@ -61,9 +62,9 @@ def main(
 
 
 def ablate(workload: str, steps: int, rounds: int, folder: Path) -> Iterator[Record]:
-    """Give the samples per second of each edited project, and their ratio to those of the project as generated.
+    """Give what was measured of each edited project, and its ratios to the project as generated.
 
-    Gives those up to each round.
+    Gives that of all rounds up to each round.
     """
     project = render_project(folder / "project")
     projects = {BASELINE: project}
@@ -77,9 +78,8 @@ def ablate(workload: str, steps: int, rounds: int, folder: Path) -> Iterator[Rec
         return trial.run(Contender(str(projects[name])))
 
     for played in play([*projects], rounds, run):
-        ratios = compare(played, BASELINE, "samples_per_second")
-        rates = {name: [record["samples_per_second"] for record in records] for name, records in played.items()}
-        yield {"steps": trial.workload.steps, "ratios": ratios, "samples_per_second": rates}
+        ratios = {what: compare(played, BASELINE, what) for what in MEASURED}
+        yield {"steps": trial.workload.steps, "ratios": ratios, "rounds": played}
 
 
 if __name__ == "__main__":

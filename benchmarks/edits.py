@@ -6,8 +6,9 @@ from pathlib import Path
 
 from .failures import CommandError
 
-BOTH = ("small_cnn", "resnet")
 SMALL = ("small_cnn",)
+HEAVY = (*SMALL, "resnet")
+ALL = (*HEAVY, "wide")
 
 
 @dataclass(frozen=True)
@@ -37,24 +38,24 @@ EDITS = (
         "distributed.py",
         'else "broadcast_buffers"] = False',
         'else "broadcast_buffers"] = True',
-        BOTH,
+        HEAVY,
     ),
     Edit(
         "every rank with as many threads as the machine has cores",
         "distributed.py",
         "torch.set_num_threads(max(1, cores_per_rank(world)))",
         "torch.set_num_threads(cores_per_rank(world) * world.local_world_size)",
-        BOTH,
+        HEAVY,
     ),
     Edit(
         "threads that interrupt each other",
         "distributed.py",
         'if hasattr(os, "SCHED_BATCH"):',
         'if not hasattr(os, "SCHED_BATCH"):',
-        BOTH,
+        HEAVY,
     ),
-    Edit("an optimizer that is not fused", "train.py", "fused=True", "fused=None", BOTH),
-    Edit("gradients copied into buckets", "distributed.py", "gradient_as_bucket_view=True", "static_graph=False", BOTH),
+    Edit("an optimizer that is not fused", "train.py", "fused=True", "fused=None", HEAVY),
+    Edit("gradients copied into buckets", "distributed.py", "gradient_as_bucket_view=True", "static_graph=False", ALL),
     Edit(
         "the data sample by sample",
         "loaders.py",

@@ -2,7 +2,7 @@
 
 Nothing else should run on the machine meanwhile. All train the same network on the same data with the same optimizer,
 on two Gloo processes of this machine. In each round every contender runs once. What is measured goes into
-benchmarks/results/speed.json, beside what was measured there of other workloads and contenders on the same machine.
+benchmarks/results/speed.json, beside what was measured there of other workloads on the same machine.
 """
 
 import json
@@ -115,14 +115,11 @@ def tried(run: Callable[[], Record]) -> Record:
 
 
 def add_to_results(out: Path, workload: str, measured: Record) -> None:
-    """Write the results of a workload beside those of others, and of other contenders."""
+    """Write the results of a workload beside those of others, in place of earlier ones: ratios are of one round."""
     about = {"machine": machine(), "peers": pinned_versions()}
     found = json.loads(out.read_text()) if out.exists() else {}
     # What another machine or other versions gave cannot stand in the same table.
     workloads = found["workloads"] if all(found.get(name) == value for name, value in about.items()) else {}
-    before = workloads.get(workload, measured)
-    if (before["steps"], before["batch"]) == (measured["steps"], measured["batch"]):
-        measured = {**measured, "contenders": {**before["contenders"], **measured["contenders"]}}
     results = {"date": date.today().isoformat(), **about, "workloads": {**workloads, workload: measured}}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=1) + "\n")

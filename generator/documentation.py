@@ -33,7 +33,11 @@ MAKERS: dict[str, dict[str, Callable[[Record], str]]] = {
         "versions": versions_line,
         **{name: partial(speed_table, workload=name) for name in ("small_cnn", "resnet", "transformer")},
     },
-    "ablation": {"optimisations": optimisation_table, "guards": guard_table},
+    "ablation": {
+        "optimisations": partial(optimisation_table, what="samples_per_second"),
+        "optimisations-memory": partial(optimisation_table, what="peak_memory"),
+        "guards": guard_table,
+    },
     "gpu": {"gpu": gpu_table},
     "starting": {"starting": starting_table},
     "loading": {"loading": loading_table},

@@ -57,7 +57,7 @@ def rate_of(contenders: Record) -> Any:
 
 def faster(contenders: Record, what: str, other: str, wanted: float) -> Goal:
     """Compare samples per second within each round."""
-    pairs = zip(contenders[GENERATED]["rounds"], contenders[other]["rounds"], strict=False)
+    pairs = zip(contenders[GENERATED]["rounds"], contenders[other]["rounds"], strict=True)
     measured = statistics.median(own["samples_per_second"] / his["samples_per_second"] for own, his in pairs)
     return what, f"at least {wanted:.2f}", f"{measured:.2f}", measured >= wanted
 

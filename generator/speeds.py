@@ -49,16 +49,13 @@ def speed_row(name: str, record: Record) -> list[str]:
     return [*row, f"{record['collectives']:.3g}", f"{record['reads']:.3g}"]
 
 
-def optimisation_table(results: Record) -> str:
-    """Give what taking each optimisation out leaves of the samples per second, as a Markdown table."""
-    measured = results["optimisations"]
-    names = list(dict.fromkeys(name for workload in measured.values() for name in workload["ratios"]))
+def optimisation_table(results: Record, what: str) -> str:
+    """Give what a number becomes where each optimisation is taken out, in times of itself, as a Markdown table."""
+    measured = {name: record["ratios"][what] for name, record in results["optimisations"].items()}
+    names = dict.fromkeys(name for ratios in measured.values() for name in ratios)
     rows = [
-        [
-            name,
-            *(ratio(workload["ratios"][name]) if name in workload["ratios"] else "" for workload in measured.values()),
-        ]
-        for name in names[1:]  # the first is the project as it is generated
+        [name, *(ratio(ratios[name]) if name in ratios else "" for ratios in measured.values())]
+        for name in [*names][1:]  # the first is the project as it is generated
     ]
     return markdown(["edit", *(f"`{workload}`" for workload in measured)], rows)
 

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,9 +24,12 @@ MEASURED_NOW: set[str] = set()  # the guarantees with a number of this session
 
 # A shell starts what is to run in the background with SIGINT ignored, and what tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# git, also as Copier runs it and whatever the tests start, has no settings of the user and leaves nothing running.
-os.environ.update(SETTINGS)
-local.env.update(SETTINGS)
+# git, also as Copier runs it and whatever the tests start, has no settings of the user and leaves nothing running. No
+# Python leaves bytecode in the projects that tests share: others compare what lies there.
+ENVIRONMENT = {**SETTINGS, "PYTHONDONTWRITEBYTECODE": "1"}
+os.environ.update(ENVIRONMENT)
+local.env.update(ENVIRONMENT)
+sys.dont_write_bytecode = True
 
 
 @pytest.fixture(scope="session")

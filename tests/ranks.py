@@ -56,7 +56,6 @@ def run_train() -> None:
 
 def run_rank(entry: Entry, project: Path, options: list[str], env: dict[str, str], output: Path, limit: int) -> None:
     """Be a rank: take the environment, the folder, the command line and the output that a shell would give it."""
-    sys.dont_write_bytecode = True  # other tests compare what lies in the project
     os.environ.clear()
     os.environ.update(env)
     os.chdir(project)

@@ -169,8 +169,8 @@ def test_the_table_of_contenders_has_the_fastest_first() -> None:
 def test_the_table_of_optimisations_leaves_empty_what_was_not_measured() -> None:
     ratios = {"as generated": SPREAD, "fewer threads": SPREAD, "no batches": SPREAD}
     heavy = {"as generated": SPREAD, "fewer threads": SPREAD}
-    measurements = {"optimisations": {"small_cnn": {"ratios": ratios}, "resnet": {"ratios": heavy}}}
-    lines = optimisation_table(measurements).splitlines()
+    measured = {"small_cnn": {"ratios": {"memory": ratios}}, "resnet": {"ratios": {"memory": heavy}}}
+    lines = optimisation_table({"optimisations": measured}, "memory").splitlines()
     assert lines[0] == "| edit | `small_cnn` | `resnet` |"
     assert lines[2:] == [
         "| fewer threads | 1.25 (1.20 to 1.30) | 1.25 (1.20 to 1.30) |",

@@ -33,6 +33,21 @@ class SmallCNN(nn.Module):
         return logits
 
 
+class WideNet(nn.Module):
+    """Three linear layers of 20 million weights, for images of 3 x 16 x 16 pixels: what a copy of them takes shows."""
+
+    def __init__(self, width: int = 4096) -> None:
+        super().__init__()
+        pixels = 3 * 16 * 16
+        self.hidden = nn.Sequential(nn.Linear(pixels, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+        self.classifier = nn.Linear(width, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Give the logits, shape (batch, 10), of images of shape (batch, 3, 16, 16)."""
+        logits: Tensor = self.classifier(self.hidden(images.flatten(1)))
+        return logits
+
+
 class ResidualBlock(nn.Module):
     """Two convolutions with BatchNorm, around which the input is added to the output."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from .networks import CLASSES, ResNet, SmallCNN, Transformer
+from .networks import CLASSES, ResNet, SmallCNN, Transformer, WideNet
 from .recording import watch
 
 NAME, STEPS, EPOCHS = (f"BENCHMARK_{name}" for name in ("WORKLOAD", "STEPS", "EPOCHS"))  # environment variables
@@ -100,6 +100,7 @@ WORKLOADS = {
     "small_cnn": Workload(SmallCNN, images(16), batch=32, steps=1200, epochs=4, warm_up=20),
     "resnet": Workload(ResNet, images(32), batch=32, steps=60, epochs=3, warm_up=5),
     "transformer": Workload(Transformer, sequences, batch=32, steps=150, epochs=3, warm_up=10),
+    "wide": Workload(WideNet, images(16), batch=32, steps=12, epochs=1, warm_up=3),
     "resnet_gpu": Workload(ResNet, images(64), batch=512, steps=200, epochs=10, warm_up=20),
 }
 ON_CPUS = ("small_cnn", "resnet", "transformer")
