@@ -27,14 +27,12 @@ from .trials import Contender, Trial, render_project
 
 RESULTS = TEMPLATE / "benchmarks" / "results" / "ablation.json"
 BASELINE = "as generated"
-MEASURED = ("samples_per_second", "peak_memory")
+COMPARED = {"ratios": "samples_per_second", "memory": "peak_memory"}
 
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="How often each edited project runs.")] = 5,
-    workloads: Annotated[str, typer.Option(help="Which workloads, with commas between; may be empty.")] = ",".join(
-        ALL
-    ),
+    workloads: Annotated[str, typer.Option(help="Which workloads, with commas between; may be empty.")] = ",".join(ALL),
     steps: Annotated[int, typer.Option(help="Train only so many steps (0: as many as the workload has).")] = 0,
     guards: Annotated[bool, typer.Option(help="Measure the guards, too.")] = True,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the results go.")] = RESULTS,
@@ -78,8 +76,8 @@ def ablate(workload: str, steps: int, rounds: int, folder: Path) -> Iterator[Rec
         return trial.run(Contender(str(projects[name])))
 
     for played in play([*projects], rounds, run):
-        ratios = {what: compare(played, BASELINE, what) for what in MEASURED}
-        yield {"steps": trial.workload.steps, "ratios": ratios, "rounds": played}
+        compared = {name: compare(played, BASELINE, what) for name, what in COMPARED.items()}
+        yield {"steps": trial.workload.steps, **compared, "rounds": played}
 
 
 if __name__ == "__main__":

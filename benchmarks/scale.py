@@ -14,12 +14,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sized
+from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
 import torch
+import typer
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from generator.questions import TEMPLATE
@@ -41,33 +43,39 @@ NETWORKS = {"the digits' network": "digits", "the 53 BatchNorm layers of ResNet-
 Record = dict[str, Any]
 
 
-def main() -> None:
+def main(
+    most_samples: Annotated[int, typer.Option(help="Measure data sets up to this size.")] = SAMPLES[-1],
+    most_ranks: Annotated[int, typer.Option(help="Measure worlds up to this size.")] = WORLD_SIZES[-1],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the results go.")] = RESULTS,
+) -> None:
     """Measure all, and write the results."""
+    worlds = [ranks for ranks in WORLD_SIZES if ranks <= most_ranks]
+    sets = [samples for samples in SAMPLES if samples <= most_samples]
     torch.set_num_threads(1)  # else a child that was forked could not use torch's threads
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder) / "project"
         render(project, {}, template=take_snapshot(Path(folder) / "snapshot"))
         sys.path.insert(0, str(project))
-        for module in ("agreement", "checkpoint", "loaders", "model"):
+        for module in ("agreement", "checkpoint", "launcher", "loaders", "model"):
             importlib.import_module(f"ddp_project.{module}")
-        sizes = [(samples, ranks) for samples in SAMPLES for ranks in WORLD_SIZES if ranks * BATCH <= samples]
+        sizes = [(samples, ranks) for samples in sets for ranks in worlds if ranks * BATCH <= samples]
         measured = {
             "training": [in_child(training, *size, place) for size in sizes for place in ("start", "late")],
             "evaluation": [in_child(evaluation, *size) for size in sizes],
             "torch": [in_child(of_torch, *size) for size in sizes if size[1] in (1, 1024)],
-            "checkpoints": [checkpoints(*case, Path(folder)) for case in itertools.product(NETWORKS, WORLD_SIZES)],
-            "agreement": [in_child(agreement, ranks) for ranks in WORLD_SIZES],
+            "checkpoints": [checkpoints(*case, Path(folder)) for case in itertools.product(NETWORKS, worlds)],
+            "agreement": [in_child(agreement, ranks) for ranks in worlds],
         }
     results = {"date": date.today().isoformat(), "machine": machine(), "batch": BATCH, **measured}
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"results: {RESULTS}")
+    out.write_text(json.dumps(results, indent=1) + "\n")
+    typer.echo(f"results: {out}")
 
 
 def in_child(work: Callable[..., Record], *arguments: Any) -> Record:
     """Do it in a new process, whose memory nothing else has used."""
-    print("measuring:", work.__name__, *arguments, file=sys.stderr)
-    with multiprocessing.get_context("fork").Pool(1, initializer=warm_up) as pool:
-        return pool.apply(work, arguments)
+    typer.echo(f"measuring: {work.__name__} {' '.join(map(str, arguments))}", err=True)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork"), warm_up) as pool:
+        return pool.submit(work, *arguments).result()
 
 
 def of_project(module: str) -> Any:
@@ -77,7 +85,7 @@ def of_project(module: str) -> Any:
 
 def world(ranks: int) -> Any:
     """The last one of so many ranks."""
-    return of_project("distributed").World(ranks - 1, 0, ranks, 1)
+    return of_project("launcher").World(ranks - 1, 0, ranks, 1)
 
 
 def warm_up() -> None:
@@ -205,4 +213,4 @@ def peak_memory() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -34,8 +34,8 @@ MAKERS: dict[str, dict[str, Callable[[Record], str]]] = {
         **{name: partial(speed_table, workload=name) for name in ("small_cnn", "resnet", "transformer")},
     },
     "ablation": {
-        "optimisations": partial(optimisation_table, what="samples_per_second"),
-        "optimisations-memory": partial(optimisation_table, what="peak_memory"),
+        "optimisations": partial(optimisation_table, what="ratios"),
+        "optimisations-memory": partial(optimisation_table, what="memory"),
         "guards": guard_table,
     },
     "gpu": {"gpu": gpu_table},

@@ -51,7 +51,7 @@ def speed_row(name: str, record: Record) -> list[str]:
 
 def optimisation_table(results: Record, what: str) -> str:
     """Give what a number becomes where each optimisation is taken out, in times of itself, as a Markdown table."""
-    measured = {name: record["ratios"][what] for name, record in results["optimisations"].items()}
+    measured = {name: record[what] for name, record in results["optimisations"].items() if what in record}
     names = dict.fromkeys(name for ratios in measured.values() for name in ratios)
     rows = [
         [name, *(ratio(ratios[name]) if name in ratios else "" for ratios in measured.values())]

@@ -169,7 +169,7 @@ def test_the_table_of_contenders_has_the_fastest_first() -> None:
 def test_the_table_of_optimisations_leaves_empty_what_was_not_measured() -> None:
     ratios = {"as generated": SPREAD, "fewer threads": SPREAD, "no batches": SPREAD}
     heavy = {"as generated": SPREAD, "fewer threads": SPREAD}
-    measured = {"small_cnn": {"ratios": {"memory": ratios}}, "resnet": {"ratios": {"memory": heavy}}}
+    measured = {"small_cnn": {"memory": ratios}, "resnet": {"memory": heavy}, "wide": {"ratios": heavy}}
     lines = optimisation_table({"optimisations": measured}, "memory").splitlines()
     assert lines[0] == "| edit | `small_cnn` | `resnet` |"
     assert lines[2:] == [
