@@ -1,23 +1,15 @@
 """The shortest DDP loop. Rank 0 logs its own loss. Tuned, it is the fastest plain loop there can be."""
 
-import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DistributedSampler
 
-from .settings import Options, among_ranks, ddp_options, make_loader, make_optimizer, training_set
-from .workloads import LOG_EVERY, SEED, Workload
+from .settings import Options, among_ranks, plain_ddp, save
+from .workloads import LOG_EVERY, Workload
 
 
 def train(options: Options, workload: Workload) -> None:
     """Train, log and save."""
-    torch.manual_seed(SEED)
-    model = DistributedDataParallel(workload.build_model(), **ddp_options(options.tuned))
-    optimizer = make_optimizer(model.parameters(), workload, options.tuned)
-    dataset = training_set(workload, options.tuned)
-    sampler: DistributedSampler[int] = DistributedSampler(dataset)
-    loader = make_loader(dataset, workload, options.tuned, sampler)
+    model, optimizer, loader, sampler = plain_ddp(options, workload)
     rank, step = dist.get_rank(), 0
     for epoch in range(workload.epochs):
         sampler.set_epoch(epoch)
@@ -30,8 +22,7 @@ def train(options: Options, workload: Workload) -> None:
             if rank == 0 and step % LOG_EVERY == 0:
                 print(f"epoch {epoch} step {step} loss {loss.item():.4f}")
             if rank == 0 and step % workload.steps_of_epoch == 0:
-                states = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-                torch.save(states, options.out / f"step-{step}.pt")
+                save(model, optimizer, options.out / f"step-{step}.pt")
 
 
 if __name__ == "__main__":

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
-from .workloads import Samples, Workload, chosen_workload
+from .workloads import SEED, Samples, Workload, chosen_workload
 
 RANKS = 2
 T = TypeVar("T")
@@ -60,6 +61,23 @@ def ddp_options(tuned: bool) -> dict[str, Any]:
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # in torch 2.13
     buffers = "forward_sync_buffers" if renamed else "broadcast_buffers"
     return {buffers: False, "gradient_as_bucket_view": True}
+
+
+def plain_ddp(
+    options: Options, workload: Workload
+) -> tuple[DistributedDataParallel, AdamW, DataLoader[tuple[Tensor, Tensor]], DistributedSampler[int]]:
+    """What a plain loop trains with: the network, its optimizer, its loader, and the sampler that it shuffles with."""
+    torch.manual_seed(SEED)
+    model = DistributedDataParallel(workload.build_model(), **ddp_options(options.tuned))
+    optimizer = make_optimizer(model.parameters(), workload, options.tuned)
+    dataset = training_set(workload, options.tuned)
+    sampler: DistributedSampler[int] = DistributedSampler(dataset)
+    return model, optimizer, make_loader(dataset, workload, options.tuned, sampler), sampler
+
+
+def save(model: DistributedDataParallel, optimizer: AdamW, path: Path) -> None:
+    """Write a checkpoint, as a plain loop does."""
+    torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}, path)
 
 
 def make_optimizer(weights: Iterable[nn.Parameter], workload: Workload, tuned: bool) -> AdamW:

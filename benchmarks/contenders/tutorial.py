@@ -1,14 +1,11 @@
 """DDP as most tutorials have it: the loss is cloned, averaged over the ranks and read in every step."""
 
-import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DistributedSampler
 
-from .settings import Options, among_ranks, ddp_options, make_loader, make_optimizer, training_set
-from .workloads import LOG_EVERY, SEED, Workload
+from .settings import Options, among_ranks, plain_ddp, save
+from .workloads import LOG_EVERY, Workload
 
 
 def reduce_tensor(tensor: Tensor) -> Tensor:
@@ -20,12 +17,7 @@ def reduce_tensor(tensor: Tensor) -> Tensor:
 
 def train(options: Options, workload: Workload) -> None:
     """Train, log and save."""
-    torch.manual_seed(SEED)
-    model = DistributedDataParallel(workload.build_model(), **ddp_options(options.tuned))
-    optimizer = make_optimizer(model.parameters(), workload, options.tuned)
-    dataset = training_set(workload, options.tuned)
-    sampler: DistributedSampler[int] = DistributedSampler(dataset)
-    loader = make_loader(dataset, workload, options.tuned, sampler)
+    model, optimizer, loader, sampler = plain_ddp(options, workload)
     rank, step, running = dist.get_rank(), 0, 0.0
     for epoch in range(workload.epochs):
         sampler.set_epoch(epoch)
@@ -41,8 +33,7 @@ def train(options: Options, workload: Workload) -> None:
                     print(f"epoch {epoch} step {step} loss {running / LOG_EVERY:.4f}")
                 running = 0.0
             if rank == 0 and step % workload.steps_of_epoch == 0:
-                states = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-                torch.save(states, options.out / f"step-{step}.pt")
+                save(model, optimizer, options.out / f"step-{step}.pt")
 
 
 if __name__ == "__main__":
