@@ -19,9 +19,10 @@ from generator.questions import TEMPLATE
 
 from .contenders.workloads import WORKLOADS
 from .edits import ALL, EDITS
-from .failures import CommandError
+from .failures import failures_told
 from .guards import STEPS, measure_guards
 from .machines import machine
+from .progress import say
 from .rounds import Record, compare, play
 from .trials import Contender, Trial, render_project
 
@@ -41,21 +42,20 @@ def main(
     results: Record = json.loads(out.read_text()) if out.exists() else {}
     if results.get("machine") != machine():
         results = {}
-    results = {"optimisations": {}, "guards": {}, **results, "date": date.today().isoformat(), "machine": machine()}
+    results |= {"date": date.today().isoformat(), "machine": machine()}
     out.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            for workload in filter(None, workloads.split(",")):
-                for found in ablate(workload, steps, rounds, Path(folder) / workload):
-                    results["optimisations"][workload] = found
-                    out.write_text(json.dumps(results, indent=1) + "\n")
-            for workload, taken in STEPS.items() if guards else ():
-                typer.echo(f"measuring: {workload}, guards", err=True)
-                results["guards"][workload] = measure_guards(Path(folder) / "guards" / workload, workload, taken)
-                out.write_text(json.dumps(results, indent=1) + "\n")
-    except CommandError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
+
+    def add(part: str, workload: str, found: Record) -> None:
+        results.setdefault(part, {})[workload] = found
+        out.write_text(json.dumps(results, indent=1) + "\n")
+
+    with failures_told(), tempfile.TemporaryDirectory() as folder:
+        for workload in filter(None, workloads.split(",")):
+            for found in ablate(workload, steps, rounds, Path(folder) / workload):
+                add("optimisations", workload, found)
+        for workload, taken in STEPS.items() if guards else ():
+            say(f"{workload}, guards")
+            add("guards", workload, measure_guards(Path(folder) / "guards" / workload, workload, taken))
     typer.echo(f"results: {out}")
 
 
@@ -72,7 +72,7 @@ def ablate(workload: str, steps: int, rounds: int, folder: Path) -> Iterator[Rec
     trial = Trial(workload, WORKLOADS[workload].shortened(steps), Path(sys.executable))
 
     def run(name: str) -> Record:
-        typer.echo(f"measuring: {workload}, {name}", err=True)
+        say(f"{workload}, {name}")
         return trial.run(Contender(str(projects[name])))
 
     for played in play([*projects], rounds, run):

@@ -19,9 +19,10 @@ from generator.combinations import legal_combinations, shaping_questions
 from generator.questions import TEMPLATE
 from generator.workers import Workers
 
-from .failures import CommandError
+from .failures import CommandError, failures_told
 from .machines import machine
 from .processes import Ended, run
+from .progress import say
 from .spaces import candidates, copy_repository, resize
 
 RESULTS = TEMPLATE / "benchmarks" / "results" / "check.json"
@@ -46,13 +47,10 @@ def main(
     """Measure checks cold, cached and after an edit, and how the cost grows with the number of combinations."""
     with Workers() as workers:
         legal = len(legal_combinations(TEMPLATE, workers))
-    try:
+    with failures_told():
         checks = measure_checks(wanted or [])
         whole = None if wanted else checks[0]
         growth = [measure_growth(int(size), legal, train_up_to, whole) for size in sizes.split(",")]
-    except CommandError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
     results = {"date": date.today().isoformat(), "machine": machine(), "checks": checks, "growth": growth}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=1) + "\n")
@@ -114,11 +112,6 @@ def measure_growth(size: int, legal: int, train_up_to: int, whole: Record | None
 def run_in(clone: Path, *command: str | Path) -> Ended:
     """Run a command with the code and the template of a clone."""
     return run(command, clone, {**os.environ, "PYTHONPATH": str(clone), "COLUMNS": "100"})
-
-
-def say(what: str) -> None:
-    """Tell what is being measured."""
-    typer.echo(f"measuring: {what}", err=True)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from pathlib import Path
 from .failures import CommandError
 
 SMALL = ("small_cnn",)
-HEAVY = (*SMALL, "resnet")
-ALL = (*HEAVY, "wide")
+BOTH = (*SMALL, "resnet")
+ALL = (*BOTH, "wide")
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,23 @@ EDITS = (
         "distributed.py",
         'else "broadcast_buffers"] = False',
         'else "broadcast_buffers"] = True',
-        HEAVY,
+        BOTH,
     ),
     Edit(
         "every rank with as many threads as the machine has cores",
         "distributed.py",
         "torch.set_num_threads(max(1, cores_per_rank(world)))",
         "torch.set_num_threads(cores_per_rank(world) * world.local_world_size)",
-        HEAVY,
+        BOTH,
     ),
     Edit(
         "threads that interrupt each other",
         "distributed.py",
         'if hasattr(os, "SCHED_BATCH"):',
         'if not hasattr(os, "SCHED_BATCH"):',
-        HEAVY,
+        BOTH,
     ),
-    Edit("an optimizer that is not fused", "train.py", "fused=True", "fused=None", HEAVY),
+    Edit("an optimizer that is not fused", "train.py", "fused=True", "fused=None", BOTH),
     Edit("gradients copied into buckets", "distributed.py", "gradient_as_bucket_view=True", "static_graph=False", ALL),
     Edit(
         "the data sample by sample",

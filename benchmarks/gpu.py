@@ -23,8 +23,9 @@ from generator.questions import TEMPLATE
 
 from .contenders.recording import RECORDS
 from .contenders.workloads import LOG_EVERY, NAME, STEPS, WORKLOADS, Workload
-from .failures import CommandError
+from .failures import failures_told
 from .machines import machine
+from .progress import say
 from .rounds import Record, compare, play
 from .trials import finish, measured, render_project
 
@@ -65,14 +66,10 @@ def main(
     if device == "cuda" and not torch.cuda.is_available():
         raise typer.BadParameter("there is no GPU here")
     chosen = WORKLOADS[workload].shortened(steps)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            projects = {amp: render_project(Path(folder) / amp, amp=amp) for amp in ("none", "torch")}
-            bench = Bench(device, workload, chosen, projects, Path(folder))
-            settings = {name: bench.measure(name, setting, rounds) for name, setting in SETTINGS.items()}
-    except CommandError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
+    with failures_told(), tempfile.TemporaryDirectory() as folder:
+        projects = {amp: render_project(Path(folder) / amp, amp=amp) for amp in ("none", "torch")}
+        bench = Bench(device, workload, chosen, projects, Path(folder))
+        settings = {name: bench.measure(name, setting, rounds) for name, setting in SETTINGS.items()}
     about = machine() | ({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {})
     results = {"date": date.today().isoformat(), "machine": about, "workload": workload, "settings": settings}
     out.write_text(json.dumps(results, indent=1) + "\n")
@@ -92,7 +89,7 @@ class Bench:
 
     def measure(self, name: str, setting: Setting, rounds: int) -> Record:
         """Run the project and the plain loop in turn, then the project with a profile."""
-        typer.echo(f"measuring: {name}", err=True)
+        say(name)
         project = self.projects[setting.amp]
         commands = {
             "plain": ["-m", "benchmarks.contenders.bare_gpu", "--device", self.device, *setting.bare],
@@ -128,10 +125,9 @@ def waits_of_a_step(trace: Path) -> float:
     """How often the CPU waits for the GPU in a step of a trace, without the last one, where the profile ends."""
     with gzip.open(trace, "rt") as file:
         events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
-    steps = sorted(
-        (event["ts"], event["ts"] + event["dur"]) for event in events if event["name"].startswith("ProfilerStep#")
+    *steps, _ = sorted(
+        {(event["ts"], event["ts"] + event["dur"]) for event in events if event["name"].startswith("ProfilerStep#")}
     )
-    *steps, _ = sorted(set(steps))
     waits = [event["ts"] for event in events if event["name"] in WAITING]
     within = sum(begin <= wait < end for wait in waits for begin, end in steps)
     return float(within / len(steps))

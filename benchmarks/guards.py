@@ -98,9 +98,9 @@ class Steps:
     def __init__(self, rank: int, folder: Path) -> None:
         self.folder = folder
         self.train = imported("train")
-        names = ("distributed", "config", "metrics")
-        distributed, config, self.metrics = (imported(f"ddp_project.{name}") for name in names)
-        world = distributed.World(rank, rank, RANKS, RANKS)
+        names = ("launcher", "config", "metrics", "whereabouts")
+        launcher, config, self.metrics, whereabouts = (imported(f"ddp_project.{name}") for name in names)
+        world = launcher.World(rank, rank, RANKS, RANKS)
         options = config.Config(run_dir=folder / "run", device="cpu", global_batch_size=chosen_workload().batch)
         self.run = self.train.set_up(options, world, torch.device("cpu"))
         self.make_tracker = partial(make_tracker, options=options, world=world)
@@ -108,7 +108,7 @@ class Steps:
         self.clocks = {what: Clock() for what in ("judging", "bar", "log")} | {"signs": Clock(time.thread_time)}
         self.train.gradient_norm = self.clocks["judging"].around(self.train.gradient_norm)
         self.run.finite.judge = self.clocks["judging"].around(self.run.finite.judge)
-        self.signs = distributed.SignsOfLife(rank, RANKS, patience=60)
+        self.signs = whereabouts.SignsOfLife(rank, RANKS, patience=60)
         for name in ("_tell", "_hear"):
             setattr(self.signs, name, self.clocks["signs"].around(getattr(self.signs, name)))
 

@@ -29,6 +29,8 @@ from generator.rendering import render
 from generator.snapshot import take_snapshot
 
 from .machines import machine
+from .progress import say
+from .rounds import Record
 from .simulated import norms_of_resnet_50, one_of
 
 RESULTS = TEMPLATE / "benchmarks" / "results" / "scale.json"
@@ -39,8 +41,6 @@ BATCHES = 1024  # after the first, over which the time of a batch is averaged
 REPEATS = 9
 BYTES_OF_INDEX = 48  # 8 in torch's permutation, 8 in a list, 32 as an integer of Python
 NETWORKS = {"the digits' network": "digits", "the 53 BatchNorm layers of ResNet-50": "resnet-50"}
-
-Record = dict[str, Any]
 
 
 def main(
@@ -73,7 +73,7 @@ def main(
 
 def in_child(work: Callable[..., Record], *arguments: Any) -> Record:
     """Do it in a new process, whose memory nothing else has used."""
-    typer.echo(f"measuring: {work.__name__} {' '.join(map(str, arguments))}", err=True)
+    say(" ".join(map(str, (work.__name__, *arguments))))
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork"), warm_up) as pool:
         return pool.submit(work, *arguments).result()
 

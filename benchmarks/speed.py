@@ -17,18 +17,19 @@ from typing import Annotated
 import typer
 
 from generator.questions import TEMPLATE
+from generator.speeds import BASELINE, FRAMEWORKS, TUNED
 
 from .contenders.workloads import ON_CPUS, WORKLOADS
-from .failures import CommandError
+from .failures import CommandError, failures_told
 from .machines import machine
 from .peers import peers_python, pinned_versions
+from .progress import say
 from .rounds import Record, compare, play
 from .trials import Contender, Trial, check_same, render_project
 
 RESULTS = TEMPLATE / "benchmarks" / "results" / "speed.json"
-BASELINE = "minimal"
-PEERS = ("tutorial", "ignite_engine", "lightning_fabric", "hf_accelerate", "hf_trainer", "lightning_trainer")
-NAMES = (BASELINE, "bare_tuned", "generated", *(name for peer in PEERS for name in (peer, f"{peer}_tuned")))
+PEERS = ("tutorial", *FRAMEWORKS)
+NAMES = (BASELINE, "bare_tuned", "generated", *(name for peer in PEERS for name in (peer, peer + TUNED)))
 MEASURED = ("samples_per_second", "to_first_step", "wall", "peak_memory")
 TRIES = 3  # of a run, since contenders can abort or hang when they end
 
@@ -44,7 +45,7 @@ def main(
     names = [*dict.fromkeys((BASELINE, *contenders.split(",")))]
     check_known("workload", workloads.split(","), WORKLOADS)
     check_known("contender", names, NAMES)
-    try:
+    with failures_told():
         python = peers_python()
         with tempfile.TemporaryDirectory() as folder:
             project = render_project(Path(folder) / "project")
@@ -53,9 +54,6 @@ def main(
                 trial = Trial(workload, WORKLOADS[workload].shortened(steps), python)
                 for measured in measure(trial, programs, rounds):  # after each round: so no interruption loses more
                     add_to_results(out, workload, measured)
-    except CommandError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
     typer.echo(f"results: {out}")
 
 
@@ -70,7 +68,7 @@ def contender(name: str, project: Path) -> Contender:
     """The program of a name."""
     if name == "generated":
         return Contender(str(project))
-    return Contender(BASELINE if name == "bare_tuned" else name.removesuffix("_tuned"), tuned=name.endswith("_tuned"))
+    return Contender(BASELINE if name == "bare_tuned" else name.removesuffix(TUNED), tuned=name.endswith(TUNED))
 
 
 def measure(trial: Trial, programs: dict[str, Contender], rounds: int) -> Iterator[Record]:
@@ -123,11 +121,6 @@ def add_to_results(out: Path, workload: str, measured: Record) -> None:
     results = {"date": date.today().isoformat(), **about, "workloads": {**workloads, workload: measured}}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=1) + "\n")
-
-
-def say(what: str) -> None:
-    """Tell what is being measured."""
-    typer.echo(f"measuring: {what}", err=True)
 
 
 if __name__ == "__main__":

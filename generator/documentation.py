@@ -90,21 +90,23 @@ def mutant_table(tests: str) -> str:
 def cost_tables(results: Path) -> dict[str, str]:
     """Give what is made from the results of benchmarks/check.py, where they are there."""
     makers = {"machine": machine_line, "check": check_table, "growth": growth_table}
-    if not results.exists():
-        return dict.fromkeys(makers, NOT_MEASURED)
-    measured = json.loads(results.read_text())
-    return {name: make(measured) for name, make in makers.items()}
+    measured = read_results(results)
+    return {name: made_from(measured, make) for name, make in makers.items()}
 
 
 def speed_tables(folder: Path) -> dict[str, str]:
     """Give what is made from the results of the benchmarks of speed; what was not measured says so."""
-    files = {name: folder / f"{name}.json" for name in MAKERS}
-    records = {name: json.loads(file.read_text()) if file.exists() else {} for name, file in files.items()}
+    records = {name: read_results(folder / f"{name}.json") for name in MAKERS}
     parts = {"goals": goal_table(records)}
     for name, makers in MAKERS.items():
         for part, make in {f"{name}-machine": machine_line, **makers}.items():
             parts[part] = made_from(records[name], make)
     return parts
+
+
+def read_results(file: Path) -> Record:
+    """Give what a benchmark or tests have written; nothing where they have not run."""
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def made_from(record: Record, make: Callable[[Record], str]) -> str:
@@ -117,7 +119,7 @@ def made_from(record: Record, make: Callable[[Record], str]) -> str:
 
 def measured_tables(page: str, results: Path) -> dict[str, str]:
     """Give the numbers that the tests of a page's guarantees have measured, a table for each guarantee of the page."""
-    measured = json.loads(results.read_text()) if results.exists() else {}
+    measured = read_results(results)
     return {name: number_table(measured.get(name)) for name in re.findall("<!-- (.*): begin -->", page)}
 
 

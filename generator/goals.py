@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .costs import NOT_MEASURED, Record, markdown
-from .speeds import BASELINE, TITLES, title
+from .speeds import BASELINE, FRAMEWORKS, title
 from .timings import times_empty
 
 GENERATED = "generated"
@@ -19,7 +19,6 @@ GUARDS = 0.02  # of a step's time
 LOG = "the log"
 STARTING = {"`--help`": 0.3, "an option that does not exist": 0.5}  # seconds
 COPYING = 1.3  # times what an empty template takes
-FRAMEWORKS = [name for name in TITLES if name not in (GENERATED, BASELINE, "bare_tuned", "tutorial")]
 
 Goal = tuple[str, str, str, bool]  # what, how much is wanted, how much was measured, whether that is enough
 

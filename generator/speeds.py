@@ -1,24 +1,22 @@
 """The tables of how fast generated projects train, made from the results of benchmarks/speed.py and ablation.py."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from .costs import markdown
-
-Record = Mapping[str, Any]
+from .costs import Record, markdown
 
 BASELINE = "minimal"
 TUNED = "_tuned"
-TITLES = {
-    "generated": "generated project",
-    BASELINE: "minimal DDP loop",
-    "bare_tuned": "fastest plain loop",
-    "tutorial": "tutorials' DDP loop",
+FRAMEWORKS = {
     "ignite_engine": "PyTorch-Ignite",
     "lightning_fabric": "Lightning Fabric",
     "hf_accelerate": "Accelerate",
     "hf_trainer": "Hugging Face Trainer",
     "lightning_trainer": "Lightning Trainer",
+}
+TITLES = {
+    "generated": "generated project",
+    BASELINE: "minimal DDP loop",
+    "bare_tuned": "fastest plain loop",
+    "tutorial": "tutorials' DDP loop",
+    **FRAMEWORKS,
 }
 
 
