@@ -122,7 +122,7 @@ def workers_for(dataset: Dataset[Any], config: Config) -> int:
 
 
 def make_loader(
-    dataset: Dataset[Any], sampler: Sampler[Batch] | list[Batch], config: Config, device: torch.device
+    dataset: Dataset[Any], sampler: Sampler[Batch], config: Config, device: torch.device
 ) -> DataLoader[Any]:
     """Load the batches of the sampler, with worker processes that live as long as the loader."""
     workers = workers_for(dataset, config)
