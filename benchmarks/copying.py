@@ -23,6 +23,7 @@ from generator.questions import TEMPLATE
 from generator.updates.hermetic import SETTINGS
 
 from .clock import seconds_of
+from .failures import CommandError, failures_told
 from .machines import machine
 
 RESULTS = TEMPLATE / "benchmarks" / "results" / "copying.json"
@@ -39,7 +40,7 @@ def main(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the results go.")] = RESULTS,
 ) -> None:
     """Measure copies and updates of three templates in turn."""
-    with tempfile.TemporaryDirectory() as folder:
+    with failures_told(), tempfile.TemporaryDirectory() as folder:
         templates = make_templates(Path(folder))
         seconds: Times = {name: {"copy": [], "update": []} for name in templates}
         for _ in range(rounds + 1):  # the first one warms up
@@ -104,7 +105,7 @@ def copy_and_update(template: Path, project: Path) -> tuple[float, float]:
     git(project, *AUTHOR, "commit", "--quiet", "--message", "made")
     updated = seconds_of([*COPIER, "update", "-q", "--defaults", project], folder, ENV)
     if "This is version 2.0.0." not in (project / "README.md").read_text():
-        raise RuntimeError("the update has not arrived")
+        raise CommandError("the update has not arrived")
     return copied, updated
 
 

@@ -23,6 +23,7 @@ from generator.snapshot import take_snapshot
 
 from .clock import seconds_of
 from .edits import Edit
+from .failures import failures_told
 from .machines import machine
 
 RESULTS = TEMPLATE / "benchmarks" / "results" / "starting.json"
@@ -48,7 +49,7 @@ def main(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the results go.")] = RESULTS,
 ) -> None:
     """Measure the commands with each edit in turn."""
-    with tempfile.TemporaryDirectory() as folder:
+    with failures_told(), tempfile.TemporaryDirectory() as folder:
         project = Path(folder) / "project"
         render(project, {}, template=take_snapshot(Path(folder) / "snapshot"))
         projects = {AS_GENERATED: project}

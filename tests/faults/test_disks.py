@@ -46,6 +46,18 @@ def test_a_full_disk_leaves_what_was_saved(project: Render, tmp_path: Path) -> N
 
 
 @NEEDS_MOUNT
+def test_a_disk_that_takes_no_metrics_ends_the_run_at_its_next_checkpoint(project: Render, tmp_path: Path) -> None:
+    options = ("--max-steps", "60", "--eval-every", "3", "--log-every", "1")
+    with small_disk(tmp_path / "run", "12k") as run_dir:  # a block for the options, the log and the metrics each
+        printed = train_on_ranks(project(logging="csv"), run_dir, *options, code=2, timeout=100)
+    told = [line for line in "\n".join(printed).splitlines() if line and " INFO " not in line]
+    log, *metrics, error = [re.sub(r".* rank 0 WARNING ", "", line) for line in told]
+    assert log == f"{run_dir}/train.log could not be written: No space left on device"
+    assert set(metrics) == {"metrics were not recorded: [Errno 28] No space left on device"}
+    assert re.fullmatch(r"error: .*step-00000060\.pt could not be written: No space left on device \(.*\)", error)
+
+
+@NEEDS_MOUNT
 def test_a_disk_that_turns_read_only_leaves_what_was_saved(project: Render, saved: Path, tmp_path: Path) -> None:
     run_dir = shutil.copytree(saved, tmp_path / "run")
     shutil.rmtree(run_dir / "checkpoints")
