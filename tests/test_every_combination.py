@@ -32,12 +32,9 @@ def test_every_combination_passes_every_stage(legal: list[Combination], tmp_path
 @pytest.mark.parametrize(
     ("launcher", "logging"),
     [
-        ("torchrun", "csv"),
         ("torchrun", "mlflow"),  # its first use is prepared
-        ("spawn", "csv"),
-        ("launch", "csv"),
         ("slurm", "csv"),
-        ("mpirun", "csv"),
+        *(pytest.param(name, "csv", marks=pytest.mark.slow) for name in ("torchrun", "spawn", "launch", "mpirun")),
     ],
 )
 def test_cold_processes_of_a_real_launcher_give_what_forked_ranks_give(
