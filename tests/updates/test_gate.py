@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
-from generator.updates.gate import Gate
+import pytest
+
+from generator.updates.gate import STRENGTH, Gate
 from generator.updates.trial import PARTS
 from generator.workers import Workers
 
 
-def test_no_update_of_a_released_version_loses_anything(workers: Workers, scratch: Path) -> None:
-    parts = Gate().run(workers, scratch)
+@pytest.mark.parametrize("strength", [1, pytest.param(STRENGTH, marks=pytest.mark.slow)])
+def test_no_update_of_a_released_version_loses_anything(strength: int, workers: Workers, scratch: Path) -> None:
+    parts = Gate(strength=strength).run(workers, scratch)
     assert [wrong for part in parts for wrong in part.wrong] == []
     assert [part.name for part in parts] == [*PARTS]
     assert all(part.cases for part in parts if part.name != "edits")
