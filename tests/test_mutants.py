@@ -120,10 +120,10 @@ MUTANTS = [
     Mutant(
         "a resumed run drops its records",
         "ddp_project/tracking.py",
-        "[row for row in whole if int(row[0]) <= step]",
-        "whole[:0]",
+        'open(path, "a", newline="")',
+        'open(path, "w", newline="")',
         "train",
-        "which should rise to 5 by way of 3",
+        "cannot be read",
         {"logging": "csv"},
     ),
     Mutant(
