@@ -14,7 +14,7 @@ from pathlib import Path
 
 from generator.training.records import read_log, read_mlflow
 
-from ..conftest import Render
+from ..conftest import Measured, Render
 from ..ranks import start_ranks
 
 STOPPED = 75
@@ -55,7 +55,9 @@ def wait_until_logged(output: Path, text: str, timeout: float = 60) -> None:
         time.sleep(0.1)
 
 
-def test_mlflow_gets_what_was_measured_while_its_server_was_away(project: Render, tmp_path: Path) -> None:
+def test_mlflow_gets_what_was_measured_while_its_server_was_away(
+    project: Render, tmp_path: Path, measured: Measured
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     run_dir = tmp_path / "run"
@@ -68,7 +70,11 @@ def test_mlflow_gets_what_was_measured_while_its_server_was_away(project: Render
         wait_until_logged(output, "WARNING metrics were not recorded: ")
         with mlflow_server(tmp_path, port):
             ranks[1].process.terminate()
+            started = time.perf_counter()
             printed = [rank.ends_with(STOPPED, timeout=60) for rank in ranks]
+            measured(
+                "a tracking server", "MLflow: seconds to stop and store all", round(time.perf_counter() - started, 1)
+            )
     finally:
         for rank in ranks:
             rank.kill()
