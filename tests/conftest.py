@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -69,6 +70,14 @@ def own_project(project: Render, tmp_path: Path) -> Render:
         return shutil.copytree(project(**answers), tmp_path / "project")
 
     return get
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -38,14 +37,6 @@ def reference(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict
     run_dir = tmp_path_factory.mktemp("reference") / "run"
     train(project(), run_dir, *STEPS)
     return checkpoint(run_dir)
-
-
-@pytest.fixture
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def test_the_default_project_reaches_97_percent_on_two_processes(project: Render, tmp_path: Path) -> None:

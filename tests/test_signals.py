@@ -1,6 +1,7 @@
 """A signal makes all ranks write one checkpoint after the same step and leave; --resume goes on from there."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,29 +62,37 @@ def ranks_of(run_dir: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "number", "codes"),
+    ("launcher", "number", "code"),
     [
-        ("torchrun", signal.SIGTERM, {1}),  # torchrun's own code, whatever the ranks' codes are
-        ("launch", signal.SIGINT, {1}),
-        ("spawn", signal.SIGTERM, {75}),
-        ("spawn", signal.SIGINT, {75}),
-        ("spawn", signal.SIGUSR1, {75}),
-        pytest.param("mpirun", signal.SIGUSR1, {75}, marks=pytest.mark.skipif(not mpi.openmpi_mpirun(), reason="MPI")),
-        # MPICH before 4.1 gives 0 where all ranks leave at the same moment after a signal; launch.sh makes that 75.
-        pytest.param("mpich", signal.SIGTERM, {75, 0}, marks=pytest.mark.skipif(not mpi.mpich_mpirun(), reason="MPI")),
+        ("torchrun", signal.SIGTERM, 1),  # torchrun's own code, whatever the ranks' codes are
+        ("launch", signal.SIGINT, 1),
+        ("spawn", signal.SIGTERM, 75),
+        ("spawn", signal.SIGINT, 75),
+        ("spawn", signal.SIGUSR1, 75),
+        pytest.param("mpirun", signal.SIGUSR1, 75, marks=pytest.mark.skipif(not mpi.openmpi_mpirun(), reason="MPI")),
+        pytest.param("mpich", signal.SIGTERM, 75, marks=pytest.mark.skipif(not mpi.mpich_mpirun(), reason="MPI")),
     ],
 )
 def test_a_signal_to_the_launcher_stops_all_ranks(
-    launcher: str, number: signal.Signals, codes: set[int], project: Render, tmp_path: Path
+    launcher: str, number: signal.Signals, code: int, project: Render, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
     answer = "mpirun" if launcher == "mpich" else launcher
     with running(project(launcher=answer), run_dir, launcher) as process:
         process.send_signal(number)
-        assert process.wait(timeout=30) in codes, (tmp_path / "output.log").read_text()
+        possible = {code, 0} if launcher == "mpich" and mpich_forgets_codes() else {code}
+        assert process.wait(timeout=30) in possible, (tmp_path / "output.log").read_text()
     stopped_at = checkpoint(run_dir)["progress"]["step"]
     assert f"stopped after step {stopped_at};" in (run_dir / "train.log").read_text()
     assert checkpoint(run_dir)["world_size"] == 2
+
+
+def mpich_forgets_codes() -> bool:
+    """Whether it is older than 4.1: it may give 0 where all ranks leave at once after a signal. launch.sh mends it."""
+    told = subprocess.run([mpi.mpich_mpirun() or "", "--version"], capture_output=True, text=True, check=True).stdout
+    version = re.search(r"Version: +(\d+)\.(\d+)", told)
+    assert version, told
+    return (int(version[1]), int(version[2])) < (4, 1)
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -2,11 +2,9 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +13,9 @@ from pathlib import Path
 from generator.training.records import read_log, read_mlflow
 
 from ..conftest import Measured, Render
-from ..ranks import start_ranks
-
-STOPPED = 75
+from ..ranks import Rank, start_ranks
+from .test_frozen import wait_for_line
+from .test_preemption import STOPPED, since, wait_until
 
 
 @contextmanager
@@ -28,53 +26,40 @@ def mlflow_server(folder: Path, port: int) -> Iterator[None]:
     with open(folder / "server.log", "a") as output:
         server = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, start_new_session=True)
         try:
-            wait_until_it_answers(f"http://127.0.0.1:{port}/health", timeout=90)
+            wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), "the server answers", timeout=90)
             yield
         finally:
             os.killpg(server.pid, signal.SIGKILL)
             server.wait()
 
 
-def wait_until_it_answers(address: str, timeout: float) -> None:
-    """Wait until a server gives a page."""
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            with urllib.request.urlopen(address, timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            assert time.monotonic() < deadline, "the server has not started"
-            time.sleep(0.2)
-
-
-def wait_until_logged(output: Path, text: str, timeout: float = 60) -> None:
-    """Wait until rank 0 has printed a text."""
-    deadline = time.monotonic() + timeout
-    while text not in output.read_text():
-        assert time.monotonic() < deadline, output.read_text()
-        time.sleep(0.1)
+def answers(address: str) -> bool:
+    """Whether a server gives a page."""
+    try:
+        with urllib.request.urlopen(address, timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 def test_mlflow_gets_what_was_measured_while_its_server_was_away(
-    project: Render, tmp_path: Path, measured: Measured
+    project: Render, free_port: int, tmp_path: Path, measured: Measured
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
     run_dir = tmp_path / "run"
-    env = {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}"}
-    with mlflow_server(tmp_path, port):
-        ranks = start_ranks(project(logging="mlflow"), run_dir, "--epochs", "9999", "--eval-every", "999", env=env)
-        output = ranks[0].output
-        wait_until_logged(output, "step 20 ", timeout=120)
+    env = {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{free_port}"}
+    ranks: list[Rank] = []
     try:
-        wait_until_logged(output, "WARNING metrics were not recorded: ")
-        with mlflow_server(tmp_path, port):
+        with mlflow_server(tmp_path, free_port):
+            ranks += start_ranks(project(logging="mlflow"), run_dir, "--epochs", "9999", "--eval-every", "999", env=env)
+            output = ranks[0].output
+            wait_until(output.exists, "rank 0 starts")
+            wait_for_line(output, "step 20 ", limit=120)
+        wait_for_line(output, "WARNING metrics were not recorded: ", limit=60)
+        with mlflow_server(tmp_path, free_port):
             ranks[1].process.terminate()
             started = time.perf_counter()
             printed = [rank.ends_with(STOPPED, timeout=60) for rank in ranks]
-            measured(
-                "a tracking server", "MLflow: seconds to stop and store all", round(time.perf_counter() - started, 1)
-            )
+            measured("a tracking server", "MLflow: seconds to stop and store all", since(started))
     finally:
         for rank in ranks:
             rank.kill()
