@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from .launching import ON_CPU, differences
+from tests.launching import ON_CPU, differences
 
 # Importing torch takes 20 times as long as the few steps of these tests: one process imports it and forks each rank.
 FORKING = multiprocessing.get_context("forkserver")

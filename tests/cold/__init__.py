@@ -1,0 +1,1 @@
+"""Every launcher starts a training in new processes, as its users do."""

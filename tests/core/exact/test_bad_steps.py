@@ -1,0 +1,161 @@
+"""Steps with inf or NaN on one rank are left out by all, reach no checkpoint, and end the run where they go on."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import Measured, Render
+from tests.launching import checkpoint, differences
+from tests.programs import Program, ends_of, run_all
+
+# Appended to data.py: some training batches of the first epoch hold a number that is not finite.
+SPOILING = '''
+
+def spoiled(self: Digits, indices: list[int]) -> Any:
+    """Spoil the images of the steps that SPOILED names, on the ranks that it names."""
+    images, labels = fetched(self, indices)
+    ranks, steps, bad = os.environ["SPOILED"].split()
+    step = place[indices[0]] // 64 + 1
+    if self.augment and os.environ["RANK"] in ranks.split(",") and str(step) in steps.split(","):
+        images[0, 0, 0, 0] = float(bad)
+    return images, labels
+
+
+place = {sample: i for i, sample in enumerate(Permutation(1437, 0, 0)[np.arange(1437)].tolist())}
+fetched = Digits.__getitems__
+Digits.__getitems__ = spoiled
+'''
+IMPORTS = "import os\nfrom typing import Any\nfrom .shuffling import Permutation\nfrom pathlib import Path\n"
+OPTIONS = {"epochs": 1, "save_every": 1, "keep": 99, "log_every": 1}
+STEPS = 22  # of the epoch
+BAD_STEPS = (3, 9, 10)
+LAST_GOOD = 4  # where all steps after it are bad
+SGD = "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=False)"
+
+
+# How a GPU would do it; fused optimizers can do it on a CPU, too.
+ON_THE_DEVICE = ("self.asks = device.type ==", "self.asks = device.type == 'cuda' and device.type ==")
+
+
+@pytest.fixture
+def program(own_project: Render, tmp_path: Path) -> Any:
+    """Give a program whose data is bad at the start, for some answers and an optimizer."""
+
+    def get(optimizer: str = "", *, on_device: bool = False, **answers: object) -> Program:
+        project = own_project(**answers)
+        data, train = project / "ddp_project" / "data.py", project / "train.py"
+        data.write_text(data.read_text().replace("from pathlib import Path\n", IMPORTS) + SPOILING)
+        if optimizer:
+            fused = "AdamW(model.parameters(), weight_decay=config.weight_decay, fused=True)"
+            assert fused in train.read_text()
+            train.write_text(train.read_text().replace(fused, optimizer))
+        if on_device:
+            finite = project / "ddp_project" / "finite.py"
+            assert ON_THE_DEVICE[0] in finite.read_text()
+            finite.write_text(finite.read_text().replace(*ON_THE_DEVICE))
+        return Program(project, tmp_path / "run", OPTIONS)
+
+    return get
+
+
+def spoiled(program: Program, ranks: str, steps: tuple[int, ...], bad: str = "nan") -> Program:
+    """The program, in a run directory of its own, with a bad number at these steps."""
+    told = f"{ranks} {','.join(map(str, steps))} {bad}"
+    run_dir = program.run_dir.with_name(f"run-{ranks}-{len(steps)}-{bad}".replace(",", "-"))
+    return replace(program, run_dir=run_dir, env={"SPOILED": told})
+
+
+def saved(program: Program) -> list[dict[str, Any]]:
+    """All checkpoints of a program's run, in the order of their steps."""
+    files = sorted((program.run_dir / "checkpoints").glob("step-*.pt"))
+    return [checkpoint(program.run_dir, file.name) for file in files]
+
+
+def all_finite(value: Any) -> bool:
+    """Whether all numbers of a nested value are finite."""
+    if isinstance(value, torch.Tensor):
+        return bool(value.isfinite().all())
+    if isinstance(value, dict | list | tuple):
+        return all(map(all_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or abs(value) < float("inf")
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "answers"),
+    [
+        ("float32", "", {}),
+        ("float32, decided on the device", "", {"on_device": True}),
+        ("bfloat16", "", {"amp": "torch"}),
+        ("an optimizer that is not fused", SGD, {}),
+    ],
+)
+def test_bad_steps_leave_no_trace(
+    name: str, optimizer: str, answers: dict[str, Any], program: Any, measured: Measured
+) -> None:
+    base = program(optimizer, **answers)
+    runs = [
+        spoiled(base, "0", BAD_STEPS),
+        spoiled(base, "1", BAD_STEPS),
+        spoiled(base, "0,1", BAD_STEPS),
+        spoiled(base, "1", BAD_STEPS, "inf"),
+    ]
+    run_all([[run] for run in runs])
+    first, *others = [saved(run) for run in runs]
+    for one in (first, *others):
+        assert len(one) == STEPS
+        assert all_finite(one), "a checkpoint has a bad number"
+        # Whose numbers were bad, and how, is of no account: the step has happened on no rank.
+        for part in ("model", "optimizer", "ranks"):
+            assert differences(one[-1][part], first[-1][part]) == [], part
+        for step in BAD_STEPS:
+            assert differences(one[step - 2]["model"], one[step - 1]["model"]) == [], "the step has left a trace"
+            assert differences(one[step - 2]["optimizer"]["state"], one[step - 1]["optimizer"]["state"]) == []
+        assert differences(one[-2]["model"], one[-1]["model"]) != [], "good steps are taken"
+    for run in runs:
+        log = (run.run_dir / "train.log").read_text()
+        for step in BAD_STEPS:
+            assert f"step {step}  steps left out, since their gradients were not finite: 1" in log
+        assert log.count("steps left out") == len(BAD_STEPS)
+        assert "done: " in log
+    measured("finite", f"{name}: checkpoints with a bad number, of {len(runs) * STEPS}", 0)
+
+
+def test_a_stop_changes_nothing_of_it(program: Any) -> None:
+    whole = spoiled(program(), "1", BAD_STEPS)
+    stopped = replace(whole, run_dir=whole.run_dir.with_name("stopped"))
+    starts = [replace(stopped, options=OPTIONS | {"max_steps": stop, "log_every": 7}) for stop in (3, 9)]
+    starts += [replace(stopped, options=OPTIONS | {"resume": None})]
+    starts[1] = replace(starts[1], options=starts[1].options | {"resume": None})
+    run_all([[replace(whole, options=OPTIONS | {"log_every": 7})], starts])
+    for part in ("model", "optimizer", "ranks"):
+        assert differences(checkpoint(whole.run_dir)[part], checkpoint(stopped.run_dir)[part]) == [], part
+
+
+@pytest.mark.parametrize("answers", [{}, {"amp": "torch"}], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("allowed", [1, 5])
+def test_a_run_of_bad_steps_alone_ends_and_names_the_last_good_checkpoint(
+    allowed: int, answers: dict[str, Any], program: Any, measured: Measured
+) -> None:
+    run = spoiled(program(**answers), "1", tuple(range(LAST_GOOD + 1, STEPS + 1)))
+    run = replace(run, code=65, options=OPTIONS | {"max_bad_steps": allowed})
+    [[ended]] = run_all([[run]])
+    error = [line for text in ended.output for line in text.splitlines() if line.startswith("error: ")]
+    assert len(error) == 1, "one line, from one rank"
+    last = LAST_GOOD + allowed
+    newest = run.run_dir / "checkpoints" / f"step-{last - 1:08d}.pt"
+    assert f"the gradients of {allowed} steps in a row, up to step {last}, were not finite: {newest}" in error[0]
+    assert [each["progress"]["step"] for each in saved(run)] == [*range(1, last)]
+    assert all_finite(saved(run))
+    measured("finite", f"the run ends after bad steps in a row, with --max-bad-steps {allowed}", last - LAST_GOOD)
+
+
+def test_weights_that_are_not_finite_are_not_saved(program: Any) -> None:
+    options = {"epochs": 1, "save_every": 5, "lr": 1e39, "warmup_steps": 0}
+    run = replace(spoiled(program(), "1", (0,)), code=65, options=options)
+    [[ended]] = ends_of([[run]])
+    assert ended.codes == [65, 65], ended.output
+    assert "error: weights are not finite after step 5: there is no checkpoint yet" in "".join(ended.output)
+    assert not (run.run_dir / "checkpoints").exists()

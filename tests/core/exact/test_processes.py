@@ -1,0 +1,49 @@
+"""Any number of processes arrives where a plain loop of one process does."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import plain_loop as plain
+from tests.conftest import Measured
+from tests.launching import checkpoint
+from tests.programs import Program, relative_difference, run_all
+
+CLIP_NORM = 0.05
+OPTIONS = {"global_batch_size": 24, "epochs": plain.EPOCHS, "lr": 0.01, "warmup_steps": 5, "clip_norm": CLIP_NORM}
+
+
+def recipe(accum_steps: int = 1, clip_norm: float = CLIP_NORM) -> plain.Recipe:
+    """What the oracle is told of OPTIONS."""
+    return plain.Recipe(24, 24 // accum_steps, plain.EPOCHS, warmup=5, lr=0.01, clip_norm=clip_norm)
+
+
+@pytest.mark.parametrize("accum_steps", [1, 2, 3])
+def test_one_two_and_four_processes_arrive_where_plain_pytorch_does(
+    accum_steps: int, plain_project: Path, orders: list[list[int]], tmp_path: Path, measured: Measured
+) -> None:
+    # An epoch has 119 // 24 = 4, 119 // 12 = 9 or 119 // 8 = 14 micro-batches: with 2 and 3 to a step the last step is
+    # shorter, and the last samples of each epoch do not fill a micro-batch.
+    options = OPTIONS | {"accum_steps": accum_steps}
+    programs = {size: Program(plain_project, tmp_path / str(size), options, size) for size in (1, 2, 4)}
+    run_all([[program] for program in programs.values()])
+    expected, norms = plain.train(recipe(accum_steps), orders)
+    assert min(norms) > CLIP_NORM, "every step is clipped"
+    found = {size: relative_difference(checkpoint(tmp_path / str(size))["model"], expected) for size in programs}
+    for size, difference in found.items():
+        measured("processes", f"world size {size}, --accum-steps {accum_steps}", difference)
+        assert difference <= 1e-5, f"{size} processes"
+
+
+def test_batch_norm_sees_the_part_of_its_process(
+    batch_norm_project: Path, orders: list[list[int]], tmp_path: Path, measured: Measured
+) -> None:
+    """Two processes equal a plain loop whose BatchNorm sees half batches, not one whose BatchNorm sees whole ones."""
+    run_all([[Program(batch_norm_project, tmp_path / "run", OPTIONS)]])
+    weights = checkpoint(tmp_path / "run")["model"]
+    same = relative_difference(weights, plain.train_in_parts(recipe(), orders, parts=2))
+    other = relative_difference(weights, plain.train_in_parts(recipe(), orders, parts=1))
+    measured("batch_norm", "against a plain loop whose BatchNorm sees half batches", same)
+    measured("batch_norm", "against a plain loop whose BatchNorm sees whole batches", other)
+    assert same <= 1e-5
+    assert other > 1e-2

@@ -1,0 +1,114 @@
+"""A run that is stopped anywhere and resumed ends as one that was not, bit for bit."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from generator.training.forking import Ended
+from tests.conftest import Measured, Render
+from tests.launching import differences
+from tests.programs import TELLING, Program, fetched, metrics, run_all, state
+
+# 119 samples are 9 micro-batches of 12 in an epoch, and 5 steps, the last of one micro-batch alone; the data is
+# augmented, and the network has dropout and BatchNorm.
+OPTIONS = {"global_batch_size": 24, "accum_steps": 2, "epochs": 3, "warmup_steps": 2, "log_every": 3}
+END = 15  # steps
+VARIANTS: dict[str, tuple[dict[str, object], dict[str, Any], range]] = {
+    # answers, options, and the steps to stop after
+    "float32": ({}, {}, range(1, END)),
+    "float32 with clipping": ({}, {"clip_norm": 0.1}, range(2, END, 4)),
+    "float32, loader workers": ({}, {"workers": 2}, range(1, END, 2)),
+    "bfloat16": ({"amp": "torch"}, {"amp_dtype": "bf16"}, range(1, END)),
+    "float16": ({"amp": "torch"}, {"amp_dtype": "fp16"}, range(1, END)),
+    "float16, loader workers": ({"amp": "torch"}, {"amp_dtype": "fp16", "workers": 2}, range(4, END, 5)),
+}
+
+
+def stopped_at(whole: Program, *stops: int) -> list[Program]:
+    """The same run, stopped after each of these steps and resumed."""
+    run_dir = whole.run_dir.with_name("stopped-" + "-".join(map(str, stops)))
+    starts = [replace(whole, run_dir=run_dir, options=whole.options | {"max_steps": stop}) for stop in stops]
+    starts.append(replace(whole, run_dir=run_dir))
+    return [starts[0], *(replace(start, options=start.options | {"resume": None}) for start in starts[1:])]
+
+
+def assert_ends_like(whole: Program, stopped: Program, *, best: bool = False) -> None:
+    """Compare all that is saved and recorded. --max-steps ends with an evaluation that the whole run does not have."""
+    one, other = state(whole.run_dir), state(stopped.run_dir)
+    if not best:
+        one["progress"].pop("best_accuracy"), other["progress"].pop("best_accuracy")
+    assert differences(one, other) == [], stopped.run_dir.name
+    records = metrics(stopped.run_dir)
+    for name, values in metrics(whole.run_dir).items():
+        assert set(values) <= set(records[name]), f"{stopped.run_dir.name}: {name}"
+    assert [step for step, _ in records["train/loss"]] == sorted({step for step, _ in records["train/loss"]})
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_stopped_after_any_step_it_ends_the_same(
+    variant: str, small: Render, tmp_path: Path, measured: Measured
+) -> None:
+    answers, options, stops = VARIANTS[variant]
+    whole = Program(small(logging="csv", **answers), tmp_path / "whole", OPTIONS | options)
+    sequences = [stopped_at(whole, stop) for stop in stops]
+    run_all([[whole], *sequences])
+    for programs in sequences:
+        assert_ends_like(whole, programs[-1])
+    measured("resume", variant, len(sequences))
+
+
+def test_stopped_several_times_it_trains_on_the_same_samples_in_the_same_order(small: Render, tmp_path: Path) -> None:
+    """Twice within one epoch, at its end, and in each of the others."""
+    whole = Program(small(TELLING, logging="csv"), tmp_path / "whole", OPTIONS)
+    stopped = stopped_at(whole, 1, 3, 5, 8, 9, 14)
+    [[undisturbed], starts] = run_all([[whole], stopped])
+    assert_ends_like(whole, stopped[-1])
+    assert order_of(starts) == order_of([undisturbed])
+
+
+def order_of(starts: list[Ended]) -> list[list[list[int]]]:
+    """The samples of each micro-batch of each rank, over several starts."""
+    return [[batch for start in starts for batch in fetched(start)[rank]] for rank in range(2)]
+
+
+# Appended to data.py: rank 1 is told to stop while it fetches its n-th micro-batch.
+SIGNAL = '''
+
+def signalled(self: Dataset[Any], indices: list[int]) -> Any:
+    """Count what is fetched."""
+    import os
+    import signal
+
+    global count
+    count += self is sets[0]
+    if os.environ["RANK"] == "1" and str(count) == os.environ.get("SIGNAL_AT"):
+        count += 1000
+        os.kill(os.getpid(), signal.SIGTERM)
+    return before_signals(self, indices)
+
+
+count = 0
+before_signals = Subset.__getitems__
+Subset.__getitems__ = signalled
+'''
+
+
+def test_a_signal_to_one_rank_anywhere_changes_nothing(small: Render, tmp_path: Path, measured: Measured) -> None:
+    """Nothing is evaluated or recorded where it stops; saving after each step, as only these runs do, records nothing.
+
+    So here also the best accuracy is the same, and the records are, to the last one.
+    """
+    project = small(TELLING + SIGNAL, logging="csv")
+    whole = Program(project, tmp_path / "whole", OPTIONS)
+    sequences = []
+    for micro_batch in range(1, 28):
+        saving = replace(whole, run_dir=tmp_path / f"signalled-{micro_batch}", options=OPTIONS | {"save_every": 1})
+        first = replace(saving, code=75, env={"SIGNAL_AT": str(micro_batch)})
+        sequences.append([first, replace(saving, options=saving.options | {"resume": None})])
+    run_all([[whole], *sequences])
+    for programs in sequences:
+        assert_ends_like(whole, programs[-1], best=True)
+        assert metrics(programs[-1].run_dir) == metrics(whole.run_dir)
+    measured("resume", "float32, a signal to rank 1", len(sequences))

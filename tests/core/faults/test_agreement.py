@@ -1,0 +1,88 @@
+"""Ranks that differ in their options, code, data or versions are found at the start and named, in one exchange."""
+
+import os
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import Measured, Render
+from tests.ranks import Entry, run_train, train_on_ranks
+
+OTHER = "other_project"  # beside the project, for rank 1
+
+
+def with_another_option() -> None:
+    """Rank 1 is told another learning rate."""
+    if os.environ["RANK"] == "1":
+        sys.argv += ["--lr", "0.5"]
+    run_train()
+
+
+def with_another_project() -> None:
+    """Rank 1 runs the other project."""
+    if os.environ["RANK"] == "1":
+        project = Path.cwd().with_name(OTHER)
+        os.chdir(project)
+        sys.path.insert(0, str(project))
+    run_train()
+
+
+def with_another_torch() -> None:
+    """Rank 1 has another version of torch."""
+    if os.environ["RANK"] == "1":
+        torch.__version__ = "2.12.0"  # type: ignore[assignment]
+    run_train()
+
+
+def counting_collectives() -> None:
+    """Tell which collectives this rank calls until its run is refused."""
+    with torch.profiler.profile() as profile:
+        try:
+            runpy.run_path("train.py", run_name="__main__")
+        finally:
+            profile.stop()
+            calls = sum(event.count for event in profile.key_averages() if event.key.startswith("gloo:"))
+            print(f"collectives: {calls}", flush=True)
+
+
+@pytest.mark.parametrize(
+    ("entry", "file", "line", "expected"),
+    [
+        (with_another_option, None, "", "--lr is 0.003 on rank 0 and 0.5 on rank 1"),
+        (with_another_torch, None, "", f"torch is {torch.__version__} on rank 0 and 2.12.0 on rank 1"),
+        (with_another_project, "train.py", "# edited\n", "train.py is "),
+        (with_another_project, "ddp_project/model.py", "# edited\n", "model.py is "),
+    ],
+)
+def test_ranks_that_differ_are_refused(
+    entry: Entry, file: str | None, line: str, expected: str, own_project: Render, tmp_path: Path
+) -> None:
+    project = own_project()
+    other = shutil.copytree(project, project.with_name(OTHER))
+    if file:
+        with open(other / file, "a") as edited:
+            edited.write(line)
+    printed = train_on_ranks(project, tmp_path / "run", code=2, entry=entry, timeout=30)
+    errors = [text for each in printed for text in each.splitlines() if "error: " in text]
+    assert len(errors) == 1, printed
+    assert errors[0].startswith(f"error: the ranks must be the same: {expected}")
+    assert errors[0].count(" on rank 0 and ") == 1, "only what differs is named"
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_of_another_length_is_named(own_project: Render, tmp_path: Path, measured: Measured) -> None:
+    project = own_project()
+    data = project / "ddp_project" / "data.py"
+    shorter = 'first, rest = order[: 1437 - int(os.environ["RANK"])], order[1437:]'
+    told = data.read_text().replace("first, rest = order[:1437], order[1437:]", shorter)
+    data.write_text(told.replace("from pathlib", "import os\nfrom pathlib"))
+    printed = train_on_ranks(project, tmp_path / "run", code=2, entry=counting_collectives, timeout=30)
+    assert "the length of the training set is 1437 on rank 0 and 1436 on rank 1" in printed[0]
+    for text in printed:
+        # One all_gather_object: of the lengths, then of the pickles.
+        assert "collectives: 2" in text, "one exchange, before any other"
+    measured("agreement", "exchanges at the start", 1)

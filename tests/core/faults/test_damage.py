@@ -1,0 +1,118 @@
+"""A checkpoint whose bytes have changed is found, named and left out, and the newest whole one takes its place."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Measured, Render
+from tests.launching import checkpoint
+from tests.ranks import train_on_ranks
+
+SAVED = (2, 4, 6)
+# What stands in the place of a test: it damages the newest checkpoint in many ways, and asks the program each time.
+PROGRAM = """
+import json, logging, sys
+from pathlib import Path
+
+from ddp_project.checkpoint import first_whole
+from ddp_project.manifest import Manifest
+
+folder, changes = Path(sys.argv[1]), json.loads(sys.argv[2])
+newest = folder / "last.pt"
+sound, chosen = newest.read_bytes(), []
+for offset, length in changes:
+    damaged = bytearray(sound)
+    damaged[offset : offset + length] = bytes(byte ^ 1 << (offset % 8) for byte in sound[offset : offset + length])
+    newest.write_bytes(damaged if length else sound[:offset])
+    chosen.append(first_whole(Manifest(folder).newest_first()).name)
+print(json.dumps(chosen))
+"""
+
+
+@pytest.fixture(scope="module")
+def saved(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a run with three checkpoints."""
+    run_dir = tmp_path_factory.mktemp("saved") / "run"
+    train_on_ranks(project(), run_dir, "--max-steps", str(SAVED[-1]), "--save-every", "2", "--keep", "3")
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(saved: Path, tmp_path: Path) -> Path:
+    """A copy of it, in which last.pt is another name of the newest numbered file, too."""
+    copy = shutil.copytree(saved, tmp_path / "run")
+    (copy / "checkpoints" / "last.pt").unlink()
+    (copy / "checkpoints" / "last.pt").hardlink_to(copy / "checkpoints" / f"step-{SAVED[-1]:08d}.pt")
+    return copy
+
+
+def test_every_changed_byte_and_every_cut_is_found(run_dir: Path, project: Render, measured: Measured) -> None:
+    folder = run_dir / "checkpoints"
+    size = (folder / "last.pt").stat().st_size
+    places = random.Random(0)
+    flips = [0, 1, size // 2, size - 1, *(places.randrange(size) for _ in range(96))]
+    cuts = [0, 1, size // 1000, size // 2, size - size // 1000, size - 1]
+    changes = json.dumps([*((offset, 1) for offset in flips), *((length, 0) for length in cuts)])
+    command = [sys.executable, "-c", PROGRAM, str(folder), changes]
+    done = subprocess.run(command, cwd=project(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [f"step-{SAVED[-2]:08d}.pt"] * (len(flips) + len(cuts))
+    assert done.stderr.count("last.pt is damaged") == len(flips) + len(cuts)
+    measured("damage", "bytes changed and found, of 100", len(flips))
+    measured("damage", "files cut and found, of 6", len(cuts))
+
+
+@pytest.mark.parametrize("kept", [0, 0.001, 0.5, 0.999, 1])
+def test_all_ranks_go_on_from_the_newest_whole_one(kept: float, run_dir: Path, project: Render) -> None:
+    last = run_dir / "checkpoints" / "last.pt"
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 1
+    last.write_bytes(content[: int(kept * len(content))])
+    printed = train_on_ranks(project(), run_dir, "--resume", "--max-steps", "8")
+    assert printed[0].count("is damaged: ") == 1
+    assert f"rank 0 WARNING {last} is damaged: " in printed[0]
+    assert f"resumed from {run_dir / 'checkpoints' / f'step-{SAVED[-2]:08d}.pt'}" in printed[0]
+    assert "is damaged" not in printed[1]
+    assert checkpoint(run_dir)["progress"]["step"] == 8
+
+
+def refused(project: Path, run_dir: Path, *options: str) -> str:
+    """Start a run that must end with code 2 on both ranks, and give its one line of error."""
+    printed = train_on_ranks(project, run_dir, *options, code=2)
+    errors = [line for text in printed for line in text.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, printed
+    assert "Traceback" not in "".join(printed)
+    return errors[0]
+
+
+def test_a_damaged_checkpoint_that_is_asked_for_is_refused(run_dir: Path, project: Render) -> None:
+    wanted = run_dir / "checkpoints" / f"step-{SAVED[0]:08d}.pt"
+    wanted.write_bytes(wanted.read_bytes()[:-1])
+    error = refused(project(), run_dir, "--resume", str(wanted))
+    assert f"{wanted} is damaged: it has {wanted.stat().st_size} bytes, and {wanted.stat().st_size + 1}" in error
+
+
+def test_a_run_without_a_whole_checkpoint_is_refused(run_dir: Path, project: Render) -> None:
+    before = {}
+    for file in (run_dir / "checkpoints").glob("*.pt"):
+        file.write_bytes(b"no checkpoint")
+        before[file] = file.read_bytes()
+    assert "no checkpoint is left to go on from" in refused(project(), run_dir, "--resume")
+    assert {file: file.read_bytes() for file in before} == before
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"a": {}}', '{"a": 1}', "\x00\xff"])
+def test_a_damaged_manifest_is_refused_and_named(content: str, run_dir: Path, project: Render) -> None:
+    manifest = run_dir / "checkpoints" / "manifest.json"
+    manifest.write_text(content)
+    assert f"{manifest} is damaged: delete it to go on" in refused(project(), run_dir, "--resume")
+    manifest.unlink()
+    train_on_ranks(project(), run_dir, "--resume", "--max-steps", "8", "--keep", "9")
+    known = json.loads(manifest.read_text())
+    names = sorted(file.name for file in manifest.parent.glob("step-*.pt"))
+    assert sorted({entry["file"] for entry in known.values()} - {"best.pt", "last.pt"}) == names

@@ -1,0 +1,79 @@
+"""A disk that takes no more ends all ranks with one line, and what was saved before stays as it was."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Render
+from tests.disks import small_disk
+from tests.launching import checkpoint
+from tests.ranks import names, train_on_ranks
+
+NEEDS_MOUNT = pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount")
+
+
+@pytest.fixture(scope="module")
+def saved(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a short run."""
+    run_dir = tmp_path_factory.mktemp("saved") / "run"
+    train_on_ranks(project(), run_dir, "--max-steps", "4", "--save-every", "2", "--keep", "2")
+    return run_dir
+
+
+def assert_one_line_names(printed: list[str], path: str, reason: str, size: int) -> None:
+    """Rank 0 says with one line of error what could not be written, why and how large it is; nobody says more."""
+    errors = [line for line in "\n".join(printed).splitlines() if " INFO " not in line and line]
+    assert len(errors) == 1, errors
+    found = re.fullmatch(rf"error: .*{path} could not be written: {reason} \(it takes (\d+) bytes\)", errors[0])
+    assert found, errors[0]
+    assert abs(int(found[1]) - size) < 1000, "not the size of a checkpoint"
+
+
+@NEEDS_MOUNT
+def test_a_full_disk_leaves_what_was_saved(project: Render, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "run", "2m") as run_dir:
+        printed = train_on_ranks(project(), run_dir, "--save-every", "1", "--keep", "99", code=2, timeout=100)
+        saved = names(run_dir)
+        written = len(saved) - 1
+        assert written >= 2
+        assert saved == ["last.pt", *(f"step-{step:08d}.pt" for step in range(1, written + 1))]
+        assert [checkpoint(run_dir, name)["progress"]["step"] for name in saved] == [written, *range(1, written + 1)]
+        size = (run_dir / "checkpoints" / "last.pt").stat().st_size
+        assert_one_line_names(printed, rf"step-{written + 1:08d}\.pt", "No space left on device", size)
+
+
+@NEEDS_MOUNT
+def test_a_disk_that_takes_no_metrics_ends_the_run_at_its_next_checkpoint(project: Render, tmp_path: Path) -> None:
+    options = ("--max-steps", "60", "--eval-every", "3", "--log-every", "1")
+    with small_disk(tmp_path / "run", "12k") as run_dir:  # a block for the options, the log and the metrics each
+        printed = train_on_ranks(project(logging="csv"), run_dir, *options, code=2, timeout=100)
+    told = [line for line in "\n".join(printed).splitlines() if line and " INFO " not in line]
+    log, *metrics, error = [re.sub(r".* rank 0 WARNING ", "", line) for line in told]
+    assert log == f"{run_dir}/train.log could not be written: No space left on device"
+    assert set(metrics) == {"metrics were not recorded: [Errno 28] No space left on device"}
+    assert re.fullmatch(r"error: .*step-00000060\.pt could not be written: No space left on device \(.*\)", error)
+
+
+@NEEDS_MOUNT
+def test_a_disk_that_turns_read_only_leaves_what_was_saved(project: Render, saved: Path, tmp_path: Path) -> None:
+    run_dir = shutil.copytree(saved, tmp_path / "run")
+    shutil.rmtree(run_dir / "checkpoints")
+    with small_disk(run_dir / "checkpoints", "9m") as folder:
+        shutil.copytree(saved / "checkpoints", folder, dirs_exist_ok=True)
+        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+        printed = train_on_ranks(project(), run_dir, "--resume", "--save-every", "2", code=2, timeout=100)
+        size = (folder / "last.pt").stat().st_size
+        assert_one_line_names(printed, r"step-00000006\.pt", "Read-only file system", size)
+        assert names(run_dir) == names(saved)
+
+
+def test_a_limit_on_the_size_of_files_leaves_what_was_saved(project: Render, saved: Path, tmp_path: Path) -> None:
+    run_dir = shutil.copytree(saved, tmp_path / "run")
+    before = {name: (run_dir / "checkpoints" / name).read_bytes() for name in names(run_dir)}
+    options = ("--resume", "--save-every", "1", "--keep", "2")
+    printed = train_on_ranks(project(), run_dir, *options, code=2, largest_file=100_000, timeout=100)
+    assert {name: (run_dir / "checkpoints" / name).read_bytes() for name in names(run_dir)} == before
+    assert_one_line_names(printed, r"step-00000005\.pt", "File too large", len(before["last.pt"]))

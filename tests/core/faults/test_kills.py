@@ -1,0 +1,79 @@
+"""Ranks that are killed at any moment lose one interval between two checkpoints at most, and never a checkpoint."""
+
+import hashlib
+import json
+import random
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Measured, Render
+from tests.launching import checkpoint
+from tests.ranks import Rank, assert_same_state, kill_after, names, start_ranks, train_on_ranks
+
+LATER = 10  # steps that the last start, which nobody kills, still has to take
+
+
+def temporary_files(run_dir: Path) -> set[tuple[str, int]]:
+    """The temporary files that are there now, by their names and numbers."""
+    found = set()
+    for file in (run_dir / "checkpoints").glob("*.tmp"):
+        with suppress(FileNotFoundError):
+            found.add((file.name, file.stat().st_ino))
+    return found
+
+
+def kill_while_saving(ranks: list[Rank], run_dir: Path, delay: float) -> bool:
+    """Kill all ranks some time after a checkpoint has begun to be written. Gives False where they ended before."""
+    before = temporary_files(run_dir)  # left by the kill before
+    while temporary_files(run_dir) <= before:
+        if not all(rank.process.is_alive() for rank in ranks):
+            return False
+    return kill_after(ranks, run_dir, 0, delay)
+
+
+def assert_all_are_whole(run_dir: Path) -> int:
+    """Load every checkpoint, compare its bytes with the manifest, and give the step of the newest."""
+    folder = run_dir / "checkpoints"
+    known = json.loads((folder / "manifest.json").read_text())
+    files = [folder / name for name in names(run_dir) if name.endswith(".pt")]
+    for file in files:
+        content = file.read_bytes()
+        entry = known[hashlib.sha256(content).hexdigest()]
+        step = checkpoint(run_dir, file.name)["progress"]["step"]
+        assert (entry["size"], entry["step"], entry["world_size"]) == (len(content), step, 2), file.name
+    newest: int = checkpoint(run_dir)["progress"]["step"]
+    assert newest == max(
+        entry["step"] for entry in known.values() if (run_dir / "checkpoints" / entry["file"]).exists()
+    )
+    return newest
+
+
+@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_killed_run_loses_one_interval_at_most_and_ends_the_same(
+    kills: int, project: Render, tmp_path: Path, measured: Measured
+) -> None:
+    run_dir, moments = tmp_path / "run", random.Random(kills)
+    until = str(4 * kills + LATER)
+    options = ("--save-every", "1", "--keep", "2", "--epochs", "60", "--max-steps", until)
+    step, killed, while_saving, lost = 0, 0, 0, 0
+    for number in range(kills):
+        ranks = start_ranks(project(), run_dir, *(["--resume"] if step else []), *options)
+        seen = step + moments.randint(1, 3)
+        if number % 2 and step:
+            while_saving += kill_while_saving(ranks, run_dir, delay=moments.uniform(0, 0.004))
+            seen = step
+        else:
+            killed += kill_after(ranks, run_dir, seen, delay=moments.uniform(0, 0.03))
+        before, step = step, assert_all_are_whole(run_dir)
+        lost = max(lost, seen - step)
+        assert step >= max(before, seen - 1), "more than one interval is lost"
+    assert killed + while_saving == kills
+    assert f"resumed from {run_dir / 'checkpoints' / 'last.pt'}" in (run_dir / "train.log").read_text()
+    train_on_ranks(project(), run_dir, "--resume", *options)
+    train_on_ranks(project(), tmp_path / "whole", *options)
+    assert_same_state(checkpoint(run_dir), checkpoint(tmp_path / "whole"))
+    assert [name for name in names(run_dir) if name.endswith(".tmp")] == []
+    measured("kills", f"{kills} kills, {while_saving} of them while saving: damaged checkpoints", 0)
+    measured("kills", f"{kills} kills: intervals lost at most", lost)

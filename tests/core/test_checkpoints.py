@@ -1,0 +1,198 @@
+"""Checkpoints hold all that a run needs, outlast kills and full disks, and a resumed run ends as a whole one does."""
+
+import json
+import random
+import re
+import shutil
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import Render
+from tests.launching import checkpoint, module_of, train
+from tests.ranks import assert_same_state, names, train_on_ranks
+
+PLAIN_TYPES = {str, int, float, bool, type(None), list, tuple, dict, OrderedDict, torch.Tensor}
+STEPS, BATCH, STEPS_IN_EPOCH = 50, 64, 22
+
+
+def types_within(value: Any) -> Iterator[type]:
+    """The types of a nested value and of all that it holds."""
+    yield type(value)
+    if isinstance(value, dict):
+        for key, held in value.items():
+            yield from types_within(key)
+            yield from types_within(held)
+    elif isinstance(value, list | tuple):
+        for held in value:
+            yield from types_within(held)
+
+
+def logged(run_dir: Path, metric: str) -> dict[int, float]:
+    """The values of a metric that the log of a run tells, by step."""
+    pattern = re.compile(rf" step (\d+) .* {re.escape(metric)} (\S+)")
+    return {int(step): float(value) for step, value in pattern.findall((run_dir / "train.log").read_text())}
+
+
+@pytest.fixture(scope="module")
+def whole(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a run that nothing stopped: two epochs of 22 steps, and a part of the third."""
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    train_on_ranks(project(), run_dir, "--max-steps", str(STEPS), "--save-every", "13", "--keep", "9")
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def stopped(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a run that was stopped in the middle of an epoch and went on from its newest checkpoint."""
+    run_dir = tmp_path_factory.mktemp("stopped") / "run"
+    train_on_ranks(project(), run_dir, "--max-steps", "13")
+    options = ("--max-steps", str(STEPS), "--save-every", "4", "--keep", "2")
+    train_on_ranks(project(), run_dir, "--resume", *options)
+    return run_dir
+
+
+def test_a_checkpoint_loads_into_the_plain_network_and_gives_the_logged_accuracy(project: Render, whole: Path) -> None:
+    package = project() / "ddp_project"
+    network = module_of(package / "model.py").build_model()
+    network.load_state_dict(checkpoint(whole)["model"], strict=True)
+    _, validation = module_of(package / "data.py").load_data()
+    network.eval()
+    with torch.inference_mode():
+        correct = (network(validation.images).argmax(dim=1) == validation.labels).sum().item()
+    expected = logged(whole, "epoch/validation_accuracy")[STEPS]
+    assert correct / len(validation) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_checkpoint_holds_plain_types_alone(whole: Path) -> None:
+    for name in names(whole):
+        assert set(types_within(checkpoint(whole, name))) <= PLAIN_TYPES, name
+
+
+def test_a_checkpoint_holds_all_that_a_run_needs(whole: Path) -> None:
+    saved = checkpoint(whole)
+    assert saved.keys() == {"model", "optimizer", "progress", "config", "ranks", "world_size"}
+    assert saved["config"] == json.loads((whole / "config.json").read_text())
+    assert saved["config"]["max_steps"] == STEPS
+    progress = saved["progress"]
+    counted = {key: progress[key] for key in ("step", "epoch", "samples_in_epoch", "samples_seen")}
+    in_epoch = (STEPS - 2 * STEPS_IN_EPOCH) * BATCH
+    assert counted == {"step": STEPS, "epoch": 2, "samples_in_epoch": in_epoch, "samples_seen": STEPS * BATCH}
+    moments = saved["optimizer"]["state"]
+    assert {len(state) for state in moments.values()} == {3}
+    assert all(state["step"] == STEPS for state in moments.values())
+
+
+def test_each_rank_has_its_own_state_and_the_model_the_mean_of_their_statistics(whole: Path) -> None:
+    saved = checkpoint(whole)
+    generators, buffers = saved["ranks"]["generators"], saved["ranks"]["buffers"]
+    for key in ("python", "numpy", "torch"):
+        first, second = generators[key]
+        assert not torch.equal(first, second), key
+    statistics = [key for key in saved["model"] if key.endswith(("running_mean", "running_var"))]
+    assert len(statistics) == 4
+    for key in statistics:
+        first, second = buffers[key]
+        assert not torch.equal(first, second), key
+        mean = (first.double() + second.double()) / 2
+        torch.testing.assert_close(saved["model"][key].double(), mean, rtol=1e-6, atol=1e-9)
+
+
+def test_a_run_resumed_from_its_newest_checkpoint_ends_the_same(whole: Path, stopped: Path) -> None:
+    assert_same_state(checkpoint(stopped), checkpoint(whole))
+
+
+def generators_in_the_form_of_0_2_0(generators: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """The states of a rank's generators as Python and NumPy give them, in plain types."""
+    *words, has_gauss, gauss = generators["python"].tolist()
+    *key, position, numpy_has_gauss, numpy_gauss = generators["numpy"].tolist()
+    return {
+        "python": (3, tuple(map(int, words)), gauss if has_gauss else None),
+        "numpy": {
+            "bit_generator": "MT19937",
+            "state": {"key": [*map(int, key)], "pos": int(position)},
+            "has_gauss": int(numpy_has_gauss),
+            "gauss": numpy_gauss,
+        },
+        "torch": generators["torch"].clone(),
+        "cuda": None,
+    }
+
+
+def draws() -> list[float]:
+    """Numbers of all generators: of each one a normally distributed one, of which two are made at once, then others."""
+    normal = [random.gauss(0, 1), np.random.standard_normal(), torch.randn(()).item()]
+    return [*normal, *(random.random() for _ in range(700)), *np.random.random(700), *torch.rand(700).tolist()]
+
+
+@pytest.mark.parametrize("drawn", [0, 1, 2], ids=["new", "with a number in reserve", "drawn from"])
+def test_all_generators_go_on_where_they_were(drawn: int, project: Render) -> None:
+    reproducibility = module_of(project() / "ddp_project" / "reproducibility.py")
+    reproducibility.seed_generators(3)
+    for _ in range(drawn):
+        draws()
+    states = reproducibility.generator_states(torch.device("cpu"))
+    expected = draws()
+    for form in (states, generators_in_the_form_of_0_2_0(states)):
+        reproducibility.seed_generators(4)
+        reproducibility.set_generator_states(form)
+        assert draws() == expected
+
+
+def test_a_run_resumed_from_a_checkpoint_of_version_0_2_0_ends_the_same(
+    project: Render, whole: Path, tmp_path: Path
+) -> None:
+    saved = checkpoint(whole, "step-00000026.pt")
+    saved["ranks"] = [
+        {
+            "generators": generators_in_the_form_of_0_2_0(
+                {name: rows[rank] for name, rows in saved["ranks"]["generators"].items()}
+            ),
+            "buffers": {name: rows[rank].clone() for name, rows in saved["ranks"]["buffers"].items()},
+        }
+        for rank in range(saved.pop("world_size"))
+    ]
+    torch.save(saved, tmp_path / "old.pt")
+    train_on_ranks(project(), tmp_path / "run", "--resume", str(tmp_path / "old.pt"), "--max-steps", str(STEPS))
+    assert_same_state(checkpoint(tmp_path / "run"), checkpoint(whole))
+
+
+def test_a_run_resumed_by_path_in_another_run_directory_ends_the_same(
+    project: Render, whole: Path, tmp_path: Path
+) -> None:
+    before = names(whole)
+    source = whole / "checkpoints" / "step-00000026.pt"
+    train_on_ranks(project(), tmp_path / "other", "--resume", str(source), "--max-steps", str(STEPS))
+    assert_same_state(checkpoint(tmp_path / "other"), checkpoint(whole))
+    assert names(tmp_path / "other") == ["best.pt", "last.pt", "step-00000044.pt", "step-00000050.pt"]
+    assert names(whole) == before
+
+
+def test_old_checkpoints_go_and_the_best_and_the_last_stay(project: Render, stopped: Path, tmp_path: Path) -> None:
+    assert names(stopped) == ["best.pt", "last.pt", "step-00000048.pt", "step-00000050.pt"]
+    run_dir = shutil.copytree(stopped, tmp_path / "run")
+    # This learning rate ruins the weights, so that the last checkpoint cannot be the best one.
+    train_on_ranks(project(), run_dir, "--resume", "--lr", "10", "--max-steps", "66", "--keep", "1")
+    assert names(run_dir) == ["best.pt", "last.pt", "step-00000066.pt"]
+    accuracies = logged(run_dir, "epoch/validation_accuracy")
+    assert sorted(accuracies) == [13, 22, 44, 50, 66]
+    best, last = checkpoint(run_dir, "best.pt")["progress"], checkpoint(run_dir)["progress"]
+    assert best["step"] == max(accuracies, key=lambda step: accuracies[step]) < last["step"] == 66
+    assert best["best_accuracy"] == last["best_accuracy"] == pytest.approx(accuracies[best["step"]], abs=1e-4)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_run_has_the_same_keys_and_goes_on_uncompiled(project: Render, whole: Path, tmp_path: Path) -> None:
+    source = str(whole / "checkpoints" / "step-00000013.pt")
+    run_dir = tmp_path / "run"
+    train(project(), run_dir, "--resume", source, "--max-steps", "15", "--compile", launcher="alone")
+    saved = checkpoint(run_dir)
+    assert saved["config"]["compile"] is True
+    assert saved["model"].keys() == checkpoint(whole)["model"].keys()
+    train_on_ranks(project(), run_dir, "--resume", "--max-steps", "17", processes=1)
+    assert checkpoint(run_dir)["progress"]["step"] == 17

@@ -1,0 +1,106 @@
+"""The documentation says what the template is."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from generator.costs import NOT_MEASURED
+from generator.documentation import documented_files
+from generator.questions import TEMPLATE, read_questions
+from generator.results import STAGES
+from tests.conftest import Render
+from tests.core.test_mutants import MUTANTS
+
+MADE_FILES = [
+    "README.md",
+    "docs/exact.md",
+    "docs/example/train.py",
+    "docs/faults.md",
+    "docs/matrix.md",
+    "docs/speed.md",
+    "docs/updates.md",
+]
+BIN = Path(sys.executable).parent
+
+
+@pytest.mark.parametrize("path", MADE_FILES)
+def test_made_documentation_is_up_to_date(path: str) -> None:
+    made = documented_files()
+    assert sorted(map(str, made)) == MADE_FILES
+    assert (TEMPLATE / path).read_text() == made[Path(path)], "run: ddp-template docs"
+
+
+def test_the_table_has_every_question_and_choice() -> None:
+    readme = (TEMPLATE / "README.md").read_text()
+    for question in read_questions():
+        row = next(line for line in readme.splitlines() if line.startswith(f"| `{question.key}` |"))
+        for choice in question.choices:
+            assert f"`{str(choice.value).lower()}`" in row
+
+
+def test_the_page_on_the_matrix_has_every_stage_and_mutant() -> None:
+    rows = [line.split(" | ") for line in (TEMPLATE / "docs" / "matrix.md").read_text().splitlines()]
+    assert {row[0].strip("| `") for row in rows if len(row) == 2} >= STAGES.keys()
+    told = [(row[0].strip("| "), row[3].strip("`")) for row in rows if len(row) == 5]
+    assert told[-len(MUTANTS) :] == [(mutant.mistake, mutant.stage) for mutant in MUTANTS]
+
+
+@pytest.mark.parametrize("page", ["exact", "faults"])
+def test_each_promise_has_a_test_and_what_it_measured(page: str) -> None:
+    text = (TEMPLATE / "docs" / f"{page}.md").read_text()
+    for section in text.split("\n## ")[1:]:
+        if section.startswith("Exit codes"):
+            continue
+        commands = re.findall(r"^`scripts/test\.sh (?:-m \"[^\"]+\" |-m \S+ )?(.*)`$", section, re.MULTILINE)
+        assert commands, section
+        assert all((TEMPLATE / path).is_file() for command in commands for path in command.split()), section
+        told_in_words = section.startswith(("On GPUs", "A disk", "Security"))
+        assert "| case | measured |" in section or told_in_words, section
+    assert NOT_MEASURED not in text
+
+
+def shown_sessions() -> list[str]:
+    """The terminal sessions in docs/matrix.md that need neither an edit nor time."""
+    sessions = re.findall(
+        r"^```console\n(.+?)^```", (TEMPLATE / "docs" / "matrix.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    return [session for session in sessions if not re.match(r"\$ ddp-template (check |diff\n)", session)]
+
+
+@pytest.mark.parametrize("session", shown_sessions(), ids=lambda session: session.splitlines()[0][2:])
+def test_a_command_prints_what_the_page_shows(session: str, tmp_path: Path) -> None:
+    for shown in re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]:
+        command, expected = shown.split("\n", 1)
+        done = subprocess.run(
+            f'PATH="{BIN}:$PATH"; {command}', shell=True, cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True
+        )
+        pattern = ".*".join(map(re.escape, expected.split("...")))
+        assert re.fullmatch(pattern, done.stdout, re.DOTALL), done.stdout
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn", "launch", "slurm", "mpirun"])
+def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> None:
+    place = project(launcher=launcher, amp="torch")
+    shown = subprocess.run(
+        [sys.executable, "train.py", "--help"], cwd=place, capture_output=True, text=True, check=True
+    )
+    readme, _, _ = (place / "README.md").read_text().partition("## Bring it up to date")  # by git
+    others = {
+        "--standalone",
+        "--nproc-per-node",
+        "--ntasks",
+        "--nodes",
+        "--data",
+        "--help",
+        "--signal",
+        "--max-restarts",
+    }
+    named = (
+        set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme)) - others - {"--allow-run-as-root", "--backend-store-uri"}
+    )
+    assert {"--resume", "--run-dir", "--keep"} <= named
+    for option in named:
+        assert option in shown.stdout, f"README.md names {option}"

@@ -1,0 +1,26 @@
+"""--channels-last changes where the numbers lie in memory, and no number."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import Render
+from tests.launching import checkpoint
+from tests.ranks import train_on_ranks
+
+
+@pytest.mark.parametrize("amp", ["none", "torch"])
+def test_channels_last_changes_the_layout_alone(amp: str, project: Render, tmp_path: Path) -> None:
+    folder = project() if amp == "none" else project(amp=amp)
+    runs = {option: tmp_path / option for option in ("--channels-last", "--no-channels-last")}
+    for option, run_dir in runs.items():
+        train_on_ranks(folder, run_dir, "--max-steps", "3", option)
+    last, first = (checkpoint(run_dir)["model"] for run_dir in runs.values())
+    assert last["features.1.0.weight"].is_contiguous(memory_format=torch.channels_last)
+    assert not first["features.1.0.weight"].is_contiguous(memory_format=torch.channels_last)
+    # Adam makes much of small differences of gradients; the statistics of BatchNorm do not.
+    statistics = [name for name in first if name.endswith(("running_mean", "running_var"))]
+    for name in statistics:
+        torch.testing.assert_close(last[name], first[name], rtol=1e-3 if amp == "none" else 2e-2, atol=1e-4)
+    assert len(statistics) == 4

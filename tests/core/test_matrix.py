@@ -1,0 +1,528 @@
+"""`ddp-template matrix` and `render`: what Copier accepts, all of it and nothing else, listed and written."""
+
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import copier
+import pytest
+import yaml
+
+from generator.combinations import Combination, legal_combinations, text
+from generator.documentation import question_table
+from generator.matrix import SIZE_OF_SHARD, jobs_as_json, shard_sizes
+from generator.options import MOST_PARTS
+from generator.projects import write_projects
+from generator.questions import TEMPLATE, read_questions
+from generator.rendering import RenderError
+from generator.selection import SelectionError, assign, covering, digest, shard
+from generator.workers import Workers
+from tests.conftest import Render
+
+COMMAND = Path(sys.executable).with_name("ddp-template")
+SETTINGS = yaml.safe_load((TEMPLATE / "copier.yml").read_text())
+# Every answer to every question that has a choice, read without the generator.
+ANSWERS: dict[str, list[Any]] = {
+    key: [False, True] if entry["type"] == "bool" else [choice["value"] for choice in entry["choices"].values()]
+    for key, entry in SETTINGS.items()
+    if not key.startswith("_") and ("choices" in entry or entry["type"] == "bool")
+}
+PRODUCT = [dict(zip(ANSWERS, row, strict=True)) for row in itertools.product(*ANSWERS.values())]
+
+
+def ddp_template(*arguments: str | Path, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command. Fails where it ends with another exit code."""
+    done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, **options)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def names(combinations: Sequence[Combination]) -> list[str]:
+    """Their names."""
+    return [combination.name for combination in combinations]
+
+
+def name_of(answers: dict[str, Any]) -> str:
+    """The name of a combination, made without the generator."""
+    return "-".join(json.dumps(value).strip('"') for value in answers.values())
+
+
+def copier_accepts(answers: dict[str, Any], template: Path, destination: Path) -> bool:
+    """Ask Copier itself."""
+    try:
+        copier.run_copy(str(template), destination, data=answers, defaults=True, quiet=True, pretend=True)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def all_names() -> list[str]:
+    """What `ddp-template matrix --format names` prints."""
+    return ddp_template("matrix", "--format", "names").stdout.splitlines()
+
+
+def test_a_sample_is_in_the_matrix_where_copier_accepts_it(
+    all_names: list[str], snapshot: Path, tmp_path: Path
+) -> None:
+    listed = [answers for answers in PRODUCT if name_of(answers) in all_names]
+    others = [answers for answers in PRODUCT if name_of(answers) not in all_names]
+    chance = random.Random(0)
+    for answers in chance.sample(listed, 30) + chance.sample(others, 30):
+        accepted = copier_accepts(answers, snapshot, tmp_path / "nowhere")
+        assert accepted == (name_of(answers) in all_names), answers
+
+
+def test_the_matrix_has_no_illegal_pair_and_misses_nothing_else(all_names: list[str]) -> None:
+    """The template has one illegal pair of answers: the backend mpi without the launcher mpirun."""
+    illegal = {name_of(one) for one in PRODUCT if one["backend"] == "mpi" and one["launcher"] != "mpirun"}
+    assert len(illegal) == len(PRODUCT) // 5
+    assert all_names == [name for answers in PRODUCT if (name := name_of(answers)) not in illegal]
+
+
+def test_the_table_has_a_numbered_row_for_each_and_says_how_many_there_are(all_names: list[str]) -> None:
+    lines = ddp_template("matrix").stdout.splitlines()
+    cells = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in lines if line[0] in "│┃"]
+    assert cells[0] == ["#", *ANSWERS]
+    assert cells[1:] == [[str(number), *name.split("-")] for number, name in enumerate(all_names, start=1)]
+    assert lines[-1] == f"{len(all_names)} legal of {len(PRODUCT)} combinations"
+
+
+def test_the_table_dims_the_defaults_and_counts_what_is_chosen(all_names: list[str]) -> None:
+    some = ["launcher=spawn", "backend=auto", "amp=torch", "sync_bn=true", "logging=console,csv"]
+    lines = ddp_template("matrix", *some, env={**os.environ, "FORCE_COLOR": "1"}).stdout.splitlines()
+    dim = [re.findall(r"\x1b\[2m(\w+) *\x1b\[0m", line) for line in lines if "spawn" in line]
+    assert dim == [["auto", "console"], ["auto"]]
+    assert lines[-1] == f"2 chosen of {len(all_names)} legal of {len(PRODUCT)} combinations; the defaults are dim"
+
+
+def test_json_is_one_line_that_a_job_matrix_can_take() -> None:
+    done = ddp_template("matrix", "launcher=mpirun", "amp=apex", "--format", "json")
+    assert done.stderr == ""
+    assert done.stdout.count("\n") == 1
+    expected = [one for one in PRODUCT if one["launcher"] == "mpirun" and one["amp"] == "apex"]
+    assert json.loads(done.stdout) == {"include": [{**one, "name": name_of(one)} for one in expected]}
+    assert len(expected) == 40
+
+
+def test_no_jobs_are_an_empty_list() -> None:
+    assert jobs_as_json([]) == '{"include":[]}'
+    assert shard_sizes([], "auto") == shard_sizes([], "7") == {}
+
+
+def test_as_many_jobs_as_github_takes() -> None:
+    assert len(json.loads(jobs_as_json([{}] * MOST_PARTS))["include"]) == 256
+    with pytest.raises(SelectionError, match=r"^257 combinations are more than the 256 jobs "):
+        jobs_as_json([{}] * 257)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (
+            ["--format", "json"],
+            " combinations are more than the 256 jobs that GitHub allows in a matrix: divide them by",
+        ),
+        (["--format", "xml"], "--format xml does not exist: choose table, json, names"),
+        (["--shards", "0"], "--shards 0 is impossible: choose auto, or 1 to 256"),
+        (["--shards", "257"], "--shards 257 is impossible: choose auto, or 1 to 256"),
+        (["--shards", "many"], "--shards many is impossible: choose auto, or 1 to 256"),
+        (["--shards", "2", "--shard", "1/2"], "--shard gives one part of a whole that --shards divides: choose one"),
+        (["--shard", "3/2"], "--shard 3/2 does not exist: the first is 1/2, the last 2/2"),
+        (["--shard", "1"], "--shard 1 is not I/N, such as 1/4"),
+        (["--cover", "many"], "--cover many is no number"),
+        (["--cover", "6"], "--cover 6 is impossible: choose 1 to 5, the number of questions"),
+        (["--since", "no such revision"], "'no such revision' is no revision that this clone has"),
+        (["launcher=ssh"], "launcher=ssh is no choice: launcher may be torchrun, "),
+        (["lancher=slurm"], "lancher is no question with choices: those are launcher, "),
+        (["two\nlines"], "two lines is neither KEY=VALUE nor the name of a combination, such as "),
+        (["launcher=slurm", "backend=mpi"], "no legal combination has launcher=slurm backend=mpi"),
+    ],
+    ids=lambda value: " ".join(map(ascii, value)) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_refused_in_one_line(arguments: list[str], reason: str) -> None:
+    done = ddp_template("matrix", *arguments, code=2)
+    assert done.stdout == ""
+    line = re.fullmatch(r"error: ([^\n]{20,})\n", done.stderr)
+    assert line, done.stderr
+    assert reason in line[1]
+
+
+@pytest.mark.parametrize("strength", [2, 3])
+def test_a_covering_set_has_every_legal_pair_or_triple(strength: int, legal: list[Combination]) -> None:
+    def occurring(rows: list[Combination]) -> set[tuple[tuple[str, str], ...]]:
+        asked = itertools.combinations(ANSWERS, strength)
+        return {tuple((key, text(row[key])) for key in keys) for keys in asked for row in rows}
+
+    # Copier refuses one of all pairs that can be written down, times four: the backend mpi without mpirun.
+    sizes = [len(values) for values in ANSWERS.values()]
+    possible = sum(math.prod(some) for some in itertools.combinations(sizes, strength))
+    refused = 4 * (1 if strength == 2 else sum(sizes[2:]))
+    chosen = covering(legal, strength)
+    assert occurring(chosen) == occurring(legal)
+    assert len(occurring(chosen)) == possible - refused
+    # No set is smaller than what the three largest questions need.
+    least = 5 * 5 if strength == 2 else (5 * 4 - 4) * 5
+    assert least <= len(chosen) <= 1.25 * least
+    assert ddp_template("matrix", "--cover", str(strength), "--format", "names").stdout.split() == names(chosen)
+
+
+@pytest.mark.parametrize("parts", [4, 7])
+def test_shards_are_disjoint_complete_balanced_and_the_same_on_every_call(
+    parts: int, legal: list[Combination], all_names: list[str]
+) -> None:
+    pieces = [shard(legal, part, parts) for part in range(1, parts + 1)]
+    assert sorted(name for piece in pieces for name in names(piece)) == sorted(all_names)
+    sizes = [len(piece) for piece in pieces]
+    assert max(sizes) == math.ceil(len(legal) / parts)
+    assert max(sizes) - min(sizes) < parts
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = ddp_template("matrix", "--shard", f"2/{parts}", "--format", "names", env=environment)
+        assert done.stdout.split() == names(pieces[1])
+
+
+def test_the_shards_are_listed_with_their_sizes(legal: list[Combination]) -> None:
+    done = ddp_template("matrix", "--shards", "7", "--format", "json")
+    assert done.stderr == ""
+    assert done.stdout.count("\n") == 1
+    sizes = {f"{part}/7": len(shard(legal, part, 7)) for part in range(1, 8)}
+    rows = [{"shard": part, "combinations": size} for part, size in sizes.items()]
+    assert json.loads(done.stdout) == {"include": rows}
+    assert ddp_template("matrix", "--shards", "7", "--format", "names").stdout.split() == list(sizes)
+    table = ddp_template("matrix", "--shards", "7").stdout
+    assert re.findall(r"│ (\d/7) +│ (\d+) +│", table) == [(part, str(size)) for part, size in sizes.items()]
+
+
+@pytest.mark.parametrize("shards", ["1", "7", "200", "256", "auto"])
+def test_every_shard_has_combinations_and_all_are_in_one(shards: str, legal: list[Combination]) -> None:
+    for some in (legal, legal[:5]):
+        sizes = shard_sizes(some, shards)
+        assert sum(sizes.values()) == len(some)
+        assert min(sizes.values()) > 0
+        assert len(sizes) <= len(some)
+        for part, size in list(sizes.items())[:8]:
+            number, parts = map(int, part.split("/"))
+            assert len(shard(some, number, parts)) == size
+    if shards == "auto":
+        parts = math.ceil(len(legal) / SIZE_OF_SHARD)
+        assert list(shard_sizes(legal, shards)) == [f"{part}/{parts}" for part in range(1, parts + 1)]
+
+
+def with_choice(copy: Path) -> Path:
+    """Add a choice to a copy of the template, as a maintainer would: in copier.yml, with a validator, and a partial."""
+    settings = (copy / "copier.yml").read_text()
+    last = "    mlflow (a local sqlite store, or your server):\n      value: mlflow\n"
+    assert last in settings
+    choice = (
+        "    jsonl (metrics.jsonl):\n      value: jsonl\n      validator: >-\n"
+        "        {% if sync_bn and amp == 'apex' %}not with apex and sync_bn{% endif %}\n"
+    )
+    (copy / "copier.yml").write_text(settings.replace(last, last + choice))
+    partials = copy / "partials" / "tracking"
+    shown = (partials / "console.py.jinja").read_text()
+    (partials / "jsonl.py.jinja").write_text(f"# jsonl was chosen\n{shown}")
+    return copy
+
+
+@pytest.fixture(scope="module")
+def extended(snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Combination]]:
+    """The template with the choice logging=jsonl, illegal beside amp=apex with sync_bn=true, and its combinations."""
+    copy = with_choice(shutil.copytree(snapshot, tmp_path_factory.mktemp("extended") / "template"))
+    with Workers() as workers:
+        return copy, legal_combinations(copy, workers)
+
+
+def test_a_new_choice_is_in_the_matrix_but_where_its_validator_refuses_it(
+    extended: tuple[Path, list[Combination]], legal: list[Combination]
+) -> None:
+    extended_names = names(extended[1])
+    assert [name for name in extended_names if not name.endswith("-jsonl")] == names(legal)
+    consoles = [name.removesuffix("console") for name in names(legal) if name.endswith("-console")]
+    expected = [f"{name}jsonl" for name in consoles if not name.endswith("-apex-true-")]
+    assert [name for name in extended_names if name.endswith("-jsonl")] == expected
+    assert len(expected) == 5 * len(consoles) // 6
+
+
+def test_a_new_choice_is_in_the_documentation(extended: tuple[Path, list[Combination]]) -> None:
+    row = next(line for line in question_table(read_questions(extended[0])).splitlines() if "`logging`" in line)
+    assert row.endswith("`mlflow`, `jsonl` (†) |")
+
+
+def test_a_new_choice_is_rendered(extended: tuple[Path, list[Combination]], tmp_path: Path) -> None:
+    template, combinations = extended
+    wanted = [one for one in combinations if one["logging"] == "jsonl" and one["launcher"] == "spawn"]
+    write_projects(tmp_path / "projects", wanted, template)
+    assert sorted(path.name for path in (tmp_path / "projects").iterdir()) == sorted(names(wanted))
+    for project in (tmp_path / "projects").iterdir():
+        assert (project / "ddp_project" / "tracking.py").read_text().startswith("# jsonl was chosen\n")
+
+
+@pytest.mark.parametrize("parts", [2, 4, 8])
+def test_a_new_choice_moves_few_combinations_to_another_shard(
+    parts: int, extended: tuple[Path, list[Combination]], legal: list[Combination]
+) -> None:
+    """What a part likes best depends on the name alone: only what finds that part full, before or after, can move.
+
+    The number that likes a part is binomial, so about 0.4 * sqrt(N / n * (1 - 1/n)) of N find each of n parts full.
+    Numbering the combinations anew, or taking a hash modulo n with another n, would move (n - 1) / n of them.
+    """
+    before, after = assign(legal, parts), by_name_assign(extended[1], parts)
+    moved = {one for one in legal if before[one] != after[one.name]}
+    full_before = {one for one in legal if before[one] != favourite(one, parts)}
+    full_after = {one for one in legal if after[one.name] != favourite(one, parts)}
+    assert moved <= full_before | full_after
+    expected = sum(0.4 * math.sqrt(len(some) * (parts - 1)) for some in (legal, extended[1]))
+    assert len(moved) <= 2 * expected
+    assert len(moved) <= len(legal) / 6
+
+
+def by_name_assign(combinations: Sequence[Combination], parts: int) -> dict[str, int]:
+    """The shard of each combination, by its name."""
+    return {combination.name: part for combination, part in assign(combinations, parts).items()}
+
+
+def favourite(combination: Combination, parts: int) -> int:
+    """The shard that a combination would be in if all had room."""
+    return max(range(1, parts + 1), key=lambda part: digest(combination.name, part))
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone with a generator of its own, whose last commit changes the README of the mpirun projects."""
+    clone = tmp_path_factory.mktemp("clone") / "clone"
+    for part in ("generator", "template", "partials"):
+        shutil.copytree(TEMPLATE / part, clone / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy2(TEMPLATE / "copier.yml", clone)
+    commit = ["git", "commit", "--quiet", "--all", "--message", "change"]
+    for command in (["git", "init", "--quiet"], ["git", "add", "copier.yml", "template", "partials"], commit):
+        subprocess.run(command, cwd=clone, check=True)
+    with (clone / "template" / "README.md.jinja").open("a") as readme:
+        readme.write("{% if launcher == 'mpirun' %}\nOne more line.\n{% endif %}\n")
+    subprocess.run(commit, cwd=clone, check=True)
+    return clone
+
+
+def matrix_of(clone: Path, *arguments: str) -> str:
+    """Run `ddp-template matrix` of a clone for a few combinations, and give what it prints."""
+    few = ["launcher=spawn,mpirun", "amp=none", "sync_bn=false"]
+    command = [sys.executable, "-c", "from generator.cli import main; main()", "matrix", *few, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(clone)}
+    done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_where_nothing_differs_from_a_revision_there_is_no_job(clone: Path) -> None:
+    assert matrix_of(clone, "--since", "HEAD", "--format", "json") == '{"include":[]}\n'
+    assert matrix_of(clone, "--since", "HEAD", "--shards", "auto", "--format", "json") == '{"include":[]}\n'
+    assert matrix_of(clone, "--since", "HEAD", "--cover", "2", "--shard", "1/2", "--format", "names") == ""
+    assert matrix_of(clone, "--since", "HEAD").splitlines()[-1].startswith("0 chosen of ")
+
+
+def test_what_differs_from_a_revision_is_chosen_then_covered_then_divided(
+    clone: Path, legal: list[Combination]
+) -> None:
+    answers = {"launcher": "mpirun", "amp": "none", "sync_bn": False}
+    changed = [one for one in legal if answers.items() <= dict(one.answers).items()]
+    assert len(changed) == 20
+    since = ["--since", "HEAD~1", "--format", "names"]
+    assert matrix_of(clone, *since).split() == names(changed)
+    second = shard(covering(changed, 1), 2, 2)
+    assert len(second) == 2
+    assert matrix_of(clone, *since, "--cover", "1", "--shard", "2/2").split() == names(second)
+
+
+def files_of(project: Path) -> dict[str, tuple[int, bytes]]:
+    """Mode and content of all files, by path, without the lines that say where the template was found."""
+    files = {}
+    for path in sorted(path for path in project.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        if path.name == ".copier-answers.yml":
+            content = re.sub(rb"^_.*\n", b"", content, flags=re.MULTILINE)
+        files[str(path.relative_to(project))] = path.stat().st_mode, content
+    return files
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_chosen_projects_are_written_as_copier_writes_them(exists: bool, tmp_path: Path, project: Render) -> None:
+    place = tmp_path / "some where" / "projects"
+    if exists:
+        place.mkdir(parents=True)
+    done = ddp_template("render", "some where/projects", "launcher=spawn,slurm", "--cover", "1", cwd=tmp_path)
+    assert done.stdout == "projects in some where/projects: 5\n"
+    assert "Rendering" in done.stderr
+    listed = ddp_template("matrix", "launcher=spawn,slurm", "--cover", "1", "--format", "names").stdout.split()
+    assert sorted(path.name for path in place.iterdir()) == sorted(listed)
+    for name in listed:
+        answers = dict(zip(ANSWERS, name.split("-"), strict=True))
+        assert files_of(place / name) == files_of(project(**answers))
+        assert f"_src_path: {TEMPLATE}\n" in (place / name / ".copier-answers.yml").read_text()
+    assert list((tmp_path / "some where").iterdir()) == [place]
+    assert place.stat().st_mode == (tmp_path / "some where").stat().st_mode
+
+
+def test_a_shard_is_written(tmp_path: Path, legal: list[Combination]) -> None:
+    ddp_template("render", tmp_path / "projects", "--shard", "3/100")
+    assert {path.name for path in (tmp_path / "projects").iterdir()} == set(names(shard(legal, 3, 100)))
+
+
+def everything_in(folder: Path) -> dict[str, bytes]:
+    """All paths below a folder, and what the files hold."""
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["full"], "full holds something already: choose a new or empty folder"),
+        (["hidden"], "hidden holds something already: choose a new or empty folder"),
+        (["full/file"], "full/file holds something already"),
+        (["full/file/projects"], "full/file"),
+        (["empty/../full"], "holds something already"),
+        ([""], "holds something already"),
+        (["new/projects", "launcher=ssh"], "launcher=ssh is no choice"),
+        (["new/projects", "--cover", "x"], "--cover x is no number"),
+        (["new/projects", "--shard", "x"], "--shard x is not I/N"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_written_is_refused_in_one_line(arguments: list[str], reason: str, tmp_path: Path) -> None:
+    for folder in ("full", "hidden/.git", "empty"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "full" / "file").write_text("mine\n")
+    before = everything_in(tmp_path)
+    done = ddp_template("render", *arguments, code=2, cwd=tmp_path)
+    line = re.fullmatch(r"error: ([^\n]{20,})\n", done.stderr)
+    assert line, done.stderr
+    assert reason in line[1]
+    assert done.stdout == ""
+    assert everything_in(tmp_path) == before
+
+
+def test_the_current_folder_is_not_replaced(tmp_path: Path) -> None:
+    done = ddp_template("render", ".", code=2, cwd=tmp_path)
+    assert done.stderr == "error: . is the current folder, which cannot be replaced: choose a new one\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_project_that_cannot_be_rendered_leaves_nothing_and_is_named(
+    snapshot: Path, tmp_path: Path, legal: list[Combination]
+) -> None:
+    broken = shutil.copytree(snapshot, tmp_path / "template")
+    (broken / "partials" / "tracking" / "csv.py.jinja").write_text("{{ nothing_has_this_name }}\n")
+    some = [one for one in legal if one["launcher"] == "spawn" and one["amp"] == "none"]
+    with pytest.raises(RenderError, match=r"^spawn-\w+-none-\w+-csv: .*nothing_has_this_name"):
+        write_projects(tmp_path / "new" / "projects", some, broken)
+    assert list(tmp_path.iterdir()) == [broken]
+
+
+def test_a_destination_that_was_filled_meanwhile_is_left_as_it_is(
+    tmp_path: Path, snapshot: Path, legal: list[Combination], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "projects"
+
+    def fill(project: Path, template: Path) -> None:
+        place.mkdir()
+        (place / "mine").write_text("mine\n")
+
+    monkeypatch.setattr("generator.projects.name_source", fill)
+    with pytest.raises(OSError, match="not empty"):
+        write_projects(place, legal[:1], snapshot)
+    assert everything_in(tmp_path) == {str(place): b"", str(place / "mine"): b"mine\n"}
+
+
+def processes_of(group: int) -> list[str]:
+    """The processes of a group that are still there; those that ended and wait to be collected do not count."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, its_group = status.read_text().rpartition(") ")[2].split()[:3]
+        except OSError:
+            continue
+        if int(its_group) == group and state != "Z":
+            found.append((status.parent / "cmdline").read_text())
+    return found
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait for something, and fail where it does not come."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def rendering_has_begun(folder: Path, group: int) -> bool:
+    """Whether some projects are there."""
+    return len(list(folder.glob("*/.ddp-template-*/projects/*/train.py"))) >= 5
+
+
+def workers_are_starting(folder: Path, group: int) -> bool:
+    """Whether there are the first workers, which load what they need for some tenths of a second."""
+    if not any("spawn_main" in process for process in processes_of(group)):
+        return False
+    time.sleep(0.2)
+    return True
+
+
+@pytest.mark.parametrize("begun", [workers_are_starting, rendering_has_begun])
+@pytest.mark.parametrize(
+    ("number", "send"), [(signal.SIGINT, os.killpg), (signal.SIGINT, os.kill), (signal.SIGTERM, os.kill)]
+)
+def test_an_interrupt_ends_it_at_once_and_leaves_nothing(
+    number: int, send: Callable[[int, int], None], begun: Callable[[Path, int], bool], tmp_path: Path
+) -> None:
+    """A terminal sends Ctrl-C to the whole process group, others send a signal to the one process that they know."""
+    command: list[str | Path] = [COMMAND, "render", tmp_path / "new" / "projects"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        wait_until(lambda: begun(tmp_path, running.pid))
+        send(running.pid, number)
+        sent = time.monotonic()
+        printed, told = running.communicate(timeout=30)
+    assert time.monotonic() - sent < 5
+    assert running.returncode == 130
+    assert printed == ""
+    assert "Traceback" not in told
+    wait_until(lambda: not processes_of(running.pid), seconds=5)
+    assert everything_in(tmp_path) == {}
+
+
+def interrupt_long_work() -> None:
+    """Leave workers, one of which would be busy for a minute, by KeyboardInterrupt."""
+    with Workers(1) as workers:
+        work = workers.submit(time.sleep, 60)
+        wait_until(work.running)
+        raise KeyboardInterrupt
+
+
+def test_an_error_ends_work_that_would_last() -> None:
+    begun, before = time.monotonic(), set(multiprocessing.active_children())
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_long_work()
+    assert time.monotonic() - begun < 20
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    command: list[str | Path] = [COMMAND, "render", tmp_path / "new" / "projects"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as running:
+        wait_until(lambda: rendering_has_begun(tmp_path, running.pid))
+        assert len(processes_of(running.pid)) >= 2
+        running.kill()
+    wait_until(lambda: not processes_of(running.pid), seconds=10)
+    assert not (tmp_path / "new" / "projects").exists()

@@ -1,0 +1,210 @@
+"""Rendered code reads as if written by hand for its answers: clean, short, and with no trace of other answers."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from generator.questions import read_questions
+from generator.rendering import RenderError, recorded_answers
+from tests.conftest import Render
+
+Choice = tuple[str, Any]  # key of a question and the value of one of its choices
+WithChoice = Callable[[Choice], Path]
+
+CHOICES: list[Choice] = [(question.key, choice.value) for question in read_questions() for choice in question.choices]
+DEFAULTS: dict[str, Any] = {question.key: question.default for question in read_questions() if question.choices}
+DEFAULT: Choice = next(iter(DEFAULTS.items()))
+# One choice at a time beside the defaults, which the first of them is.
+VARIANTS = [DEFAULT, *(choice for choice in CHOICES if choice not in DEFAULTS.items())]
+
+# Lines with docstrings and blank lines, and without tests.
+MAXIMUM_OF_PROJECT = 2100
+MAXIMUM_OF_TRAIN = 280
+
+# The words that a choice brings into code and settings. Where it was not made, they are a trace of it.
+TRACES: dict[Choice, str] = {
+    ("launcher", "torchrun"): r"torchrun|distributed\.run\b",
+    ("launcher", "spawn"): r"spawn(?!_key)|--nproc(?!-)|config\.nproc",
+    ("launcher", "launch"): r"distributed\.launch|--local-rank",
+    ("launcher", "slurm"): r"slurm|srun|sbatch",
+    ("launcher", "mpirun"): r"mpirun|mpich|open.mpi|\bOMPI_|\bPMI_",
+    ("amp", "torch"): r"autocast|GradScaler|amp_dtype|bf16",
+    ("amp", "apex"): r"apex|opt_level",
+    ("sync_bn", True): r"SyncBatchNorm|sync_bn",
+    ("logging", "csv"): r"csv",
+    ("logging", "tensorboard"): r"tensorboard|SummaryWriter",
+    ("logging", "wandb"): r"wandb|W&B|Weights & Biases",
+    ("logging", "mlflow"): r"mlflow",
+}
+# These bring nothing: the plainest answer to their question, or the default of an option that all projects have.
+TRACELESS = {("amp", "none"), ("sync_bn", False), ("logging", "console")}
+TRACELESS |= {choice for choice in CHOICES if choice[0] == "backend"}
+
+
+@pytest.fixture(scope="session")
+def with_choice(project: Render) -> WithChoice:
+    """Give a project that has a choice, and the default of every other question unless Copier wants it otherwise."""
+    projects: dict[Choice, Path] = {}
+
+    def get(choice: Choice) -> Path:
+        if choice not in projects:
+            projects[choice] = first_legal(project, choice)
+        return projects[choice]
+
+    return get
+
+
+def first_legal(project: Render, choice: Choice) -> Path:
+    """Render a choice alone, or else beside the first other one with which Copier accepts it."""
+    own = {} if choice in DEFAULTS.items() else dict([choice])
+    for partner in ({}, *(dict([other]) for other in VARIANTS if other[0] != choice[0])):
+        try:
+            return project(**partner, **own)
+        except RenderError:
+            continue
+    raise AssertionError(f"Copier accepts {choice} beside no other choice")
+
+
+def name(choice: Choice) -> str:
+    """How a test calls the project of a choice."""
+    return "default" if choice == DEFAULT else "-".join(map(str, choice))
+
+
+each_variant = pytest.mark.parametrize("choice", VARIANTS, ids=name)
+
+
+def python_files(project: Path) -> list[Path]:
+    """All Python files, sorted."""
+    return sorted(project.rglob("*.py"))
+
+
+def test_the_variants_have_every_choice_of_every_question(with_choice: WithChoice) -> None:
+    made = {pair for choice in VARIANTS for pair in recorded_answers(with_choice(choice)).items()}
+    assert set(CHOICES) <= made
+
+
+@pytest.fixture(scope="session")
+def tool_caches(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which tools write nothing into a project, and mypy remembers torch between sessions."""
+    caches = tmp_path_factory.mktemp("caches")
+    assert pytestconfig.cache
+    mypy = pytestconfig.cache.mkdir("mypy_of_rendered_code")
+    own = {
+        "BLACK_CACHE_DIR": str(caches / "black"),
+        "RUFF_CACHE_DIR": str(caches / "ruff"),
+        "MYPY_CACHE_DIR": str(mypy),
+    }
+    return {**os.environ, **own}
+
+
+def ci_commands(project: Path) -> list[list[str]]:
+    """The commands of the project's own workflow on GitHub."""
+    workflow = yaml.safe_load((project / ".github" / "workflows" / "ci.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    return [shlex.split(step["run"]) for step in job["steps"] if "run" in step]
+
+
+def test_the_checks_of_the_projects_own_ci_pass(with_choice: WithChoice, tool_caches: dict[str, str]) -> None:
+    project = with_choice(DEFAULT)  # test_every_combination.py asks the same tools about all others
+    _, install, *checks, tests = ci_commands(project)  # tests/updates/ tries the first
+    assert install == ["pip", "install", "-e", ".[dev]"]
+    assert checks == [["black", "--check", "."], ["ruff", "check", "."], ["mypy"]]
+    assert tests == ["pytest"]
+    for check in checks:
+        command = [sys.executable, "-m", *check]
+        done = subprocess.run(command, cwd=project, env=tool_caches, capture_output=True, text=True)
+        assert done.returncode == 0, f"{shlex.join(check)}:\n{done.stdout}{done.stderr}"
+        if check == ["mypy"]:
+            assert f"no issues found in {len(python_files(project))} source files" in done.stdout
+
+
+@each_variant
+def test_shell_scripts_are_valid_and_can_be_started_as_the_readme_says(with_choice: WithChoice, choice: Choice) -> None:
+    project = with_choice(choice)
+    scripts = [path for path in project.iterdir() if path.is_file() and path.read_bytes().startswith(b"#!")]
+    for script in scripts:
+        assert script.read_text().startswith("#!/usr/bin/env bash\n")
+        subprocess.run(["bash", "-n", script], check=True)
+    readme = (project / "README.md").read_text()
+    started = {project / script for script in re.findall(r"(?<![\w.])\./([\w.-]+)", readme)}
+    assert started <= set(scripts)
+    for script in started | set(project.glob("*.sh")):
+        assert os.access(script, os.X_OK), f"{script.name} is not executable"
+
+
+def repeated_windows(path: Path, size: int = 6) -> dict[tuple[str, ...], list[int]]:
+    """Every sequence of this many lines that a file has more than once, blank ones left out, with their first lines."""
+    lines = [(number, line) for number, line in enumerate(path.read_text().splitlines(), start=1) if line.strip()]
+    places = defaultdict(list)
+    for start in range(len(lines) - size + 1):
+        window = lines[start : start + size]
+        places[tuple(line for _, line in window)].append(window[0][0])
+    return {window: numbers for window, numbers in places.items() if len(numbers) > 1}
+
+
+@each_variant
+def test_no_six_lines_occur_twice_in_a_file(with_choice: WithChoice, choice: Choice) -> None:
+    """Where they do, an update can merge an edit into the wrong one of two functions, and say nothing."""
+    project = with_choice(choice)
+    repeated = {(path.name, *numbers) for path in python_files(project) for numbers in repeated_windows(path).values()}
+    assert not repeated
+
+
+def test_repeated_lines_are_found(tmp_path: Path) -> None:
+    six = "".join(f"line {number}\n" for number in range(6))
+    (tmp_path / "once.py").write_text(f"{six}end\n{six.replace('line 5', 'other')}")
+    assert repeated_windows(tmp_path / "once.py") == {}
+    (tmp_path / "twice.py").write_text(f"{six}end\n{six.replace('line 3', chr(10) + 'line 3')}")
+    assert list(repeated_windows(tmp_path / "twice.py").values()) == [[1, 8]]
+
+
+def code_and_settings(project: Path) -> dict[str, str]:
+    """The text of all files but the data, README.md, which says how to change over, and the answers.
+
+    How tests/conftest.py starts processes on macOS is not a choice of launcher: every project's tests do it so.
+    """
+    paths = [path for path in sorted(project.rglob("*")) if path.is_file() and path.suffix != ".npz"]
+    texts = {str(path.relative_to(project)): path.read_text() for path in paths}
+    del texts["README.md"], texts[".copier-answers.yml"]
+    texts["tests/conftest.py"] = texts["tests/conftest.py"].replace('"spawn" if sys.platform', "")
+    return texts
+
+
+def test_every_choice_has_words_that_would_betray_it() -> None:
+    assert not TRACES.keys() & TRACELESS
+    assert {*TRACES, *TRACELESS} == set(CHOICES)
+
+
+@each_variant
+def test_there_is_no_trace_of_an_answer_that_was_not_given(with_choice: WithChoice, choice: Choice) -> None:
+    project = with_choice(choice)
+    given = recorded_answers(project).items()
+    found = []
+    for other, words in TRACES.items():
+        hits = [
+            f"{path}:{number}: {line.strip()}"
+            for path, text in code_and_settings(project).items()
+            for number, line in enumerate(text.splitlines(), start=1)
+            if re.search(words, line, re.IGNORECASE)
+        ]
+        if other in given:
+            assert hits, f"{words} does not occur where {other} was chosen"
+        else:
+            found += hits
+    assert not found, "\n".join(found)
+
+
+def test_the_default_project_is_short(with_choice: WithChoice) -> None:
+    project = with_choice(DEFAULT)
+    lines = {path: len(path.read_text().splitlines()) for path in python_files(project) if path.parent.name != "tests"}
+    assert lines[project / "train.py"] < MAXIMUM_OF_TRAIN
+    assert sum(lines.values()) < MAXIMUM_OF_PROJECT

@@ -1,0 +1,262 @@
+"""Every logger keeps one run, with each metric of each step once, also after a stop: its own reader tells."""
+
+import json
+import math
+import os
+import runpy
+import shutil
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from generator.training.records import READERS, History, mlflow_run, read_csv, read_log, wandb_files, wandb_records
+from tests.conftest import Render
+from tests.launching import assert_same_weights, checkpoint, train
+from tests.ranks import train_on_ranks
+
+LOGGERS = ("csv", "tensorboard", "wandb", "mlflow")
+TRACKERS = {"tensorboard", "wandb", "mlflow"}
+# Not the defaults, so that a metric cannot be right by accident.
+LR, WARMUP, TOTAL_STEPS = 0.01, 12, 4 * 22
+OPTIONS = ("--epochs", "4", "--lr", str(LR), "--warmup-steps", str(WARMUP), "--log-every", "5")
+
+# An epoch has 22 steps. The first run stops after step 32; the second one resumes from step 25 and stops after step 50.
+TRAIN_STEPS = [5, 10, 15, 20, 22, 25, 30, 35, 40, 44, 45, 50]
+EPOCH_STEPS = [22, 44, 50]
+ABANDONED = 32
+STEPS_OF_METRIC = {
+    "train/loss": TRAIN_STEPS,
+    "train/accuracy": TRAIN_STEPS,
+    "lr": TRAIN_STEPS,
+    "samples_per_second": TRAIN_STEPS,
+    "epoch": EPOCH_STEPS,
+    "epoch/train_loss": EPOCH_STEPS,
+    "epoch/train_accuracy": EPOCH_STEPS,
+    "epoch/validation_loss": EPOCH_STEPS,
+    "epoch/validation_accuracy": EPOCH_STEPS,
+}
+# These stores only grow: what was recorded after the checkpoint stays, and is recorded again.
+APPEND_ONLY = {"wandb", "mlflow"}
+TRAINED_TWICE = {30}
+
+
+def run_and_tell_modules() -> None:
+    """Run train.py on this rank, and write down what it has imported by its end."""
+    try:
+        runpy.run_path("train.py", run_name="__main__")
+    finally:
+        Path(f"{os.environ['MODULES']}-{os.environ['RANK']}").write_text("\n".join(sys.modules))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nobody_is_logged_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No key, no setting and no file of the person who runs the tests reaches a logger."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_"))]:
+            patch.delenv(name)
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def run_of(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Give the run directory of a logger: stopped within the second epoch, and resumed from an older checkpoint.
+
+    Beside it are modules-0 and modules-1: what each rank of the first start had imported.
+    """
+    run_dirs: dict[str, Path] = {}
+
+    def get(logger: str) -> Path:
+        if logger not in run_dirs:
+            run_dir = tmp_path_factory.mktemp(logger) / "run"
+            env = {"MODULES": str(run_dir.parent / "modules")} | (
+                {"WANDB_MODE": "offline"} if logger == "wandb" else {}
+            )
+            first = (*OPTIONS, "--max-steps", str(ABANDONED), "--save-every", "5", "--keep", "9")
+            train_on_ranks(project(logging=logger), run_dir, *first, env=env, entry=run_and_tell_modules)
+            second = (*OPTIONS, "--max-steps", "50", "--resume", str(run_dir / "checkpoints" / "step-00000025.pt"))
+            train_on_ranks(project(logging=logger), run_dir, *second)
+            run_dirs[logger] = run_dir
+        return run_dirs[logger]
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def history_of(run_of: Callable[[str], Path]) -> Callable[[str], History]:
+    """Give what a logger's own reader reads of its run."""
+    histories: dict[str, History] = {}
+
+    def get(logger: str) -> History:
+        if logger not in histories:
+            histories[logger] = dict(READERS[logger](run_of(logger)))
+        return histories[logger]
+
+    return get
+
+
+def values_in_log(run_dir: Path) -> dict[tuple[int, str], set[float]]:
+    """The values in train.log of each step and metric; several where a step was trained twice."""
+    values = defaultdict(set)
+    for name, recorded in read_log(run_dir).items():
+        for step, value in recorded:
+            values[step, name].add(value)
+    return values
+
+
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_each_metric_has_each_step_once_and_in_order(logger: str, history_of: Callable[[str], History]) -> None:
+    steps = {name: [step for step, _ in values] for name, values in history_of(logger).items()}
+    if logger in APPEND_ONLY:
+        for name, recorded in steps.items():
+            assert sorted(set(recorded)) == sorted({*STEPS_OF_METRIC[name], ABANDONED})
+            assert {step for step in recorded if recorded.count(step) > 1} <= TRAINED_TWICE
+    else:
+        assert steps == STEPS_OF_METRIC
+
+
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_recorded_values_are_those_of_the_log(
+    logger: str, run_of: Callable[[str], Path], history_of: Callable[[str], History]
+) -> None:
+    log = values_in_log(run_of(logger))
+    for name, values in history_of(logger).items():
+        for step, value in values:
+            logged = log[step, name]
+            assert any(value == pytest.approx(number, rel=6e-4) for number in logged), (step, name, value, logged)
+
+
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_the_learning_rate_follows_its_closed_form(logger: str, history_of: Callable[[str], History]) -> None:
+    for step, value in history_of(logger)["lr"]:
+        if step <= WARMUP:
+            expected = LR * step / WARMUP
+        else:
+            expected = LR * math.cos(math.pi / 2 * (step - 1 - WARMUP) / (TOTAL_STEPS - WARMUP)) ** 2
+        assert value == pytest.approx(expected, rel=1e-6), step
+
+
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_an_epoch_is_the_mean_over_its_samples_also_across_a_stop(
+    logger: str, history_of: Callable[[str], History]
+) -> None:
+    history = {name: dict(values) for name, values in history_of(logger).items()}
+    for first, last in ((0, 22), (22, 44), (44, 50)):
+        reports = [step for step in TRAIN_STEPS if first < step <= last]
+        weights = [step - before for before, step in zip([first, *reports], reports, strict=False)]
+        for metric in ("loss", "accuracy"):
+            parts = [weight * history[f"train/{metric}"][step] for weight, step in zip(weights, reports, strict=True)]
+            assert history[f"epoch/train_{metric}"][last] == pytest.approx(sum(parts) / (last - first), rel=1e-6)
+        correct = history["epoch/validation_accuracy"][last] * 360
+        assert correct == pytest.approx(round(correct), abs=1e-3)
+    assert [history["epoch"][step] for step in EPOCH_STEPS] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("logger", ["tensorboard", "wandb", "mlflow"])
+def test_which_logger_records_changes_no_bit_of_the_training(
+    logger: str, run_of: Callable[[str], Path], history_of: Callable[[str], History]
+) -> None:
+    assert_same_weights(checkpoint(run_of(logger)), checkpoint(run_of("csv")))
+    one, other = dict(history_of(logger)["train/loss"]), dict(history_of("csv")["train/loss"])
+    precision = 1e-6 if logger == "tensorboard" else 0  # TensorBoard keeps float32
+    assert {step: one[step] for step in TRAIN_STEPS} == pytest.approx(other, rel=precision, abs=0)
+
+
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_rank_0_alone_imports_the_logger(logger: str, run_of: Callable[[str], Path]) -> None:
+    folder = run_of(logger).parent
+    imported = [{name.split(".")[0] for name in (folder / f"modules-{rank}").read_text().split()} for rank in range(2)]
+    assert imported[0] & TRACKERS == {logger} & TRACKERS
+    assert imported[1] & TRACKERS == set(), "importing the program must not import it"
+
+
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_nothing_is_written_outside_the_run_directory(
+    logger: str, run_of: Callable[[str], Path], project: Render
+) -> None:
+    run_dir = run_of(logger)
+    beside = {path.name for path in run_dir.parent.iterdir()}
+    assert beside == {"run", "modules-0", "modules-1", "run-rank-0.out", "run-rank-1.out"}
+    in_project = {path.name for path in project(logging=logger).iterdir()}
+    assert not in_project & {"runs", "wandb", "mlruns", "mlflow.db", "tensorboard", "lightning_logs"}
+
+
+def test_tensorboard_has_one_event_file_for_each_start(run_of: Callable[[str], Path]) -> None:
+    files = [path for path in (run_of("tensorboard") / "tensorboard").rglob("*") if path.is_file()]
+    assert len(files) == 2
+    assert all(path.name.startswith("events.out.tfevents.") for path in files)
+
+
+def test_wandb_has_one_run_with_the_options(run_of: Callable[[str], Path]) -> None:
+    run_dir = run_of("wandb")
+    files = wandb_files(run_dir)
+    assert len(files) == len([*(run_dir / "wandb").glob("*run-*-*")]) == 2, "one for each start"
+    starts = [next(record.run for record in wandb_records(file) if record.HasField("run")) for file in files]
+    assert {start.run_id for start in starts} == {(run_dir / "wandb_run_id").read_text()}
+    assert {start.project for start in starts} == {"ddp_project"}
+    recorded = {update.key: json.loads(update.value_json) for update in starts[-1].config.update}
+    recorded.pop("_wandb")
+    assert recorded == json.loads((run_dir / "config.json").read_text())
+    assert recorded["lr"] == LR
+
+
+def test_mlflow_has_one_finished_run_with_the_options(run_of: Callable[[str], Path]) -> None:
+    run_dir = run_of("mlflow")
+    run = mlflow_run(run_dir)
+    assert run.info.run_id == (run_dir / "mlflow_run_id").read_text()
+    assert run.info.status == "FINISHED"
+    at_first_start = json.loads((run_dir / "config.json").read_text())
+    at_first_start |= {"max_steps": ABANDONED, "save_every": 5, "keep": 9, "resume": None}
+    assert run.data.params == {name: str(value) for name, value in at_first_start.items()}
+    assert run.data.params["lr"] == str(LR)
+
+
+def test_a_torn_last_line_of_the_csv_is_dropped(run_of: Callable[[str], Path], project: Render, tmp_path: Path) -> None:
+    run_dir = shutil.copytree(run_of("csv"), tmp_path / "run")
+    before = read_csv(run_dir)["train/loss"]
+    with open(run_dir / "metrics.csv", "a") as file:
+        file.write("\n4")
+    train_on_ranks(project(logging="csv"), run_dir, *OPTIONS, "--resume", "--max-steps", "55")
+    after = read_csv(run_dir)["train/loss"]
+    assert after[:-1] == before
+    assert after[-1][0] == 55
+
+
+def assert_one_line_refuses(printed: str, *words: str) -> None:
+    """Nothing but one line of error, besides the log."""
+    lines = [line for line in printed.splitlines() if line and " INFO " not in line]
+    assert len(lines) == 1, printed
+    assert lines[0].startswith("error: ")
+    assert all(word in lines[0] for word in words), lines[0]
+
+
+def test_mlflow_without_a_usable_store_ends_every_rank_with_one_line(project: Render, tmp_path: Path) -> None:
+    store = {"MLFLOW_TRACKING_URI": "nowhere://store"}
+    printed = train_on_ranks(project(logging="mlflow"), tmp_path / "run", code=2, env=store, timeout=100)
+    assert_one_line_refuses("".join(printed), "MLflow", "nowhere")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_wandb_online_without_a_key_ends_every_rank_with_one_line(project: Render, tmp_path: Path) -> None:
+    online = {"WANDB_MODE": "online"}
+    printed = train_on_ranks(project(logging="wandb"), tmp_path / "run", code=2, env=online, timeout=100)
+    assert_one_line_refuses("".join(printed), "W&B", "WANDB_MODE=offline")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_wandb_online_without_a_key_ends_the_launcher_too(project: Render, tmp_path: Path) -> None:
+    place = project(logging="wandb", launcher="spawn")
+    online = {"WANDB_MODE": "online"}
+    printed = train(place, tmp_path / "run", launcher="spawn", env=online, code=2, timeout=100)
+    assert_one_line_refuses(printed, "W&B", "WANDB_MODE=offline")
+
+
+def test_wandb_says_once_that_it_records_offline(run_of: Callable[[str], Path]) -> None:
+    folder = run_of("wandb").parent
+    log = (folder / "run" / "train.log").read_text()
+    assert log.count("no W&B key: recording offline") == 1, "at the second start alone: the first was told to"
+    printed = "".join((folder / f"run-rank-{rank}.out").read_text() for rank in range(2))
+    assert "WARNING" not in printed

@@ -1,0 +1,253 @@
+"""The workflows on GitHub, here and in a rendered project: they are valid, and what they decide is right."""
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from generator.matrix import jobs_as_json
+from generator.questions import TEMPLATE
+from tests.conftest import Render
+
+FOLDER = TEMPLATE / ".github" / "workflows"
+NAMES = ["ci.yml", "nightly.yml", "release.yml"]
+MAY = {"release.yml": {"contents": "write"}}  # the others only read
+BIN = Path(sys.executable).parent
+RESULTS = ("success", "failure", "cancelled", "skipped")
+SOME, NONE = jobs_as_json([{"shard": "1/1", "combinations": 1}]), jobs_as_json([])
+OURS = "actions/(checkout|setup-python|cache/restore|cache/save|upload-artifact)@v[0-9]+"
+
+each_workflow = pytest.mark.parametrize("name", NAMES)
+
+
+def read(name: str) -> dict[str, Any]:
+    """A workflow of this repository. YAML takes its key "on" for true."""
+    workflow: dict[Any, Any] = yaml.safe_load((FOLDER / name).read_text())
+    return {"on": workflow.pop(True), **workflow}
+
+
+def steps_of(name: str) -> Iterator[dict[str, Any]]:
+    """All steps of a workflow."""
+    for job in read(name)["jobs"].values():
+        yield from job["steps"]
+
+
+def script_of(name: str, job: str) -> str:
+    """The only script of a job."""
+    (script,) = [step["run"] for step in read(name)["jobs"][job]["steps"] if "run" in step]
+    return str(script)
+
+
+def run(script: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a script as GitHub does."""
+    (folder / "script.sh").write_text(script)
+    own = {**os.environ, **environment}
+    return subprocess.run(["bash", "-e", "script.sh"], cwd=folder, env=own, capture_output=True, text=True)
+
+
+def test_these_are_all_workflows() -> None:
+    assert sorted(path.name for path in FOLDER.iterdir()) == NAMES
+
+
+def actionlint(*files: Path) -> subprocess.CompletedProcess[str]:
+    """Run actionlint, which hands each script to shellcheck; both come with the test extra."""
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    command = [str(BIN / "actionlint"), "-no-color", *map(str, files)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+@each_workflow
+def test_actionlint_finds_nothing_in_a_workflow(name: str) -> None:
+    done = actionlint(FOLDER / name)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_actionlint_finds_nothing_in_the_workflow_of_a_project(project: Render) -> None:
+    done = actionlint(project() / ".github" / "workflows" / "ci.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "complaint"),
+    [
+        ("needs: shards", "needs: shard", 'job "check" needs job "shard"'),
+        ("matrix.combinations", "matrix.combination)", "parser did not reach end of input"),
+        ('echo "$matrix"', "echo $matrix", "SC2086"),
+    ],
+)
+def test_actionlint_finds_a_mistake(right: str, wrong: str, complaint: str, tmp_path: Path) -> None:
+    workflow = (FOLDER / "ci.yml").read_text()
+    assert right in workflow
+    (tmp_path / "ci.yml").write_text(workflow.replace(right, wrong))
+    done = actionlint(tmp_path / "ci.yml")
+    assert done.returncode == 1
+    assert complaint in done.stdout
+
+
+def shellcheck(script: str, folder: Path) -> str:
+    """What shellcheck says of a script; it comes with the test extra."""
+    (folder / "script.sh").write_text(script)
+    command = [str(BIN / "shellcheck"), "--shell=bash", "--norc", "script.sh"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
+
+
+def test_shellcheck_finds_nothing_in_any_script(tmp_path: Path) -> None:
+    action = yaml.safe_load((TEMPLATE / ".github" / "actions" / "install" / "action.yml").read_text())
+    steps = [*action["runs"]["steps"], *(step for name in NAMES for step in steps_of(name))]
+    scripts = [step["run"] for step in steps if "run" in step]
+    assert len(scripts) == 13
+    for script in scripts:
+        assert shellcheck(script, tmp_path) == "", script
+    assert "SC2086" in shellcheck("echo $1\n", tmp_path)
+
+
+@each_workflow
+def test_no_script_is_made_of_what_others_may_write(name: str) -> None:
+    """GitHub puts expressions into a script as they are: a branch with a strange name would be run."""
+    assert not [step["run"] for step in steps_of(name) if "${{" in step.get("run", "")]
+
+
+@each_workflow
+def test_a_workflow_may_do_little_and_uses_official_actions_alone(name: str) -> None:
+    workflow = read(name)
+    assert workflow["permissions"] == MAY.get(name, {"contents": "read"})
+    assert set(workflow["concurrency"]) == {"group", "cancel-in-progress"}
+    used = [step["uses"] for step in steps_of(name) if "uses" in step]
+    assert used
+    assert [action for action in used if not re.fullmatch(f"{OURS}|./.github/actions/install", action)] == []
+    for job in workflow["jobs"].values():
+        assert 0 < job["timeout-minutes"] <= 120
+        assert "permissions" not in job
+
+
+@pytest.mark.parametrize("name", ["ci.yml", "nightly.yml"])
+def test_the_last_job_needs_all_others_and_always_runs(name: str) -> None:
+    *others, last = read(name)["jobs"]
+    job = read(name)["jobs"][last]
+    assert last == "pass"
+    assert job["needs"] == others
+    assert job["if"] == "always()"
+    assert not [other for other in others if "continue-on-error" in read(name)["jobs"][other]]
+
+
+def passes(name: str, results: dict[str, str], outputs: dict[str, str], folder: Path) -> bool:
+    """Whether the job `pass` is content with what the other jobs came to."""
+    (step,) = read(name)["jobs"]["pass"]["steps"]
+    values = {f"needs.{job}.result": result for job, result in results.items()}
+    values |= {f"needs.shards.outputs.{key}": value for key, value in outputs.items()}
+    environment = {key: values[value.removeprefix("${{ ").removesuffix(" }}")] for key, value in step["env"].items()}
+    done = run(step["run"], folder, **environment)
+    for job, result in results.items():
+        assert f"{job}: {result}" in done.stdout
+    return done.returncode == 0
+
+
+def test_a_pull_request_passes_where_all_succeeded_or_nothing_was_to_check(tmp_path: Path) -> None:
+    passed = []
+    for tests, shards, check in itertools.product(RESULTS, repeat=3):
+        # A job that did not succeed has no outputs; should it have some, they count for nothing.
+        for matrix in (SOME, NONE, "") if shards == "success" else (SOME, NONE):
+            results = {"tests": tests, "shards": shards, "check": check}
+            if passes("ci.yml", results, {"matrix": matrix}, tmp_path):
+                passed.append((tests, shards, check, matrix))
+    assert passed == [
+        ("success", "success", "success", SOME),
+        ("success", "success", "success", ""),
+        ("success", "success", "skipped", NONE),
+    ]
+
+
+def test_a_night_passes_where_all_succeeded(tmp_path: Path) -> None:
+    jobs = ["shards", "check", "launchers", "updates", "slow"]
+    rows = [dict(zip(jobs, row, strict=True)) for row in itertools.product(RESULTS, repeat=len(jobs))]
+    passed = [results for results in rows if passes("nightly.yml", results, {}, tmp_path)]
+    assert passed == [dict.fromkeys(jobs, "success")]
+
+
+def test_the_check_is_skipped_just_where_the_matrix_is_empty() -> None:
+    """`pass` compares with the same text; GitHub would fail a job whose matrix is empty."""
+    condition = read("ci.yml")["jobs"]["check"]["if"]
+    assert condition == f"needs.shards.outputs.matrix != '{NONE}'"
+    assert f"'{NONE}'" in script_of("ci.yml", "pass")
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A clone whose command records how it is called, and prints a matrix; MATRIX=broken makes it fail."""
+    clone = tmp_path / "clone"
+    command = clone / ".venv" / "bin" / "ddp-template"
+    command.parent.mkdir(parents=True)
+    command.write_text(
+        '#!/bin/sh\nprintf "%s\\n" "$@" >>called\n'
+        '[ "$MATRIX" != broken ] || exit 2\n[ "$1" = check ] || echo "$MATRIX"\n'
+    )
+    command.chmod(0o755)
+    for words in (["init", "--quiet"], ["commit", "--quiet", "--allow-empty", "--message", "base"]):
+        subprocess.run(["git", *words], cwd=clone, check=True)
+    subprocess.run(["git", "update-ref", "refs/remotes/origin/main", "HEAD"], cwd=clone, check=True)
+    return clone
+
+
+def commit_of(clone: Path) -> str:
+    """The commit of origin/main."""
+    return subprocess.run(
+        ["git", "rev-parse", "origin/main"], cwd=clone, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+@pytest.mark.parametrize(("name", "base"), [("ci.yml", "main"), ("ci.yml", ""), ("nightly.yml", "")])
+def test_the_shards_are_handed_on(name: str, base: str, clone: Path) -> None:
+    """A pull request compares with a commit of its base branch; a push has no base, and takes all combinations."""
+    output = clone / "output"
+    done = run(script_of(name, "shards"), clone, GITHUB_OUTPUT=str(output), MATRIX=SOME, BASE=base)
+    assert done.returncode == 0, done.stderr
+    handed_on = dict(line.split("=", 1) for line in output.read_text().splitlines())
+    since = commit_of(clone) if base else ""
+    assert handed_on == {"matrix": SOME} | ({"since": since} if name == "ci.yml" else {})
+    compared = ["--since", since] if base else []
+    called = (clone / "called").read_text().splitlines()
+    assert called == ["matrix", *compared, "--shards", "auto", "--format", "json"]
+    assert json.loads(handed_on["matrix"])["include"]
+
+
+@pytest.mark.parametrize(("matrix", "base"), [("broken", "main"), ("broken", ""), (SOME, "no-such-branch")])
+def test_shards_that_cannot_be_found_fail_their_job(matrix: str, base: str, clone: Path) -> None:
+    output = clone / "output"
+    done = run(script_of("ci.yml", "shards"), clone, GITHUB_OUTPUT=str(output), MATRIX=matrix, BASE=base)
+    assert done.returncode != 0
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(("name", "since"), [("ci.yml", "0a437a3"), ("ci.yml", ""), ("nightly.yml", "")])
+def test_a_shard_is_checked_and_reports_beside_its_projects(name: str, since: str, clone: Path) -> None:
+    place = clone / "check"
+    script = script_of(name, "check")
+    done = run(script, clone, TMPDIR=str(place), SHARD="2/4", SINCE=since, MATRIX="")
+    assert done.returncode == 0, done.stderr
+    reports = [part for kind in ("junit.xml", "report.json", "report.html") for part in (kind, f"{place}/{kind}")]
+    reports[::2] = ["--junit", "--json", "--html"]
+    options = ["--no-cache"] if name == "nightly.yml" else ["--since", since] if since else []
+    assert (clone / "called").read_text().splitlines() == ["check", "--shard", "2/4", *options, *reports]
+    failed = run(script, clone, TMPDIR=str(clone / "other"), SHARD="2/4", SINCE=since, MATRIX="broken")
+    assert failed.returncode == 2
+
+
+@each_workflow
+def test_reports_are_kept_also_where_a_check_fails(name: str) -> None:
+    for job in read(name)["jobs"].values():
+        checks = [step for step in job["steps"] if "ddp-template check" in step.get("run", "")]
+        uploads = [step for step in job["steps"] if "upload-artifact" in step.get("uses", "")]
+        assert len(checks) == len(uploads)
+        for check, upload in zip(checks, uploads, strict=True):
+            assert upload["if"] == "${{ !cancelled() }}"
+            assert upload["with"]["path"] == check["env"]["TMPDIR"]
+        if "strategy" in job:
+            assert job["strategy"]["fail-fast"] is False

@@ -1,0 +1,185 @@
+"""Versions are released once, in order, told of in CHANGELOG.md, and only where updates to them lose nothing."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from generator.questions import TEMPLATE
+from generator.rendering import RenderError
+from generator.updates.hermetic import run
+from generator.updates.history import NEXT, clone_history
+from generator.updates.release import TOLD, check_changes, check_release, steps_of_release, tells_of_checkpoints
+from generator.updates.releases import FILE, read_releases
+from generator.updates.replay import commit_all
+from tests.histories import MadeUp
+
+SECTION = f"# Changes\n\n## 1.1.0\n\n{TOLD[0]}\n\n- Nothing.\n\n{TOLD[1]}\n\n- Nothing.\n"
+
+
+@pytest.fixture
+def ready(made_up: MadeUp) -> MadeUp:
+    """A history of which 1.1.0 can be released."""
+    (made_up.folder / "CHANGELOG.md").write_text(SECTION)
+    commit_all(made_up.folder)
+    return made_up
+
+
+def test_all_released_versions_are_in_this_clone_and_told_of() -> None:
+    changes = (TEMPLATE / "CHANGELOG.md").read_text()
+    for release in read_releases():
+        assert run(TEMPLATE, "cat-file", "-t", release.commit) == "commit"
+        check_changes(release.version, changes)
+
+
+def test_a_version_that_is_ready_passes(ready: MadeUp) -> None:
+    check_release("1.1.0", ready.folder)
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        ("1.0.0", "1.0.0 is not newer than 1.0.0"),
+        ("0.9", "0.9 is not newer than 1.0.0"),
+        ("v1.1.0", "v1.1.0 is written 1.1.0"),
+        ("1.1.0-beta", "1.1.0-beta is written 1.1.0b0"),
+        ("next", "next is no version by PEP 440"),
+        ("1.2.0", "CHANGELOG.md has no section '## 1.2.0'"),
+    ],
+)
+def test_names_that_are_no_new_version(version: str, reason: str, ready: MadeUp) -> None:
+    with pytest.raises(RenderError, match=re.escape(reason)):
+        check_release(version, ready.folder)
+
+
+@pytest.mark.parametrize("heading", TOLD)
+def test_changes_that_say_nothing(heading: str, ready: MadeUp) -> None:
+    ready.replace("CHANGELOG.md", f"{heading}\n\n- Nothing.\n", f"{heading}\n")
+    with pytest.raises(RenderError, match=f"says nothing under '{heading}'"):
+        check_release("1.1.0", ready.folder)
+
+
+def test_changes_that_are_not_committed(ready: MadeUp) -> None:
+    (ready.folder / "new").touch()
+    with pytest.raises(RenderError, match="not committed"):
+        check_release("1.1.0", ready.folder)
+
+
+def test_files_that_git_ignores_are_not_released(ready: MadeUp) -> None:
+    (ready.folder / ".gitignore").write_text("build/\n")
+    commit_all(ready.folder)
+    check_release("1.1.0", ready.folder)
+    (ready.folder / "template" / "build").mkdir()
+    (ready.folder / "template" / "build" / "new.txt").touch()
+    with pytest.raises(RenderError, match="template/build"):
+        check_release("1.1.0", ready.folder)
+
+
+def test_tags_that_have_moved_or_are_not_listed(ready: MadeUp) -> None:
+    run(ready.folder, "tag", "v1.0.1")
+    with pytest.raises(RenderError, match=f"the tag v1.0.1 has no line in {FILE}"):
+        check_release("1.1.0", ready.folder)
+    run(ready.folder, "tag", "--delete", "v1.0.1")
+    run(ready.folder, "tag", "--force", "v1.0.0")
+    with pytest.raises(RenderError, match=r"the tag v1\.0\.0 has moved"):
+        check_release("1.1.0", ready.folder)
+
+
+def test_the_commands_release_the_version(ready: MadeUp) -> None:
+    commit = run(ready.folder, "rev-parse", "HEAD")
+    *local, push = steps_of_release("1.1.0", commit)
+    subprocess.run(["bash", "-ec", "\n".join(local)], cwd=ready.folder, check=True, capture_output=True)
+    assert [release.version for release in read_releases(ready.folder)] == ["1.0.0", "1.1.0"]
+    assert run(ready.folder, "rev-parse", "v1.1.0^{commit}") == read_releases(ready.folder)[-1].commit == commit
+    assert run(ready.folder, "status", "--porcelain") == ""
+    assert push == "git push origin HEAD v1.1.0"
+    with pytest.raises(RenderError, match=r"1\.1\.0 is not newer"):
+        check_release("1.1.0", ready.folder)
+
+
+@pytest.mark.parametrize(
+    ("listed", "reason"),
+    [
+        ("1.0.0: abc\n0.9.0: abc\n", "lists 0.9.0 below 1.0.0"),
+        ("first: abc\n", "first is no version"),
+        ("1.0.0: abc\n1.0.0: abd\n", "lists 1.0.0 below 1.0.0"),
+        ("1.0.0\n", "has no line such as"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_lists_that_cannot_be_read(listed: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(listed)
+    with pytest.raises(RenderError, match=reason):
+        read_releases(tmp_path)
+
+
+def test_tags_are_taken_from_the_list_and_not_from_the_checkout(ready: MadeUp, tmp_path: Path) -> None:
+    listed = read_releases(ready.folder)
+    run(ready.folder, "tag", "--force", "v1.0.0")
+    history = clone_history(tmp_path / "clone", listed, ready.folder)
+    assert run(history.folder, "rev-parse", "v1.0.0") == listed[0].commit
+    assert run(history.folder, "tag", "--list").split() == ["v1.0.0", NEXT]
+
+
+def test_ten_comes_after_nine(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("1.9.0: abc\n1.10: abc\n")
+    assert [release.tag for release in read_releases(tmp_path)] == ["v1.9.0", "v1.10"]
+
+
+def test_what_was_told_of_checkpoints_counts_for_all_older_versions(tmp_path: Path) -> None:
+    told = SECTION.replace("- Nothing.\n\n## 1.1.0", "- Nothing.").replace("1.1.0", "2.0.0")
+    older = SECTION.removeprefix("# Changes\n\n").replace("- Nothing.", "- Finish your runs: checkpoints differ.")
+    (tmp_path / "CHANGELOG.md").write_text(f"{told}\n{older}\n## 1.0.0\n")
+    assert tells_of_checkpoints(tmp_path, "v1.0.0")
+    assert not tells_of_checkpoints(tmp_path, "v1.1.0")
+
+
+def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command of a made-up history on that history itself."""
+    for name in ("generator", "pyproject.toml", "README.md"):
+        subprocess.run(["cp", "-r", str(TEMPLATE / name), str(folder)], check=True)
+    (folder / ".gitignore").write_text("__pycache__/\n.cache/\n")
+    commit_all(folder)
+    command = [sys.executable, "-c", "from generator.cli import app; app()", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_the_gate_as_a_command(ready: MadeUp, tmp_path: Path) -> None:
+    ready.replace("template/README.md.jinja", "## Start\n", "## Start [/bold] {{ range(10 ** 5) | random }}\n")
+    only = [word for answer in ("launcher=spawn", "amp=none", "logging=csv") for word in ("--only", answer)]
+    report = tmp_path / "report.json"
+    done = run_command(ready.folder, "update-check", "v1.0.0", *only, "--pairs", "1", "--json", str(report))
+    assert done.returncode == 1, done.stderr
+    assert "README.md has another content" in done.stdout
+    parts = {part["name"]: part for part in json.loads(report.read_text())}
+    assert [name for name, part in parts.items() if part["wrong"]] == ["answers", "history"]
+    assert parts["history"]["cases"] == 7
+    assert all("spawn-" in wrong for wrong in parts["history"]["wrong"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["nothing"], "'nothing' is no revision that this clone has"),
+        (["v1.0.0", "--only", "nonsense"], "nonsense is neither KEY=VALUE nor"),
+        (["v1.0.0", "--only", "launcher=ssh"], "launcher=ssh is no choice"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(arguments: list[str], reason: str, ready: MadeUp) -> None:
+    done = run_command(ready.folder, "update-check", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert reason in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_version_whose_updates_lose_something_is_refused(ready: MadeUp) -> None:
+    (ready.folder / "template" / ".gitignore").unlink()
+    done = run_command(ready.folder, "release-check", "1.1.0")
+    assert done.returncode == 1, done.stderr
+    assert ".gitignore is not written any more" in done.stdout
+    assert "error: 1.1.0 cannot be released" in done.stderr
+    assert "git tag" not in done.stdout

@@ -1,0 +1,55 @@
+"""What only a GPU can show. test_precision.py has mixed precision there."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import waits_of_a_step
+from tests import plain_loop as plain
+from tests.conftest import Render
+from tests.launching import NEEDS_GPU, ON_GPU, checkpoint, differences, train
+from tests.loop_ranks import on_two_ranks, weights_of_an_epoch_on_a_gpu
+from tests.programs import relative_difference, state
+
+pytestmark = [pytest.mark.gpu, NEEDS_GPU]
+
+
+def test_sync_batch_norm_on_two_processes_equals_batch_norm_on_the_whole_batch(
+    project: Render, orders: list[list[int]], tmp_path: Path
+) -> None:
+    """Both processes use one GPU and Gloo, since NCCL wants a GPU for each."""
+    place = shutil.copytree(project(sync_bn=True), tmp_path / "project")
+    (place / "ddp_project" / "data.py").write_text(plain.DATA)
+    (place / "ddp_project" / "model.py").write_text(plain.BATCH_NORM_MODEL)
+    options = {"run_dir": tmp_path / "run", "global_batch_size": 24, "epochs": 1, "lr": 0.01, "warmup_steps": 2}
+    recipe = plain.Recipe(24, 24, epochs=1, warmup=2, lr=0.01, clip_norm=0.0)
+    expected = plain.train_in_parts(recipe, orders[:1], parts=1)
+    for weights in on_two_ranks(weights_of_an_epoch_on_a_gpu, tmp_path, place, options):
+        assert relative_difference(weights, expected) <= 1e-4, "a GPU adds up in another order"
+
+
+def test_a_resumed_run_with_nccl_ends_the_same(project: Render, tmp_path: Path) -> None:
+    options = (*ON_GPU, "--deterministic")
+    train(project(), tmp_path / "whole", *options, "--max-steps", "30", launcher="alone")
+    train(project(), tmp_path / "stopped", *options, "--max-steps", "13", launcher="alone")
+    train(project(), tmp_path / "stopped", *options, "--max-steps", "30", "--resume", launcher="alone")
+    one, other = state(tmp_path / "whole"), state(tmp_path / "stopped")
+    one["progress"].pop("best_accuracy"), other["progress"].pop("best_accuracy")
+    assert differences(one, other) == []
+
+
+def test_a_compiled_run_has_the_same_keys(project: Render, tmp_path: Path) -> None:
+    for name, options in {"compiled": ["--compile"], "plain": []}.items():
+        train(project(), tmp_path / name, *ON_GPU, *options, "--max-steps", "3", launcher="alone")
+    compiled, uncompiled = (checkpoint(tmp_path / name) for name in ("compiled", "plain"))
+    assert compiled["config"]["compile"]
+    assert compiled["model"].keys() == uncompiled["model"].keys()
+    assert compiled["optimizer"]["state"].keys() == uncompiled["optimizer"]["state"].keys()
+
+
+def test_a_step_without_a_report_does_not_wait_for_the_gpu(project: Render, tmp_path: Path) -> None:
+    """Neither for its loss nor for the norm of its gradients: the CPU can prepare the next step meanwhile."""
+    options = ("--epochs", "1", "--log-every", "1000", "--profile")
+    train(project(), tmp_path / "run", *ON_GPU, *options, launcher="alone")
+    assert waits_of_a_step(tmp_path / "run" / "trace.json.gz") == 0

@@ -1,0 +1,89 @@
+"""A rank that is frozen or stuck is found within --timeout, and named with its step and with what it was doing."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Measured, Render
+from tests.nightly.faults.test_death import NEEDS_OPENMPI, is_running
+from tests.nightly.test_signals import ranks_of, running
+from tests.ranks import start_ranks
+
+TIMEOUT = 4  # seconds that a collective waits
+FOUND = 3  # seconds more that it may take to see which rank is silent
+PLACE = r"(loading data|training|reducing|saving|evaluating), after step \d+"
+
+
+def wait_for_line(output: Path, pattern: str, limit: float) -> str:
+    """Wait until a line of the output matches, and give it. Fails after the limit (seconds)."""
+    deadline = time.monotonic() + limit
+    while not (found := re.search(rf"^.*{pattern}.*$", output.read_text(), re.MULTILINE)):
+        assert time.monotonic() < deadline, output.read_text()
+        time.sleep(0.05)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "victim"),
+    [
+        pytest.param("torchrun", 0, marks=pytest.mark.slow),
+        ("torchrun", 1),
+        pytest.param("spawn", 1, marks=pytest.mark.slow),
+        pytest.param("mpirun", 0, marks=NEEDS_OPENMPI),  # which keeps the store where the ranks met
+    ],
+)
+def test_a_frozen_rank_is_named(
+    launcher: str, victim: int, project: Render, tmp_path: Path, measured: Measured
+) -> None:
+    run_dir, output = tmp_path / "run", tmp_path / "output.log"
+    with running(project(launcher=launcher), run_dir, launcher, "--timeout", str(TIMEOUT)) as process:
+        time.sleep(1)  # until all have told that they train
+        ranks = [pid for pid in ranks_of(run_dir) if pid != process.pid]
+        os.kill(ranks[victim], signal.SIGSTOP)
+        started = time.perf_counter()
+        if launcher != "mpirun":
+            assert re.search(PLACE, wait_for_line(output, rf"WARNING rank {victim} is silent for", limit=TIMEOUT))
+        error = wait_for_line(output, "error: ", limit=TIMEOUT + FOUND)
+        seconds = time.perf_counter() - started
+        assert re.search(rf"rank {victim} (is silent: it )?was {PLACE}", error), error
+        assert output.read_text().count("error: ") == 1
+        os.kill(ranks[victim], signal.SIGKILL)  # spares the launcher's patience with it, which is not measured here
+        assert process.wait(timeout=30) != 0
+        assert not any(map(is_running, ranks))
+    measured("frozen", f"{launcher}, rank {victim}, --timeout {TIMEOUT}: named after (seconds)", round(seconds, 1))
+
+
+STUCK = """
+
+def stuck(self: Digits, indices: list[int]) -> Any:
+    \"\"\"Wait for ever on rank 1, at the third step.\"\"\"
+    global fetches
+    fetches += 1
+    if fetches == 3 and os.environ["RANK"] == "1":
+        time.sleep(99)
+    return fetched(self, indices)
+
+
+fetches, fetched = 0, Digits.__getitems__
+Digits.__getitems__ = stuck
+"""
+
+
+def test_a_rank_that_is_stuck_is_named(own_project: Render, tmp_path: Path, measured: Measured) -> None:
+    project = own_project()
+    data = project / "ddp_project" / "data.py"
+    imports = "import os\nimport time\nfrom pathlib import Path\nfrom typing import Any\n"
+    data.write_text(data.read_text().replace("from pathlib import Path\n", imports) + STUCK)
+    first, second = start_ranks(project, tmp_path / "run", "--timeout", str(TIMEOUT))
+    started = time.perf_counter()
+    try:
+        printed = first.ends_with(69, timeout=TIMEOUT + FOUND + 10)
+        measured("frozen", f"stuck while it loads data, --timeout {TIMEOUT}", round(time.perf_counter() - started, 1))
+    finally:
+        second.kill()
+    assert "error: rank 1 does not come: it is loading data, after step 2; start again with --resume" in printed
+    assert "Traceback" in printed, "where rank 0 waits for it"

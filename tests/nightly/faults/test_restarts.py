@@ -1,0 +1,144 @@
+"""With --max-restarts, torchrun starts a run again and it goes on by itself, unless restarts lead nowhere."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Measured, Render
+from tests.launching import ON_CPU, assert_same_weights, checkpoint
+from tests.nightly.test_signals import ranks_of
+from tests.ranks import newest_step, train_on_ranks
+
+AGENTS = {"torchrun": "torch.distributed.run", "launch": "torch.distributed.launch"}
+STEPS_BETWEEN_KILLS = 5
+# In the place of the first line of main(): a mistake that every start makes.
+BROKEN = '    if run.progress.step >= 0:\n        raise ValueError("a mistake")\n'
+
+
+@contextmanager
+def restarting(
+    launcher: str, project: Path, run_dir: Path, restarts: int, *options: str
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a training whose launcher restarts it."""
+    agent = ["--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}", "train.py"]
+    command = [sys.executable, "-m", AGENTS[launcher], *agent, *ON_CPU, "--run-dir", str(run_dir), *options]
+    with open(run_dir.parent / "output.log", "w") as output:
+        # Without the variable, restarts fail now and then (pytorch#135712): launch.sh sets it, too.
+        process = subprocess.Popen(
+            command,
+            cwd=project,
+            env=os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str]) -> None:
+    """Wait until a checkpoint of this step or a later one is there."""
+    deadline = time.monotonic() + 60
+    while not (run_dir / "checkpoints").exists() or newest_step(run_dir) < step:
+        assert process.poll() is None, (run_dir.parent / "output.log").read_text()
+        assert time.monotonic() < deadline, f"no checkpoint of step {step}"
+        time.sleep(0.02)
+
+
+def slowed(project: Path) -> Path:
+    """Let each step of a project take a tenth of a second, so that a test can kill it where it wants."""
+    program = (project / "train.py").read_text()
+    line = "            bar.update()\n"
+    assert line in program
+    (project / "train.py").write_text(program.replace(line, f"{line}            time.sleep(0.1)\n"))
+    return project
+
+
+@pytest.mark.parametrize(
+    ("launcher", "kills"),
+    [
+        ("torchrun", 2),
+        pytest.param("torchrun", 20, marks=pytest.mark.slow),
+        pytest.param("launch", 20, marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_rank_is_restarted_and_the_run_goes_on(
+    launcher: str, kills: int, project: Render, own_project: Render, tmp_path: Path, measured: Measured
+) -> None:
+    run_dir, steps = tmp_path / "run", STEPS_BETWEEN_KILLS * (kills + 1)
+    options = ("--save-every", "1", "--epochs", "9", "--max-steps", str(steps))
+    with restarting(launcher, slowed(own_project(launcher=launcher)), run_dir, kills, *options) as process:
+        for kill in range(1, kills + 1):
+            wait_for_step(run_dir, kill * STEPS_BETWEEN_KILLS, process)
+            os.kill(ranks_of(run_dir)[kill % 2], signal.SIGKILL)
+        assert process.wait(timeout=120) == 0, (tmp_path / "output.log").read_text()
+    log = (run_dir / "train.log").read_text()
+    assert log.count("resumed from ") == kills
+    train_on_ranks(project(launcher=launcher), tmp_path / "whole", *options)
+    assert_same_weights(checkpoint(run_dir), checkpoint(tmp_path / "whole"))
+    measured("restarts", f"{launcher}: restarts that went on by themselves, of {kills}", log.count("resumed from "))
+
+
+def test_restarts_that_lead_nowhere_end(own_project: Render, tmp_path: Path, measured: Measured) -> None:
+    project, run_dir = own_project(), tmp_path / "run"
+    train_on_ranks(project, run_dir, "--max-steps", "2")
+    program = (project / "train.py").read_text()
+    line = "    progress = run.progress\n"
+    (project / "train.py").write_text(program.replace(line, line + BROKEN, 1))
+    with restarting("torchrun", project, run_dir, 20, "--resume") as process:
+        assert process.wait(timeout=100) == 1
+    printed = (tmp_path / "output.log").read_text()
+    assert printed.count("error: the run was started 3 times in a row and wrote no checkpoint") == 1
+    starts = printed.count("resumed from ")
+    assert starts == 4, "the first one and three restarts"
+    assert checkpoint(run_dir)["progress"]["step"] == 2
+    measured("restarts", "starts that end alike before torchrun is stopped", starts)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("launch", marks=pytest.mark.slow)])
+def test_a_stop_is_not_restarted(launcher: str, own_project: Render, tmp_path: Path) -> None:
+    project, run_dir = slowed(own_project(launcher=launcher)), tmp_path / "run"
+    with restarting(launcher, project, run_dir, 3, "--save-every", "1") as process:
+        wait_for_step(run_dir, 2, process)
+        os.kill(ranks_of(run_dir)[1], signal.SIGUSR1)
+        assert process.wait(timeout=40) == 1
+    log = (run_dir / "train.log").read_text()
+    assert "stopped after step" in log
+    assert "resumed from" not in log
+
+
+def test_what_no_restart_mends_is_not_restarted(project: Render, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with restarting("torchrun", project(), run_dir, 3, "--global-batch-size", "63") as process:
+        assert process.wait(timeout=60) == 1
+    assert (tmp_path / "output.log").read_text().count("error: --global-batch-size 63") == 1
+
+
+@pytest.mark.parametrize("resume", [None, "PATH"])
+def test_auto_begins_and_then_goes_on(resume: str | None, project: Render, tmp_path: Path) -> None:
+    """By hand, and after a restart of a run that began from another run's checkpoint."""
+    other, run_dir = tmp_path / "other", tmp_path / "run"
+    train_on_ranks(project(), other, "--max-steps", "3")
+    start = ["--resume", str(other / "checkpoints" / "last.pt")] if resume else ["--resume", "auto"]
+    restarted = {"TORCHELASTIC_RESTART_COUNT": "1"} if resume else {}
+    for until in ("5", "7"):
+        printed, _ = train_on_ranks(project(), run_dir, *start, "--max-steps", until, env=restarted)
+    assert f"resumed from {run_dir / 'checkpoints' / 'last.pt'}: epoch 1, step 5" in printed
+    for _ in range(4):
+        train_on_ranks(
+            project(), run_dir, *start, "--max-steps", "7", env=restarted
+        )  # a run that is complete ends well
+    begun_from = (run_dir / "train.log").read_text().count(f"resumed from {other}")
+    assert begun_from == (1 if resume else 0)

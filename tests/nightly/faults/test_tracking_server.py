@@ -1,0 +1,67 @@
+"""A tracking server that goes away costs neither the run nor a metric."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from generator.training.records import read_log, read_mlflow
+from tests.conftest import Measured, Render
+from tests.nightly.faults.test_frozen import wait_for_line
+from tests.nightly.faults.test_preemption import STOPPED, since, wait_until
+from tests.ranks import Rank, start_ranks
+
+
+@contextmanager
+def mlflow_server(folder: Path, port: int) -> Iterator[None]:
+    """A real server, whose records are in the folder."""
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--default-artifact-root", str(folder)]
+    with open(folder / "server.log", "a") as output:
+        server = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, start_new_session=True)
+        try:
+            wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), "the server answers", timeout=90)
+            yield
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+def answers(address: str) -> bool:
+    """Whether a server gives a page."""
+    try:
+        with urllib.request.urlopen(address, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def test_mlflow_gets_what_was_measured_while_its_server_was_away(
+    project: Render, free_port: int, tmp_path: Path, measured: Measured
+) -> None:
+    run_dir = tmp_path / "run"
+    env = {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{free_port}"}
+    ranks: list[Rank] = []
+    try:
+        with mlflow_server(tmp_path, free_port):
+            ranks += start_ranks(project(logging="mlflow"), run_dir, "--epochs", "9999", "--eval-every", "999", env=env)
+            output = ranks[0].output
+            wait_until(output.exists, "rank 0 starts")
+            wait_for_line(output, "step 20 ", limit=120)
+        wait_for_line(output, "WARNING metrics were not recorded: ", limit=60)
+        with mlflow_server(tmp_path, free_port):
+            ranks[1].process.terminate()
+            started = time.perf_counter()
+            printed = [rank.ends_with(STOPPED, timeout=60) for rank in ranks]
+            measured("a tracking server", "MLflow: seconds to stop and store all", since(started))
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert "Traceback" not in "".join(printed)
+    recorded = {name: [step for step, _ in values] for name, values in read_mlflow(tmp_path).items()}
+    assert recorded == {name: [step for step, _ in values] for name, values in read_log(run_dir).items()}

@@ -1,0 +1,205 @@
+"""launch.sh on two hosts: they train as one, and no process is left for long where one is lost; elastic runs go on."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests import hosts
+from tests.conftest import Measured, Render
+from tests.launching import ON_CPU, assert_same_weights, checkpoint, launch_command, output_of
+
+CORES = [str(core) for core in sorted(os.sched_getaffinity(0))[:2]]
+HEAD_TIMEOUT = 10  # of launch.sh
+UNTIL_NOTICED = 10  # beyond it: launch.sh looks every 5 s, for 5 s at most
+SILENCE = 5  # --timeout: how long the ranks wait for each other
+SOON = 10  # until all has ended where a connection breaks, or once the ranks have waited
+STEPS = ("--max-steps", "12")
+FOR_EVER = ("--epochs", "1000", "--eval-every", "1000", "--timeout", str(SILENCE))
+ELASTIC = {"NNODES": "1:2", "MAX_RESTARTS": "3"}
+MANY = 3000  # steps: machine 0 alone does not take as many while machine 1 starts again
+OFTEN = 20  # --save-every
+RESUMED = r"resumed from \S+ epoch \d+, step (\d+)\n.* step \d+  train/loss"
+
+
+@dataclass
+class Machine:
+    """A host, and the launch.sh that runs on it."""
+
+    host: hosts.Host
+    agent: subprocess.Popen[bytes]
+    output: Path
+
+    def wait(self, since: float, limit: float) -> float:
+        """Wait until nothing runs on the host any more; give how long after the moment since that was."""
+        while self.host.processes() or self.agent.poll() is None:
+            assert time.perf_counter() < since + limit, f"still running: {self.output.read_text()}"
+            time.sleep(0.02)
+        return time.perf_counter() - since
+
+    @property
+    def code(self) -> int:
+        """The exit code of launch.sh, which has ended."""
+        code: int = self.agent.wait(timeout=1)
+        return code
+
+
+@dataclass
+class Cluster:
+    """Two hosts, and a project to run on them."""
+
+    hosts: tuple[hosts.Host, hosts.Host]
+    project: Path
+    folder: Path
+    stack: ExitStack
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory, on the file system that the hosts share."""
+        return self.folder / "run"
+
+    @property
+    def log(self) -> str:
+        """What rank 0 has logged so far."""
+        file = self.run_dir / "train.log"
+        return file.read_text() if file.exists() else ""
+
+    def start(self, number: int, *options: str, **variables: str) -> Machine:
+        """Run launch.sh on one of the hosts."""
+        host, output = self.hosts[number], self.folder / f"{number}-{time.monotonic_ns()}.log"
+        pinned = host.command("taskset", "--cpu-list", CORES[number % len(CORES)], "./launch.sh")
+        place = {"NODE_RANK": str(number), "HEAD": self.hosts[0].address, "LOCAL_ADDR": host.address}
+        given = {"NNODES": "2", "NPROC_PER_NODE": "1", "HEAD_TIMEOUT": str(HEAD_TIMEOUT)} | variables
+        paths = {"GLOO_SOCKET_IFNAME": hosts.LINK, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        with open(output, "wb") as file:
+            agent = subprocess.Popen(
+                [*pinned, *ON_CPU, "--run-dir", str(self.run_dir), *options],
+                cwd=self.project,
+                env=os.environ | place | given | paths,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        self.stack.callback(agent.wait)
+        self.stack.callback(agent.kill)
+        return Machine(host, agent, output)
+
+    def start_both(self, *options: str, **variables: str) -> tuple[Machine, Machine]:
+        """Run launch.sh on both hosts."""
+        return self.start(0, *options, **variables), self.start(1, *options, **variables)
+
+    def wait_for(self, what: str, begin: int = 0, timeout: float = 90) -> re.Match[str]:
+        """Wait until the log, from a place on, has a regular expression, and give the match."""
+        deadline = time.monotonic() + timeout
+        while not (found := re.compile(what, re.DOTALL).search(self.log, begin)):
+            assert time.monotonic() < deadline, "\n".join(file.read_text() for file in self.folder.glob("*.log"))
+            time.sleep(0.05)
+        return found
+
+
+Start = Callable[[str], Cluster]
+
+
+@pytest.fixture
+def cluster(project: Render, tmp_path: Path) -> Iterator[Start]:
+    """Give two hosts for the project of a launcher."""
+    if reason := hosts.missing():
+        pytest.skip(reason)
+    with ExitStack() as stack:
+        pair = stack.enter_context(hosts.two_hosts())
+        yield lambda launcher: Cluster(pair, project(launcher=launcher), tmp_path, stack)
+
+
+LAUNCHERS = ["torchrun", pytest.param("launch", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_two_machines_give_the_weights_of_one(
+    launcher: str, cluster: Start, project: Render, tmp_path: Path, measured: Measured
+) -> None:
+    two, started = cluster(launcher), time.perf_counter()
+    for machine in two.start_both(*STEPS):
+        machine.wait(started, limit=120)
+        assert machine.code == 0, machine.output.read_text()
+    measured("two machines", f"{launcher}: start, 12 steps and end (s)", time.perf_counter() - started)
+    here = ["taskset", "--cpu-list", ",".join(CORES), *launch_command(launcher, 2, tmp_path), *ON_CPU]
+    output_of([*here, "--run-dir", str(tmp_path / "one"), *STEPS], project(launcher=launcher), os.environ)
+    assert checkpoint(two.run_dir)["world_size"] == 2
+    assert_same_weights(checkpoint(two.run_dir), checkpoint(tmp_path / "one"))
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_both_machines_end_when_the_link_is_cut(launcher: str, cluster: Start, measured: Measured) -> None:
+    two = cluster(launcher)
+    near, far = two.start_both(*FOR_EVER)
+    two.wait_for("step 30 ")
+    near.host.set_link("down")
+    cut = time.perf_counter()
+    measured("two machines", f"{launcher}: link cut, machine 0 (s)", near.wait(cut, SILENCE + SOON))
+    measured("two machines", f"{launcher}: link cut, machine 1 (s)", far.wait(cut, HEAD_TIMEOUT + UNTIL_NOTICED))
+    assert near.code != 0
+    assert far.code != 0
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_killed_launcher_ends_both_machines(launcher: str, victim: int, cluster: Start, measured: Measured) -> None:
+    two = cluster(launcher)
+    machines = two.start_both(*FOR_EVER)
+    two.wait_for("step 30 ")
+    machines[victim].agent.kill()
+    killed = time.perf_counter()
+    machines[victim].wait(killed, limit=2)
+    took = machines[1 - victim].wait(killed, SOON)
+    measured("two machines", f"{launcher}: launcher of machine {victim} killed, the other one (s)", took)
+    assert machines[1 - victim].code != 0
+
+
+@pytest.mark.slow
+def test_an_elastic_run_goes_on_alone_and_takes_a_machine_back(cluster: Start, measured: Measured) -> None:
+    two, options = cluster("torchrun"), (*FOR_EVER, "--save-every", str(OFTEN), "--max-steps", str(MANY))
+    near, far = two.start_both(*options, **ELASTIC)
+    two.wait_for("step 60 ")
+    far.agent.kill()
+    killed, trained = time.perf_counter(), steps(two.log)
+    alone = two.wait_for(rf"world size 1,.*?{RESUMED}")
+    measured(
+        "two machines", "elastic: machine 1 killed, until machine 0 trains alone (s)", time.perf_counter() - killed
+    )
+    assert int(alone[1]) >= trained - OFTEN
+    back, far = time.perf_counter(), two.start(1, *options, **ELASTIC)
+    together = two.wait_for(rf"stopped after step (\d+);.*?world size 2,.*?{RESUMED}", alone.end())
+    measured("two machines", "elastic: machine 1 started again, until both train (s)", time.perf_counter() - back)
+    assert together[1] == together[2], "a step was lost"
+    for machine in (near, far):
+        machine.wait(back, limit=300)
+        assert machine.code == 0, machine.output.read_text()
+    assert checkpoint(two.run_dir)["progress"]["step"] == MANY
+
+
+@pytest.mark.slow
+def test_an_elastic_run_ends_with_machine_0_and_is_started_again(cluster: Start, measured: Measured) -> None:
+    two, options = cluster("torchrun"), (*FOR_EVER, "--save-every", str(OFTEN))
+    near, far = two.start_both(*options, **ELASTIC)
+    two.wait_for("step 60 ")
+    near.agent.kill()
+    killed, trained = time.perf_counter(), steps(two.log)
+    near.wait(killed, limit=2)
+    measured("two machines", "elastic: machine 0 killed, machine 1 (s)", far.wait(killed, SOON))
+    assert far.code != 0
+    again = two.start_both(*options, "--max-steps", str(trained + OFTEN), **ELASTIC)
+    assert int(two.wait_for(RESUMED)[1]) >= trained - OFTEN
+    for machine in again:
+        machine.wait(time.perf_counter(), limit=60)
+        assert machine.code == 0, machine.output.read_text()
+
+
+def steps(log: str) -> int:
+    """The last step of a log."""
+    return int(re.findall(r" step (\d+) ", log)[-1])

@@ -1,0 +1,44 @@
+"""The tests that a project brings pass in it as it is rendered."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Measured
+
+ANSWERS = [
+    {},
+    {"launcher": "spawn", "amp": "torch", "logging": "csv"},
+    {"launcher": "launch", "sync_bn": True},
+    {"launcher": "slurm", "amp": "apex", "sync_bn": True, "logging": "mlflow"},
+    {"launcher": "mpirun", "backend": "mpi", "logging": "tensorboard"},
+]
+# Each takes most of a minute: two of them run at every change.
+ALWAYS = 2
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [*ANSWERS[:ALWAYS], *(pytest.param(answers, marks=pytest.mark.slow) for answers in ANSWERS[ALWAYS:])],
+    ids=lambda answers: answers.get("launcher", "default"),
+)
+def test_a_fresh_project_passes_its_own_tests(
+    answers: dict[str, object], own_project: Callable[..., Path], measured: Measured
+) -> None:
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q"],
+        cwd=own_project(**answers),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout
+    chosen = " ".join(f"{key}={value}" for key, value in answers.items()) or "the default answers"
+    measured("short_form", f"all tests of a project with {chosen} (seconds)", round(time.perf_counter() - started, 1))
+    assert re.search(r"^\d+ passed in", done.stdout, re.MULTILINE), "nothing may be skipped"

@@ -1,0 +1,444 @@
+"""Mixed precision: what torch.amp and apex.amp are told, in which order, and what a checkpoint keeps of them."""
+
+import importlib
+import importlib.util
+import itertools
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.conftest import Render
+from tests.core.test_checkpoints import logged
+from tests.launching import NEEDS_GPU, ON_CPU, ON_GPU, assert_same_weights, checkpoint, module_of, train
+from tests.ranks import assert_same_state, train_on_ranks
+
+STEPS = ("--max-steps", "30")
+APEX_STAND_IN = Path(__file__).parents[1] / "apex_stand_in" / "apex"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the runs of this module are."""
+    return tmp_path_factory.mktemp("precision")
+
+
+# ---- float32, with TF32 and without ----
+
+TELLING = """
+import runpy, sys, torch
+sys.argv = ["train.py", *sys.argv[1:]]
+try:
+    runpy.run_path("train.py", run_name="__main__")
+finally:
+    print(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+"""
+
+
+@pytest.mark.parametrize(("option", "told"), [([], "highest False"), (["--tf32"], "high True")])
+def test_the_program_tells_torch_whether_tf32_will_do(
+    option: list[str], told: str, project: Render, folder: Path
+) -> None:
+    run_dir = folder / told.replace(" ", "-")
+    arguments = [*ON_CPU, "--max-steps", "1", "--run-dir", str(run_dir), *option]
+    command = [sys.executable, "-c", TELLING, *arguments]
+    done = subprocess.run(command, cwd=project(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == told
+
+
+@pytest.mark.gpu
+@NEEDS_GPU
+@pytest.mark.parametrize(("allowed", "least", "most"), [(False, 0.0, 1e-5), (True, 1e-5, 1e-2)])
+def test_tf32_rounds_to_three_digits(allowed: bool, least: float, most: float, project: Render) -> None:
+    draw = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(512, 512, generator=draw, dtype=torch.float64) for _ in range(2))
+    module_of(project() / "ddp_project" / "precision.py").use_tf32(allowed)
+    try:
+        product = left.float().cuda() @ right.float().cuda()
+    finally:
+        module_of(project() / "ddp_project" / "precision.py").use_tf32(False)
+    error = (product.double().cpu() - left @ right).norm() / (left @ right).norm()
+    assert least <= error.item() <= most
+
+
+# ---- torch.amp, the whole program ----
+
+
+@pytest.fixture(scope="module")
+def fp16(project: Render, folder: Path) -> Path:
+    """The run directory of a run in float16."""
+    options = (*STEPS, "--amp-dtype", "fp16", "--clip-norm", "0.5", "--save-every", "13", "--keep", "9")
+    train_on_ranks(project(amp="torch"), folder / "fp16", *options)
+    return folder / "fp16"
+
+
+@pytest.fixture(scope="module")
+def bf16(project: Render, folder: Path) -> Path:
+    """The run directory of a run in bfloat16."""
+    train_on_ranks(project(amp="torch"), folder / "bf16", *STEPS, "--amp-dtype", "bf16")
+    return folder / "bf16"
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_training_in_half_precision_learns_and_keeps_float32_weights(
+    dtype: str, request: pytest.FixtureRequest
+) -> None:
+    run_dir: Path = request.getfixturevalue(dtype)
+    losses = logged(run_dir, "train/loss")
+    assert losses[30] < 0.6 * losses[10]
+    floating = {value.dtype for value in checkpoint(run_dir)["model"].values() if value.is_floating_point()}
+    assert floating == {torch.float32}
+
+
+def test_a_resumed_run_in_float16_ends_the_same_with_its_scaler(project: Render, fp16: Path, folder: Path) -> None:
+    source = str(fp16 / "checkpoints" / "step-00000013.pt")
+    options = (*STEPS, "--amp-dtype", "fp16", "--clip-norm", "0.5", "--resume", source)
+    train_on_ranks(project(amp="torch"), folder / "fp16-resumed", *options)
+    whole, resumed = checkpoint(fp16), checkpoint(folder / "fp16-resumed")
+    assert_same_state(resumed, whole)
+    assert resumed["precision"] == whole["precision"]
+    scaler = whole["precision"]
+    # The scale begins at 65536, halves at each overflow, and each step without one counts towards its growth.
+    overflows = round(math.log2(65536 / scaler["scale"]))
+    assert 0 <= overflows < 10
+    assert 30 - 10 <= scaler["_growth_tracker"] <= 30 - overflows
+
+
+def test_the_scale_of_a_checkpoint_is_gone_on_with(project: Render, fp16: Path, folder: Path) -> None:
+    saved = checkpoint(fp16, "step-00000013.pt")
+    saved["precision"] |= {"scale": 1024.0, "_growth_tracker": 1998}
+    torch.save(saved, folder / "about-to-grow.pt")
+    options = ("--max-steps", "17", "--amp-dtype", "fp16", "--resume", str(folder / "about-to-grow.pt"))
+    train_on_ranks(project(amp="torch"), folder / "grown", *options)
+    # After 2000 steps without overflow the scale doubles, and the count begins anew.
+    scaler = checkpoint(folder / "grown")["precision"]
+    assert (scaler["scale"], scaler["_growth_tracker"]) == (2048.0, 2)
+
+
+def test_bfloat16_saves_no_scaler_and_the_types_can_change_on_resume(
+    project: Render, fp16: Path, bf16: Path, folder: Path
+) -> None:
+    assert checkpoint(bf16)["precision"] == {}
+    for run_dir, dtype in ((fp16, "bf16"), (bf16, "fp16")):
+        other = folder / f"{run_dir.name}-then-{dtype}"
+        source = str(run_dir / "checkpoints" / "last.pt")
+        train_on_ranks(project(amp="torch"), other, "--resume", source, "--max-steps", "33", "--amp-dtype", dtype)
+        saved = checkpoint(other)
+        assert saved["progress"]["step"] == 33
+        assert bool(saved["precision"]) == (dtype == "fp16")
+        assert logged(other, "train/loss")[33] < logged(run_dir, "train/loss")[20]
+
+
+# ---- torch.amp, one step on two ranks ----
+
+
+def take_single_steps() -> None:
+    """What a rank does for the fixture `steps`: it joins the others as train.py does, and saves what it saw."""
+    distributed: Any = importlib.import_module("ddp_project.distributed")
+    config_module: Any = importlib.import_module("ddp_project.config")
+    program: Any = importlib.import_module("train")
+
+    def work(config: Any, world: Any, device: torch.device) -> int:
+        seen: dict[str, Any] = {}
+        for dtype, clip_norm in itertools.product(("fp16", "bf16"), (0.0, 0.5, 1000.0)):
+            own = replace(config, clip_norm=clip_norm, amp_dtype=dtype)
+            seen[f"step {dtype} {clip_norm}"] = one_step(program, program.set_up(own, world, device))
+            if dtype == "fp16":
+                seen[f"overflow {clip_norm}"] = overflow_on_one_rank(program, program.set_up(own, world, device))
+        torch.save(seen, f"{os.environ['SEEN']}-{world.rank}.pt")
+        return 0
+
+    sys.exit(distributed.run_rank(work, config_module.parse_config(), distributed.read_world()))
+
+
+def weights_of(run: Any) -> list[Tensor]:
+    """A copy of the weights."""
+    return [weight.detach().clone() for weight in run.model.parameters()]
+
+
+def overflow_on_one_rank(program: Any, run: Any) -> dict[str, Any]:
+    """Take a step in which the gradient of rank 1 is infinite before it is reduced, and one more."""
+    window = next(iter(run.training))
+    finite_before_reduction = []
+
+    def spoil(gradient: Tensor) -> Tensor:
+        spoiled = torch.full_like(gradient, math.inf) if torch.distributed.get_rank() == 1 else gradient
+        finite_before_reduction.append(bool(spoiled.isfinite().all()))
+        return spoiled
+
+    hook = next(run.model.parameters()).register_hook(spoil)
+    weights, scales = [weights_of(run)], [run.precision.scaler.get_scale()]
+    for _ in range(2):
+        program.train_step(run, window, 1e-3)
+        weights.append(weights_of(run))
+        scales.append(run.precision.scaler.get_scale())
+        hook.remove()
+    return {"weights": weights, "scales": scales, "finite": finite_before_reduction}
+
+
+def one_step(program: Any, run: Any) -> dict[str, Any]:
+    """Take a step, and compute its gradient without a scaler: on the same weights, samples and dropout."""
+    [(images, labels)] = next(iter(run.training))
+    rng = torch.get_rng_state()
+    with torch.autocast("cpu", run.precision.dtype):
+        loss = F.cross_entropy(run.ddp(images), labels)
+    torch.autograd.backward(loss)
+    expected = gradients_of(run)
+    run.optimizer.zero_grad()
+    torch.set_rng_state(rng)
+    dtypes, applied = [], []
+    run.model.classifier[-1].register_forward_hook(lambda layer, args, output: dtypes.append(output.dtype))
+    run.optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: applied.append(gradients_of(run)))
+    program.train_step(run, [(images, labels)], 1e-3)
+    run.progress.advance(run.sampler.micro_batch_size)
+    program.evaluate(run)
+    return {"expected": expected, "applied": applied[0], "dtypes": [*map(str, dtypes)]}
+
+
+def gradients_of(run: Any) -> Tensor:
+    """A copy of all gradients, as one vector."""
+    return torch.cat([weight.grad.flatten().clone() for weight in run.model.parameters()])
+
+
+@pytest.fixture(scope="module")
+def steps(project: Render, folder: Path) -> list[dict[str, Any]]:
+    """What each of two ranks saw of single steps."""
+    env = {"SEEN": str(folder / "seen")}
+    train_on_ranks(project(amp="torch"), folder / "steps", env=env, entry=take_single_steps)
+    return [torch.load(f"{folder / 'seen'}-{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 0.5])
+def test_an_infinite_gradient_of_one_rank_makes_all_skip_the_step(
+    clip_norm: float, steps: list[dict[str, Any]]
+) -> None:
+    ranks = [seen[f"overflow {clip_norm}"] for seen in steps]
+    assert [rank["finite"] for rank in ranks] == [[True], [False]]
+    for rank in ranks:
+        assert rank["scales"] == [65536, 32768, 32768]
+        start, skipped, stepped = rank["weights"]
+        assert all(map(torch.equal, start, skipped))
+        assert not any(map(torch.equal, skipped, stepped))
+    assert all(map(torch.equal, ranks[0]["weights"][2], ranks[1]["weights"][2]))
+
+
+def test_clipping_sees_the_true_gradients(steps: list[dict[str, Any]]) -> None:
+    for seen in steps:
+        clipped, whole = seen["step fp16 0.5"], seen["step fp16 1000.0"]
+        norm = whole["expected"].norm().item()
+        assert 0.5 < norm < 1000
+        assert clipped["applied"].norm().item() == pytest.approx(0.5, rel=1e-4)
+        assert whole["applied"].norm().item() == pytest.approx(norm, rel=1e-2)
+        for step in (clipped, whole):
+            assert F.cosine_similarity(step["applied"], step["expected"], dim=0).item() > 0.999
+        assert seen["step bf16 0.5"]["applied"].norm().item() == pytest.approx(0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize(("option", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_training_and_evaluation_compute_in_the_chosen_type(
+    option: str, dtype: torch.dtype, steps: list[dict[str, Any]]
+) -> None:
+    assert steps[0][f"step {option} 0.0"]["dtypes"] == [str(dtype)] * 4
+
+
+# ---- apex.amp ----
+
+# A window of four micro-batches of 16: an epoch has 22 of them, and one of a single micro-batch.
+WINDOWS = ("--accum-steps", "4", "--clip-norm", "0.5", "--max-steps", "24")
+
+
+@pytest.fixture(scope="module")
+def float32(project: Render, folder: Path) -> dict[str, Any]:
+    """The checkpoint of a run without mixed precision."""
+    train_on_ranks(project(amp="none"), folder / "float32", *WINDOWS)
+    return checkpoint(folder / "float32")
+
+
+@pytest.fixture(scope="module")
+def pretended_gpu(project: Render, folder: Path) -> Path:
+    """The project for apex, which believes that it computes on a GPU. What it imports as apex is up to the test."""
+    copy = shutil.copytree(project(amp="apex"), folder / "pretended-gpu")
+    program = (copy / "train.py").read_text()
+    pretending = program.replace("Precision(config, device)", 'Precision(config, torch.device("cuda"))')
+    assert pretending != program
+    (copy / "train.py").write_text(pretending)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def stand_in(pretended_gpu: Path, folder: Path) -> Path:
+    """The project on a pretended GPU, with the stand-in for apex."""
+    copy = shutil.copytree(pretended_gpu, folder / "stand-in")
+    shutil.copytree(APEX_STAND_IN, copy / "apex")
+    return copy
+
+
+def calls_of(record: Path, rank: int = 0) -> list[tuple[str, dict[str, Any]]]:
+    """What the stand-in wrote down."""
+    return [(name, details) for name, details in map(json.loads, open(f"{record}-{rank}"))]
+
+
+def saved_scale(saved: dict[str, Any]) -> dict[str, Any]:
+    """The state of apex.amp in a checkpoint, on its own or beside other things to go on with."""
+    held = [saved["precision"], *(value for value in saved["precision"].values() if isinstance(value, dict))]
+    [scale] = [value for value in held if "loss_scaler0" in value]
+    return dict(scale)
+
+
+def test_apex_on_a_cpu_is_float32_and_says_so_once(project: Render, float32: dict[str, Any], folder: Path) -> None:
+    printed = train_on_ranks(project(amp="apex"), folder / "apex-on-cpu", *WINDOWS, "--opt-level", "O2")
+    assert "".join(printed).count("apex.amp needs a GPU: this run trains in float32") == 1
+    assert (folder / "apex-on-cpu" / "train.log").read_text().count("apex.amp needs a GPU") == 1
+    assert_same_weights(checkpoint(folder / "apex-on-cpu"), float32)
+
+
+@pytest.fixture(scope="module")
+def apex_run(stand_in: Path, folder: Path) -> Path:
+    """The run directory of a run with the stand-in at O1, on two ranks; beside it the record of the calls."""
+    record = str(folder / "calls")
+    train_on_ranks(stand_in, folder / "apex", *WINDOWS, "--opt-level", "O1", env={"APEX_CALLS": record})
+    return folder / "apex"
+
+
+def test_scaling_with_apex_changes_no_bit(apex_run: Path, float32: dict[str, Any]) -> None:
+    # The stand-in's scale is a power of two: scaling, accumulating, reducing, unscaling and clipping in the right order
+    # give exactly what they give without it.
+    assert_same_weights(checkpoint(apex_run), float32)
+
+
+def calls_of_steps(calls: list[tuple[str, dict[str, Any]]]) -> list[list[tuple[str, bool | None]]]:
+    """The calls of each optimizer step, from its first backward pass on, with their delay_unscale."""
+    steps: list[list[tuple[str, bool | None]]] = []
+    step: list[tuple[str, bool | None]] = []
+    for name, details in calls:
+        if step or name == "scale_loss":
+            step.append((name, details.get("delay_unscale")))
+        if name == "step":
+            steps.append(step)
+            step = []
+    return steps
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_apex_is_called_as_it_asks_for(rank: int, apex_run: Path, folder: Path) -> None:
+    calls = calls_of(folder / "calls", rank)
+    assert calls[0] == ("initialize", {"opt_level": "O1"})
+    end = [("scale_loss", False), ("step", None)]
+    full_window = [*([("scale_loss", True)] * 3), *end]
+    assert calls_of_steps(calls) == [*([full_window] * 22), end, full_window]
+    assert [name for name, _ in calls].count("state_dict") == 2
+    steps = [details for name, details in calls if name == "step"]
+    assert not any(step["left_scaled"] for step in steps)
+    largest = max(step["norm"] for step in steps)
+    assert largest == pytest.approx(0.5, rel=1e-4), "clipped before unscaling, it would be 0.5 / 1024"
+
+
+def test_the_loss_scale_of_apex_is_saved_and_put_back(stand_in: Path, apex_run: Path, folder: Path) -> None:
+    state = {"loss_scaler0": {"loss_scale": 1024.0, "unskipped": 24}}
+    assert saved_scale(checkpoint(apex_run)) == state
+    record, options = folder / "calls-of-resumed", ("--opt-level", "O1", "--max-steps", "26")
+    source = str(apex_run / "checkpoints" / "last.pt")
+    train_on_ranks(stand_in, folder / "apex-resumed", *options, "--resume", source, env={"APEX_CALLS": str(record)})
+    calls = calls_of(record)
+    loaded = [details["state"] for name, details in calls if name == "load_state_dict"]
+    assert loaded == [state]
+    names = [name for name, _ in calls]
+    assert names.index("initialize") < names.index("load_state_dict") < names.index("scale_loss")
+    assert saved_scale(checkpoint(folder / "apex-resumed"))["loss_scaler0"]["unskipped"] == 26
+
+
+def test_float16_weights_of_apex_train_beside_float32_ones(stand_in: Path, folder: Path) -> None:
+    record = folder / "calls-of-O2"
+    options = ("--opt-level", "O2", "--clip-norm", "0.5", "--accum-steps", "2", "--max-steps", "30")
+    train_on_ranks(stand_in, folder / "O2", *options, "--save-every", "13", env={"APEX_CALLS": str(record)})
+    losses = logged(folder / "O2", "train/loss")
+    assert losses[30] < 0.6 * losses[10]
+    norms = [details["norm"] for name, details in calls_of(record) if name == "step"]
+    assert max(norms) == pytest.approx(0.5, rel=1e-4), "clipping must see the float32 weights that are stepped"
+
+
+def test_a_resumed_run_with_float32_masters_ends_the_same(stand_in: Path, folder: Path) -> None:
+    options = ("--opt-level", "O2", "--clip-norm", "0.5")
+    train_on_ranks(stand_in, folder / "O2-whole", *options, "--max-steps", "40", "--save-every", "13", "--keep", "9")
+    source = str(folder / "O2-whole" / "checkpoints" / "step-00000013.pt")
+    train_on_ranks(stand_in, folder / "O2-resumed", *options, "--max-steps", "40", "--resume", source)
+    assert_same_state(checkpoint(folder / "O2-resumed"), checkpoint(folder / "O2-whole"))
+
+
+def test_a_checkpoint_of_a_cpu_goes_on_with_apex(
+    stand_in: Path, project: Render, float32: dict[str, Any], folder: Path
+) -> None:
+    train_on_ranks(project(amp="apex"), folder / "from-cpu", *WINDOWS)
+    source = str(folder / "from-cpu" / "checkpoints" / "last.pt")
+    options = ("--opt-level", "O2", "--max-steps", "30", "--log-every", "1", "--resume", source)
+    train_on_ranks(stand_in, folder / "from-cpu-on-gpu", *options)
+    before = logged(folder / "from-cpu", "train/loss")[24]
+    after = logged(folder / "from-cpu-on-gpu", "train/loss")
+    assert sorted(after) == [25, 26, 27, 28, 29, 30]
+    assert max(after.values()) < 1.3 * before, "it must go on from the weights of the checkpoint"
+
+
+@pytest.mark.parametrize("installed", ["nothing", "another package"])
+def test_a_gpu_without_apex_is_refused_with_one_line(installed: str, pretended_gpu: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(pretended_gpu, tmp_path / "project")
+    if installed == "another package":
+        (copy / "apex").mkdir()
+        (copy / "apex" / "__init__.py").touch()
+    printed = train_on_ranks(copy, tmp_path / "run", "--max-steps", "1", code=2, timeout=100)
+    [line] = [line for line in "".join(printed).splitlines() if " INFO " not in line]
+    assert line.startswith("error: apex.amp is not installed")
+    assert "tag 25.05" in line
+    assert "PyPI's apex is another package" in line
+
+
+# ---- on a GPU ----
+
+
+def real_apex() -> bool:
+    """Whether apex.amp is here, and not only another package of that name."""
+    return importlib.util.find_spec("apex") is not None and importlib.util.find_spec("apex.amp") is not None
+
+
+NEEDS_APEX = pytest.mark.skipif(not torch.cuda.is_available() or not real_apex(), reason="no GPU with apex.amp")
+
+
+def assert_learns_and_goes_on(project: Path, folder: Path, *options: str) -> None:
+    """Train on one GPU, stop, go on, and look at the loss."""
+    train(project, folder / "run", *ON_GPU, *options, "--max-steps", "40", launcher="alone")
+    train(project, folder / "run", *ON_GPU, *options, "--max-steps", "60", "--resume", launcher="alone")
+    losses = logged(folder / "run", "train/loss")
+    assert losses[60] < losses[40] < losses[10]
+
+
+@pytest.mark.gpu
+@NEEDS_GPU
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_torch_amp_learns_on_a_gpu(dtype: str, project: Render, tmp_path: Path) -> None:
+    assert_learns_and_goes_on(project(amp="torch"), tmp_path, "--amp-dtype", dtype, "--clip-norm", "1")
+
+
+@pytest.mark.gpu
+@NEEDS_APEX
+@pytest.mark.parametrize("level", ["O0", "O1", "O2"])
+def test_apex_learns_on_a_gpu(level: str, project: Render, tmp_path: Path) -> None:
+    assert_learns_and_goes_on(project(amp="apex"), tmp_path, "--opt-level", level, "--accum-steps", "2")
+
+
+@pytest.mark.gpu
+@NEEDS_APEX
+def test_apex_runs_in_float16_throughout_on_a_gpu(project: Render, tmp_path: Path) -> None:
+    # Not a word on what it learns: AdamW's second moment gets lost below the smallest number of float16.
+    for options in (("--max-steps", "20"), ("--max-steps", "30", "--resume")):
+        train(project(amp="apex"), tmp_path / "run", *ON_GPU, "--opt-level", "O3", *options, launcher="alone")
+    assert checkpoint(tmp_path / "run")["progress"]["step"] == 30

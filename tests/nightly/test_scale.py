@@ -1,0 +1,152 @@
+"""Many samples and many ranks cost no more than few: shown by counting work and memory, not by the clock."""
+
+import importlib
+import itertools
+import json
+import math
+import subprocess
+import sys
+import tracemalloc
+import zipfile
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.simulated import norms_of_resnet_50, one_of
+from generator.questions import TEMPLATE
+from generator.scales import agreement_table, checkpoint_table, evaluation_table, training_table
+from tests.conftest import Render
+
+FEW, MANY = 10**4, 10**9  # samples
+FEW_RANKS, MANY_RANKS = 4, 1024
+BATCH, BATCHES = 32, 300  # which few samples have, too
+TABLES = (training_table, evaluation_table, checkpoint_table, agreement_table)
+
+
+@pytest.fixture
+def package(project: Render, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Gives the modules of a project, whose package has a name that nothing else in this process has."""
+    monkeypatch.syspath_prepend(str(project(package_name="scaled")))
+    return lambda name: importlib.import_module(f"scaled.{name}")
+
+
+def peak(work: Callable[[], object]) -> int:
+    """The bytes that it takes at most, of Python's and NumPy's memory."""
+    work()  # what is imported or made once is no part of it
+    tracemalloc.start()
+    work()
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return taken
+
+
+def first_of(batches: Iterable[Any]) -> int:
+    """Take some batches, one after the other, and give how many samples they have."""
+    return sum(len(batch.indices) for batch in itertools.islice(batches, BATCHES))
+
+
+def training(package: Callable[[str], Any], samples: int, place: float, ranks: int) -> Any:
+    """The sampler of the last rank, some way into an epoch."""
+    world = package("distributed").World(ranks - 1, 0, ranks, 1)
+    sampler = package("loaders").ResumableDistributedSampler(samples, BATCH * ranks, world, 0)
+    sampler.set_epoch(1, int(samples * place) // (BATCH * ranks) * BATCH * ranks)
+    return sampler
+
+
+@pytest.mark.parametrize(("place", "ranks"), [(0, 1), (0.99, 1), (0, MANY_RANKS), (0.99, MANY_RANKS)])
+def test_the_memory_of_an_epoch_does_not_grow_with_the_samples(
+    place: float, ranks: int, package: Callable[[str], Any]
+) -> None:
+    few, many = training(package, FEW, 0, 1), training(package, MANY, place, ranks)
+    assert first_of(few) == first_of(many) == BATCHES * BATCH
+    # At once, the order is computed of 16,384 samples and not of 9,984, which are all.
+    assert peak(lambda: first_of(many)) < 3 * peak(lambda: first_of(few))
+
+
+@pytest.mark.parametrize("samples", [FEW, MANY])
+@pytest.mark.parametrize("place", [0, 0.99])
+def test_no_more_of_the_order_is_computed_than_is_used_soon(
+    place: float, samples: int, package: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scramble, computed = package("shuffling").Permutation.scramble, 0
+
+    def counting(self: Any, numbers: Any) -> Any:
+        nonlocal computed
+        computed += numbers.size
+        return scramble(self, numbers)
+
+    monkeypatch.setattr(package("shuffling").Permutation, "scramble", counting)
+    next(iter(training(package, samples, place, 1)))
+    # Numbers that fall out of range are computed again, of four at most three.
+    assert computed <= 4 * 1.1 * package("loaders").COMPUTED_AT_ONCE
+
+
+@pytest.mark.parametrize("ranks", [1, MANY_RANKS])
+def test_the_memory_of_an_evaluation_does_not_grow_with_the_samples(ranks: int, package: Callable[[str], Any]) -> None:
+    def evaluate(samples: int, ranks: int) -> int:
+        batches = package("loaders").evaluation_batches(samples, BATCH, package("distributed").World(0, 0, ranks, 1))
+        assert len(batches) == math.ceil(math.ceil(samples / ranks) / BATCH)
+        return first_of(batches)
+
+    assert evaluate(FEW, 1) == evaluate(MANY, ranks) == BATCHES * BATCH
+    assert peak(lambda: evaluate(MANY, ranks)) < 1.5 * peak(lambda: evaluate(FEW, 1))
+
+
+def read_so_far() -> int:
+    """The bytes that this process has asked files for; what is mapped is not read."""
+    counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(counters["rchar"])
+
+
+def test_to_go_on_costs_a_rank_no_more_among_many(package: Callable[[str], Any], tmp_path: Path) -> None:
+    read, records, memory, sizes = [], [], [], []
+    for ranks in (FEW_RANKS, MANY_RANKS):
+        config = package("config").Config(run_dir=tmp_path / str(ranks))
+        checkpoints = package("checkpoint").Checkpoints(config, norms_of_resnet_50())
+        path = checkpoints.folder / "last.pt"
+        with one_of(ranks):
+            checkpoints.save(package("checkpoint").Progress())
+        with one_of(ranks, ranks - 1):
+            memory.append(peak(partial(checkpoints._load, path)))
+            before = read_so_far()
+            checkpoints._load(path)
+            read.append(read_so_far() - before)
+        sizes.append(path.stat().st_size)
+        with zipfile.ZipFile(path) as file:
+            records.append(len(file.namelist()))
+    assert sizes[1] > 100 * sizes[0], "the file holds the states of all ranks"
+    assert records[0] == records[1]
+    assert read[1] < 1.5 * read[0] < sizes[1] / 100
+    assert memory[1] < 1.1 * memory[0]
+
+
+def test_the_benchmark_measures_what_its_tables_show(tmp_path: Path) -> None:
+    out = tmp_path / "scale.json"
+    few = ["--most-samples", "10000", "--most-ranks", "8", "--out", str(out)]
+    subprocess.run([sys.executable, "-m", "benchmarks.scale", *few], cwd=TEMPLATE, check=True, timeout=300)
+    measured = json.loads(out.read_text())
+    rows = [len(table(measured).splitlines()) - 2 for table in TABLES]
+    assert rows == [2, 2, 4, 2]
+
+
+def test_what_a_rank_sends_to_save_does_not_grow_with_the_ranks(package: Callable[[str], Any], tmp_path: Path) -> None:
+    """And no rank but the first gets the states of the others."""
+    sent: list[int] = []
+
+    def gather(own: Tensor, rows: list[Tensor] | None = None, dst: int = 0) -> None:
+        assert rows is None
+        sent.append(own.nbytes)
+
+    checkpoints = package("checkpoint").Checkpoints(package("config").Config(run_dir=tmp_path), norms_of_resnet_50())
+    for ranks in (FEW_RANKS, MANY_RANKS):
+        with one_of(ranks, ranks - 1), mock.patch.object(dist, "gather", gather):
+            checkpoints.save(package("checkpoint").Progress())
+    few, many = sent[: len(sent) // 2], sent[len(sent) // 2 :]
+    assert few == many != []
+    assert not [*tmp_path.iterdir()], "only the first rank writes"

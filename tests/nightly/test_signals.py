@@ -1,0 +1,133 @@
+"""A signal makes all ranks write one checkpoint after the same step and leave; --resume goes on from there."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from generator.launchers import mpi
+from generator.launchers.slurm import SlurmCluster
+from tests.conftest import Render
+from tests.launching import ON_CPU, assert_same_weights, checkpoint, launch_command, train
+
+FOR_EVER = ("--epochs", "1000", "--eval-every", "1000")
+
+
+@contextmanager
+def running(project: Path, run_dir: Path, launcher: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a training that would take long, and go on once it has trained some steps."""
+    command = [*launch_command(launcher, 2, run_dir.parent), *ON_CPU, "--run-dir", str(run_dir), *FOR_EVER, *options]
+    with open(run_dir.parent / "output.log", "w") as output:
+        process = subprocess.Popen(
+            command, cwd=project, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        try:
+            wait_for_steps(run_dir)
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_for_steps(run_dir: Path, timeout: float = 60) -> None:
+    """Wait until the log of the run tells of step 30."""
+    log, deadline = run_dir / "train.log", time.monotonic() + timeout
+    while not (log.exists() and "step 30 " in log.read_text()):
+        assert time.monotonic() < deadline, "no step was trained"
+        time.sleep(0.1)
+
+
+def ranks_of(run_dir: Path) -> list[int]:
+    """The process numbers of the ranks: the leaves of those that name the run directory, or that such a one spawned."""
+    parents, commands = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes()
+            parents[int(folder.name)] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            continue
+        commands[int(folder.name)] = command
+    named = {pid for pid, command in commands.items() if str(run_dir).encode() in command}
+    named |= {pid for pid, command in commands.items() if b"multiprocessing.spawn" in command and parents[pid] in named}
+    return sorted(pid for pid in named if pid not in {parents[other] for other in named})
+
+
+@pytest.mark.parametrize(
+    ("launcher", "number", "code"),
+    [
+        ("torchrun", signal.SIGTERM, 1),  # torchrun's own code, whatever the ranks' codes are
+        ("launch", signal.SIGINT, 1),
+        ("spawn", signal.SIGTERM, 75),
+        ("spawn", signal.SIGINT, 75),
+        ("spawn", signal.SIGUSR1, 75),
+        pytest.param("mpirun", signal.SIGUSR1, 75, marks=pytest.mark.skipif(not mpi.openmpi_mpirun(), reason="MPI")),
+        pytest.param("mpich", signal.SIGTERM, 75, marks=pytest.mark.skipif(not mpi.mpich_mpirun(), reason="MPI")),
+    ],
+)
+def test_a_signal_to_the_launcher_stops_all_ranks(
+    launcher: str, number: signal.Signals, code: int, project: Render, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    answer = "mpirun" if launcher == "mpich" else launcher
+    with running(project(launcher=answer), run_dir, launcher) as process:
+        process.send_signal(number)
+        possible = {code, 0} if launcher == "mpich" and mpich_forgets_codes() else {code}
+        assert process.wait(timeout=30) in possible, (tmp_path / "output.log").read_text()
+    stopped_at = checkpoint(run_dir)["progress"]["step"]
+    assert f"stopped after step {stopped_at};" in (run_dir / "train.log").read_text()
+    assert checkpoint(run_dir)["world_size"] == 2
+
+
+def mpich_forgets_codes() -> bool:
+    """Whether it is older than 4.1: it may give 0 where all ranks leave at once after a signal. launch.sh mends it."""
+    told = subprocess.run([mpi.mpich_mpirun() or "", "--version"], capture_output=True, text=True, check=True).stdout
+    version = re.search(r"Version: +(\d+)\.(\d+)", told)
+    assert version, told
+    return (int(version[1]), int(version[2])) < (4, 1)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_signal_to_one_rank_stops_all(victim: int, project: Render, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with running(project(launcher="torchrun"), run_dir, "torchrun") as process:
+        ranks = ranks_of(run_dir)
+        assert len(ranks) == 2
+        os.kill(ranks[victim], signal.SIGUSR1)
+        process.wait(timeout=30)
+    printed = (tmp_path / "output.log").read_text()
+    assert "exitcode  : 75" in printed
+    assert "stopped after step" in printed
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(project: Render, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with running(project(launcher="spawn"), run_dir, "spawn") as process:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=30)
+    steps = checkpoint(run_dir)["progress"]["step"]
+    until = ("--max-steps", str(steps + 15))
+    train(project(launcher="spawn"), run_dir, *FOR_EVER, *until, "--resume", launcher="spawn")
+    train(project(launcher="spawn"), tmp_path / "whole", *FOR_EVER, *until, launcher="spawn")
+    assert_same_weights(checkpoint(run_dir), checkpoint(tmp_path / "whole"))
+
+
+def test_scancel_with_usr1_stops_a_job(project: Render, slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    run_dir, place = tmp_path / "run", project(launcher="slurm")
+    environment = slurm_cluster.env | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    options = [*ON_CPU, "--run-dir", str(run_dir), *FOR_EVER]
+    batch_file = [str(place / "launch.sh"), *options]
+    arguments = ["sbatch", "--parsable", "--chdir", str(place), "--output", str(tmp_path / "job.log"), *batch_file]
+    submitted = subprocess.run(arguments, env=environment, check=True, capture_output=True, text=True)
+    wait_for_steps(run_dir)
+    slurm_cluster.run("scancel", "--signal=USR1", submitted.stdout.strip())
+    job = slurm_cluster.wait(int(submitted.stdout))
+    assert job.exit_code == 75, (tmp_path / "job.log").read_text()
+    assert "stopped after step" in (run_dir / "train.log").read_text()

@@ -1,0 +1,65 @@
+"""Owners' edits, one at every place of every file, survive a version that changes each of these files elsewhere."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from generator.combinations import Combination
+from generator.rendering import ANSWERS_FILE
+from generator.selection import covering
+from generator.trees import read_files
+from generator.updates.editing import ChangedFile, carry_edits, choose_edits
+from generator.updates.ownership import read_ownership
+from generator.updates.places import find_places
+from generator.updates.replay import is_text
+from generator.workers import Workers
+from tests.conftest import Render
+
+GROUPS = 8
+
+
+@pytest.fixture(scope="module")
+def files(legal: Sequence[Combination], project: Render) -> dict[str, list[str]]:
+    """The distinct texts of each file of the template's, over a set in which every answer occurs."""
+    owned = read_ownership()
+    texts: dict[str, list[str]] = {}
+    for combination in covering(legal, 1):
+        for path, (_, content) in read_files(project(**dict(combination.answers))).items():
+            if is_text(content) and not owned.kept(path) and path != ANSWERS_FILE:
+                texts.setdefault(path, [])
+                if content.decode() not in texts[path]:
+                    texts[path].append(content.decode())
+    return texts
+
+
+def changed_elsewhere(path: str, text: str, seed: int) -> str:
+    """Change a file as a new version may: lines come at one place in eight, and one line in twenty goes."""
+    draw = random.Random(f"{path} {seed}")
+    lines = text.splitlines(keepends=True)
+    places = {place.line: place.indent for place in find_places(path, text)}
+    changed = []
+    for number, line in enumerate([*lines, ""]):
+        if number in places and draw.random() < 1 / 8:
+            words = f"new_in_the_template = {number}\n"
+            changed.append(f"{places[number]}{words}" if path.endswith((".py", ".md")) else f"# {words}")
+        if draw.random() >= 1 / 20 or not line.isspace():
+            changed.append(line)
+    return "".join(changed)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
+def test_an_edit_at_any_place_stays_there_or_is_a_visible_conflict(
+    seed: int, files: dict[str, list[str]], workers: Workers, tmp_path: Path
+) -> None:
+    assert {"train.py", "README.md", "pyproject.toml", "launch.sh", "ddp_project/checkpoint.py"} <= files.keys()
+    versions = [
+        ChangedFile(path, text, changed_elsewhere(path, text, seed)) for path, texts in files.items() for text in texts
+    ]
+    edits = choose_edits(versions)
+    assert {edit.file.path for edit in edits} == files.keys()
+    assert len(edits) > 1000
+    jobs = [workers.submit(carry_edits, edits[i::GROUPS], tmp_path / str(i)) for i in range(GROUPS)]
+    wrong = [words for job in jobs for words in job.result()]
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,143 @@
+"""ddp-template fleet tells what an update would do to projects, and touches none of them."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from generator.cli import app
+from generator.questions import TEMPLATE
+from generator.rendering import ANSWERS_FILE
+from generator.updates.hermetic import run
+from generator.updates.history import NEXT, History
+from generator.updates.replay import copy_project, put_under_git
+from tests.histories import replace
+from tests.owners import new_option
+
+
+def everything(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    """All files below a folder, those of git among them, with the times at which they were written."""
+    return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.fixture(scope="module")
+def projects(history: History, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with projects in all states."""
+    folder = tmp_path_factory.mktemp("fleet")
+    for name in ("edited", "conflicting", "dirty", "unknown", "without-git", "no-answers"):
+        copy_project(history.folder, "v0.1.0", {}, folder / name)
+    new_option(folder / "edited")
+    replace(folder / "conflicting" / "README.md", "all others | the template's", "all else | the template's")
+    replace(folder / "unknown" / ANSWERS_FILE, "_commit: v0.1.0", "_commit: v0.1.0-3-gabcdef0")
+    (folder / "no-answers" / ANSWERS_FILE).write_text("{")
+    (folder / "foreign").mkdir()
+    (folder / "foreign" / ANSWERS_FILE).write_text("_commit: v0.1.0\n_src_path: gh:someone/other\nname: x\n")
+    for name in ("edited", "conflicting", "dirty", "unknown", "no-answers", "foreign"):
+        put_under_git(folder / name)
+    (folder / "dirty" / "notes.md").write_text("not committed\n")
+    shutil.copytree(folder / "edited", folder / os.fsdecode(b"odd-name-\xe9"))
+    monorepo = folder / "monorepo"
+    monorepo.mkdir()
+    copy_project(history.folder, "v0.1.0", {"launcher": "slurm"}, monorepo / "training")
+    put_under_git(monorepo)
+    (folder / "no project").mkdir()
+    return folder
+
+
+def fleet(folder: Path, *arguments: str) -> tuple[int, str, dict[str, dict[str, Any]]]:
+    """Run the command, and give its exit code, what it prints and its reports by project."""
+    file = folder.parent / "reports.json"
+    file.unlink(missing_ok=True)
+    done = CliRunner().invoke(app, ["fleet", "--json", str(file), *arguments])
+    reports = json.loads(file.read_text()) if file.exists() else []
+    return done.exit_code, done.output, {Path(report["project"]).name: report for report in reports}
+
+
+def test_each_project_is_told_of_and_none_is_touched(projects: Path) -> None:
+    before = everything(projects)
+    names = [*(path.name for path in projects.iterdir() if path.name != "monorepo"), "monorepo/training", "nowhere"]
+    code, printed, reports = fleet(projects, *(str(projects / name) for name in names))
+    assert everything(projects) == before
+    assert code == 1
+    states = {name: (report["version"], report["state"]) for name, report in reports.items()}
+    assert states == {
+        "edited": ("v0.1.0", "clean"),
+        "conflicting": ("v0.1.0", "conflicts"),
+        "dirty": ("v0.1.0", "clean"),
+        "unknown": ("v0.1.0-3-gabcdef0", "impossible"),
+        "without-git": ("?", "impossible"),
+        "no-answers": ("?", "impossible"),
+        "foreign": ("v0.1.0", "impossible"),
+        "odd-name-\udce9": ("v0.1.0", "clean"),
+        "training": ("v0.1.0", "clean"),
+        "no project": ("?", "impossible"),
+        "nowhere": ("?", "impossible"),
+    }
+    assert reports["conflicting"]["conflicts"] == ["README.md"]
+    # How many lines depends on what the template is now.
+    assert any(re.fullmatch(r"M \+\d+ -\d+ ddp_project/config\.py", each) for each in reports["edited"]["changes"])
+    assert any(re.fullmatch(r"A \+\d+ -0 launch\.sh", each) for each in reports["training"]["changes"])
+    for name, reason in {
+        "dirty": "what is not committed, which Copier wants to be, was left out",
+        "unknown": "v0.1.0-3-gabcdef0 is no revision of this clone",
+        "foreign": "this is a project of another template",
+        "without-git": "git has no commit of it",
+        "no-answers": "names no version",
+        "no project": f"there is no {ANSWERS_FILE}",
+        "nowhere": "is no folder",
+    }.items():
+        assert reason in reports[name]["reason"]
+        assert reports[name]["reason"] in printed
+    assert f"{projects / 'edited'}: v0.1.0, clean\n" in printed
+
+
+def test_what_fleet_foretells_is_what_an_update_does(history: History, projects: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    copy_project(history.folder, "v0.1.0", {}, folder)
+    new_option(folder)
+    put_under_git(folder)
+    _, printed, reports = fleet(tmp_path, str(folder), "--changes")
+    foretold = {line.split(" ")[-1] for line in reports["own"]["changes"]}
+    copier = Path(sys.executable).parent / "copier"
+    subprocess.run([copier, "update", "--defaults", "--quiet", "--vcs-ref", NEXT], cwd=folder, check=True)
+    done = {line.split(" ")[-1] for line in run(folder, "status", "--porcelain").splitlines()} - {ANSWERS_FILE}
+    assert foretold == done
+    assert all(line in printed for line in reports["own"]["changes"])
+
+
+def test_a_version_to_update_to_can_be_chosen(projects: Path) -> None:
+    code, _, reports = fleet(projects, str(projects / "edited"), str(projects / "conflicting"), "--to", "0.1.0")
+    assert (code, {report["state"] for report in reports.values()}) == (0, {"nothing to do"})
+
+
+def test_a_version_that_is_none_is_refused_in_one_line(projects: Path) -> None:
+    done = CliRunner().invoke(app, ["fleet", str(projects / "edited"), "--to", "v9"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: 'v9' is no revision that this clone has")
+    assert done.stderr.count("\n") == 1
+
+
+def test_projects_of_other_versions_than_released_ones_are_found(history: History, tmp_path: Path) -> None:
+    commit = run(history.folder, "rev-parse", "v0.1.0")
+    copy_project(history.folder, commit, {}, tmp_path / "project")
+    put_under_git(tmp_path / "project")
+    code, _, reports = fleet(tmp_path, str(tmp_path / "project"))
+    assert (code, reports["project"]["state"]) == (0, "clean")
+
+
+def test_a_project_is_on_the_version_that_it_has_committed(history: History, tmp_path: Path) -> None:
+    commit = run(TEMPLATE, "rev-parse", "HEAD")
+    copy_project(history.folder, commit, {}, tmp_path / "project")
+    put_under_git(tmp_path / "project")
+    answers = (tmp_path / "project" / ANSWERS_FILE).read_text()
+    (tmp_path / "project" / ANSWERS_FILE).write_text(re.sub("_commit: .*", "_commit: v0.1.0", answers))
+    _, _, reports = fleet(tmp_path, str(tmp_path / "project"), "--to", "HEAD")
+    assert reports["project"]["version"].endswith(commit[:7])
+    assert reports["project"]["state"] == "nothing to do"

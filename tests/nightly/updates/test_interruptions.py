@@ -1,0 +1,154 @@
+"""An update that is killed, or whose disk is full, leaves the project as it was."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from generator.trees import read_files
+from generator.updates.history import NEXT, History
+from generator.updates.replay import commit_all, copy_project, differing, put_under_git
+from tests.disks import small_disk
+from tests.guide import read_guide
+from tests.histories import replace
+from tests.owners import EDITS
+
+KILLS = 12
+TOGETHER = ("new_option", "added_metric", "added_dependency", "own_file")
+
+
+@dataclass
+class Owner:
+    """A project with edits and a run, the template that it can be updated to, and what the owner types."""
+
+    project: Path
+    elsewhere: Path  # takes temporary files
+
+    def environment(self) -> Mapping[str, str]:
+        """What a shell of the owner has."""
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return {**os.environ, "PATH": path, "TMPDIR": str(self.elsewhere), "HOME": str(self.elsewhere)}
+
+    def begin(self, commands: str) -> subprocess.Popen[bytes]:
+        """Type commands, in a process group of their own."""
+        return subprocess.Popen(
+            ["bash", "-c", commands],
+            cwd=self.project,
+            env=self.environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def type_in(self, commands: str) -> int:
+        """Type commands, and wait for how the last of them ends."""
+        return self.begin(commands).wait(timeout=120)
+
+    @contextmanager
+    def nothing_changes(self) -> Iterator[None]:
+        """Compare the project after what happens inside with what it was before."""
+        before = self.state()
+        yield
+        assert self.state() == before
+
+    def state(self) -> object:
+        """All that is in its folder, what git keeps there and what it ignores among it, but for times."""
+        return {path: path.read_bytes() for path in sorted(self.project.rglob("*")) if path.is_file()}
+
+
+def make_owner(project: Path, elsewhere: Path, template: Path) -> Owner:
+    """Make a project of the version before NEXT whose update merges edits, adds files and has a conflict."""
+    elsewhere.mkdir()
+    copy_project(template, "v0.1.0", {}, project)
+    put_under_git(project)
+    for name in TOGETHER:
+        EDITS[name](project)
+    replace(project / "README.md", "all others | the template's", "ALL others | the template's")
+    commit_all(project)
+    (project / "runs" / "default").mkdir(parents=True)
+    (project / "runs" / "default" / "train.log").write_text("a run that git ignores\n")
+    return Owner(project, elsewhere)
+
+
+@pytest.fixture
+def owner(history: History, tmp_path: Path) -> Owner:
+    """An owner, and a disk with room."""
+    return make_owner(tmp_path / "project", tmp_path / "elsewhere", history.folder)
+
+
+@pytest.fixture(scope="module")
+def new_guide(history: History, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose README has the section on updates."""
+    place = tmp_path_factory.mktemp("guide") / "project"
+    copy_project(history.folder, NEXT, {}, place)
+    return place
+
+
+def kill(process: subprocess.Popen[bytes], delay: float) -> bool:
+    """Kill a process and its children after a time, and say whether they were still at work."""
+    time.sleep(delay)
+    at_work = process.poll() is None
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return at_work
+
+
+def test_a_killed_update_leaves_the_project_as_it_was(owner: Owner, new_guide: Path) -> None:
+    guide = read_guide(new_guide)
+    started = time.perf_counter()
+    with owner.nothing_changes():
+        assert owner.type_in(guide.start) == 0
+        takes = time.perf_counter() - started
+        owner.type_in(guide.give_up)
+    moments, kills = random.Random(3), 0
+    for i in range(2 * KILLS):  # half of them while git makes the copy
+        with owner.nothing_changes():
+            kills += kill(owner.begin(guide.start), moments.uniform(0, takes if i % 2 else 0.05))
+            owner.type_in(guide.give_up)
+    assert kills >= KILLS
+    assert owner.type_in(guide.start) == 0
+
+
+def test_a_killed_update_in_the_project_itself_can_be_undone(owner: Owner) -> None:
+    before, moments, half_done = read_files(owner.project), random.Random(0), 0
+    undo = "rm -f .git/index.lock && git reset --hard && git clean -d --force"
+    started = time.perf_counter()
+    assert owner.type_in("copier update --defaults") == 0
+    takes = time.perf_counter() - started
+    for _ in range(KILLS):
+        assert owner.type_in(undo) == 0
+        assert differing(read_files(owner.project), before) == []
+        killed = kill(owner.begin("copier update --defaults"), moments.uniform(takes / 2, takes))
+        half_done += killed and read_files(owner.project) != before
+    assert half_done >= 2
+
+
+@pytest.mark.parametrize("room", [0, 200, 500, 1000, 2000, 4000])
+def test_a_full_disk_leaves_the_project_as_it_was(room: int, history: History, new_guide: Path, tmp_path: Path) -> None:
+    guide = read_guide(new_guide)
+    with small_disk(tmp_path / "disk", "32m") as disk:
+        owner = make_owner(disk / "project", disk / "elsewhere", history.folder)
+        stuffing = disk / "stuffing"
+        with owner.nothing_changes():
+            stuff(stuffing, room * 1000)
+            ended = owner.type_in(f"set -e\n{guide.start}")
+            if room <= 500:
+                assert ended != 0
+            stuffing.unlink()
+            owner.type_in(guide.give_up)
+        assert owner.type_in(guide.start) == 0
+
+
+def stuff(file: Path, left: int) -> None:
+    """Fill a disk, but for so many bytes."""
+    space = os.statvfs(file.parent)
+    file.write_bytes(bytes(max(0, space.f_bavail * space.f_frsize - left)))

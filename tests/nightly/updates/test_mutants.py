@@ -1,0 +1,156 @@
+"""The gate catches changes of the template that would lose an owner's edit, an answer or a run."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from generator.scratch import scratch_folder
+from generator.updates.gate import Gate
+from generator.workers import Workers
+from tests.histories import MadeUp
+
+PACKAGE = "template/{{package_name}}"
+DEFAULTS = ("launcher=torchrun", "backend=auto", "amp=none", "sync_bn=false", "logging=console")
+
+
+def found(versions: MadeUp, workers: Workers, *parts: str, only: Sequence[str] = DEFAULTS) -> str:
+    """Give all that is wrong with the working tree of a made-up history, a line each."""
+    gate = Gate(template=versions.folder, cache=versions.cache, parts=parts, only=only, pairs=1)
+    with scratch_folder(0) as folder:
+        return "\n".join(f"{part.name}: {wrong}" for part in gate.run(workers, folder) for wrong in part.wrong)
+
+
+def test_a_version_without_a_change_passes(made_up: MadeUp, workers: Workers) -> None:
+    assert found(made_up, workers, "history", "files", "repeats", "questions", "edits", "resume") == ""
+
+
+def test_files_that_are_renamed_dropped_conditional_or_taken_from_the_owner(made_up: MadeUp, workers: Workers) -> None:
+    template = made_up.folder / "template"
+    (template / "launch.sh.jinja").rename(template / "start.sh.jinja")
+    (template / ".gitignore").unlink()
+    package = made_up.folder / PACKAGE
+    (package / "precision.py.jinja").rename(package / "{% if amp != 'none' %}precision.py{% endif %}.jinja")
+    settings = made_up.folder / "copier.yml"
+    kept = [line for line in settings.read_text().splitlines(keepends=True) if "/model.py" not in line]
+    settings.write_text("".join(kept))
+    wrong = found(made_up, workers, "history", "files").splitlines()
+    lost = "is not written any more, and an update would delete it with its owner's edits: name it in _exclude"
+    assert f"files: .gitignore {lost}" in wrong
+    assert f"files: launch.sh {lost}" in wrong
+    assert "files: ddp_project/model.py was the owner's, and is not any more" in wrong
+    conditional = "files: ddp_project/precision.py is not written for torchrun-auto-none-false-console: "
+    assert [line for line in wrong if line.startswith(conditional)]
+
+
+def test_a_file_that_is_dropped_and_named_stays_with_the_owner(made_up: MadeUp, workers: Workers) -> None:
+    (made_up.folder / "template" / ".gitignore").unlink()
+    made_up.replace("copier.yml", "_exclude:\n", "_exclude:\n  - .gitignore\n")
+    assert found(made_up, workers, "history", "files") == ""
+
+
+REPEATED = '''
+
+def {name}(totals: dict[str, float]) -> dict[str, float]:
+    """Give what is {name}."""
+    kept = dict(totals)
+    for key in sorted(totals):
+        value = totals[key]
+        kept[key] = value * {factor}
+        if value < 0:
+            del kept[key]
+    return kept
+'''
+
+
+def test_repeated_lines_and_the_edit_that_they_misplace(made_up: MadeUp, workers: Workers) -> None:
+    module = made_up.folder / PACKAGE / "shuffling.py"
+    code = module.read_text()
+    first, second = (REPEATED.format(name=name, factor=2) for name in ("doubled", "twice"))
+    module.write_text(code + first + second)
+    made_up.release("1.1.0")
+    assert "repeats: ddp_project/shuffling.py: the lines around line " in found(
+        made_up, workers, "history", "files", "repeats"
+    )
+    module.write_text(
+        code + first.replace("value * 2", "value + value").replace("sorted(totals)", "list(totals)") + second
+    )
+    wrong = found(made_up, workers, "history", "edits")
+    assert "in doubled.for: it has moved to twice.for" in wrong
+
+
+def test_answers_that_are_forgotten(made_up: MadeUp, workers: Workers) -> None:
+    made_up.replace("copier.yml", "    csv (metrics.csv):\n      value: csv\n", "")
+    settings = (made_up.folder / "copier.yml").read_text()
+    start, end = settings.index("sync_bn:\n"), settings.index("logging:\n")
+    (made_up.folder / "copier.yml").write_text(settings[:start] + settings[end:])
+    for file in made_up.folder.rglob("*.jinja"):
+        file.write_text(file.read_text().replace("if sync_bn", "if false"))
+    assert found(made_up, workers, "questions").splitlines() == [
+        "questions: since v1.0.0: the question sync_bn went, and no default of another one reads what was answered",
+        "questions: since v1.0.0: logging=csv went: whoever answered that gets the default, so rename the question",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "wrong"),
+    [
+        (
+            "template/train.py.jinja",
+            "validation_set = load_data()",
+            "validation_set, _ = load_data()",
+            "updated project ",
+        ),
+        (f"{PACKAGE}/checkpoint.py", "return Progress(**", "return Progress() or Progress(**", "updated project "),
+        (
+            f"{PACKAGE}/checkpoint.py",
+            '"model": model, **parts',
+            '"weights": model, **parts',
+            "old checkpoint is refused",
+        ),
+    ],
+    ids=["asks more of the owner's data", "begins anew", "has another format"],
+)
+def test_runs_that_cannot_go_on(path: str, old: str, new: str, wrong: str, made_up: MadeUp, workers: Workers) -> None:
+    made_up.replace(path, old, new)
+    about = "resume: v1.0.0 -> v99999, torchrun-auto-none-false-console"
+    assert f"{about}: the {wrong}" in found(made_up, workers, "history", "resume")
+
+
+def test_a_new_format_of_checkpoints_is_told(made_up: MadeUp, workers: Workers) -> None:
+    made_up.replace(f"{PACKAGE}/checkpoint.py", '"model": model, **parts', '"weights": model, **parts')
+    assert "and CHANGELOG.md tells nobody" in found(made_up, workers, "history", "resume")
+    told = "## Not released yet\n\n### What you must do\n\nFinish your runs: checkpoints have another format.\n"
+    (made_up.folder / "CHANGELOG.md").write_text(told)
+    assert found(made_up, workers, "history", "resume") == ""
+
+
+def test_a_version_that_asks_for_trust(made_up: MadeUp, workers: Workers) -> None:
+    with (made_up.folder / "copier.yml").open("a") as file:
+        file.write("\n_migrations:\n  - command: touch x\n")
+    assert "Template uses potentially unsafe feature: migrations" in found(made_up, workers, "history")
+
+
+def test_versions_that_refuse_old_answers_or_write_something_else_each_time(made_up: MadeUp, workers: Workers) -> None:
+    made_up.replace("template/README.md.jinja", "{{ description }}", "{{ description }} in {{ _copier_conf.dst_path }}")
+    made_up.replace(
+        "copier.yml",
+        "    none (float32):\n      value: none\n",
+        "    none (float32):\n      value: none\n      validator: not any more\n",
+    )
+    wrong = found(made_up, workers, "history", only=[*DEFAULTS[:2], "amp=none,torch", *DEFAULTS[3:]])
+    assert "torchrun-auto-none-false-console: the update to v99999 is refused: " in wrong
+    assert "torchrun-auto-torch-false-console: after the update README.md has another content" in wrong
+
+
+def test_a_project_that_is_another_one_each_time(made_up: MadeUp, workers: Workers) -> None:
+    made_up.replace("template/README.md.jinja", "## Start\n", "## Start {{ range(10 ** 5) | random }}\n")
+    wrong = found(made_up, workers, "answers")
+    assert "README.md has another content" in wrong
+    assert "a second update: README.md has another content" in wrong
+
+
+def test_a_version_that_cannot_be_rendered_is_a_finding_of_each_project(made_up: MadeUp, workers: Workers) -> None:
+    made_up.replace("template/README.md.jinja", "## Start\n", "## {{ nosuch }}\n")
+    lines = found(made_up, workers, "files", "history").splitlines()
+    assert "files: torchrun-auto-none-false-console of snapshot: 'nosuch' is undefined" in lines
+    assert [line for line in lines if line.startswith("history: ") and "is refused: 'nosuch' is undefined" in line]

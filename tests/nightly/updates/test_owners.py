@@ -1,0 +1,63 @@
+"""Typical edits of owners: to edit and to update gives what to copy the new version and to edit it gives."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from generator.trees import read_files
+from generator.updates.history import NEXT, History
+from generator.updates.replay import commit_all, copy_project, differing, update
+from tests.launching import checkpoint, train
+from tests.owners import EDITS
+
+OldProject = Callable[..., Path]
+
+
+def edited(project: Path, *names: str) -> Path:
+    """Do and commit edits."""
+    for name in names:
+        EDITS[name](project)
+    commit_all(project)
+    return project
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in EDITS), tuple(EDITS)], ids=[*EDITS, "all of them"])
+def test_an_update_and_an_edit_commute(
+    names: tuple[str, ...], old_project: OldProject, history: History, tmp_path: Path
+) -> None:
+    project = edited(old_project(), *names)
+    update(project, NEXT)
+    copy_project(history.folder, NEXT, {}, tmp_path / "fresh")
+    for name in names:
+        EDITS[name](tmp_path / "fresh")
+    expected = read_files(tmp_path / "fresh")
+    if "renamed_readme" in names:  # what the owner has renamed is the owner's
+        expected["docs/training.md"] = read_files(project)["docs/training.md"]
+    assert differing(read_files(project), expected) == []
+
+
+@pytest.mark.parametrize("answers", [{"logging": "csv"}, {"launcher": "spawn"}, {"amp": "torch", "backend": "gloo"}])
+def test_edits_and_another_answer_meet_in_no_conflict(
+    answers: dict[str, str], old_project: OldProject, history: History, tmp_path: Path
+) -> None:
+    names = [
+        name for name in EDITS if name != "renamed_readme" and (name != "second_optimizer" or "amp" not in answers)
+    ]
+    project = edited(old_project(NEXT), *names)
+    update(project, NEXT, answers)
+    copy_project(history.folder, NEXT, answers, tmp_path / "fresh")
+    for name in names:
+        EDITS[name](tmp_path / "fresh")
+    assert differing(read_files(project), read_files(tmp_path / "fresh")) == []
+
+
+def test_an_edited_project_trains_and_goes_on_over_the_update(old_project: OldProject, tmp_path: Path) -> None:
+    project = edited(old_project(), *EDITS)
+    train(project, tmp_path / "run", "--max-steps", "3", "--label-smoothing", "0.1")
+    update(project, NEXT)
+    train(project, tmp_path / "run", "--max-steps", "9", "--label-smoothing", "0.1", "--resume")
+    left = checkpoint(tmp_path / "run")
+    assert left["progress"]["step"] == 9
+    assert {"optimizer", "biases"} <= left.keys()
+    assert "epoch/validation_error" in (tmp_path / "run" / "train.log").read_text()

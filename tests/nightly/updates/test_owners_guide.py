@@ -1,0 +1,238 @@
+"""The README's section on updates, followed word by word."""
+
+import os
+import re
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from generator.trees import read_files
+from generator.updates.hermetic import run
+from generator.updates.replay import commit_all, conflicts, copy_project, put_under_git
+from tests.guide import read_guide
+from tests.histories import MadeUp, replace
+from tests.launching import output_of
+from tests.owners import EDITS, another_data_set, another_model
+
+Shell = Callable[..., str]
+# With a second optimizer, the owner would also edit the plain loop that the project's own tests compare with.
+REAL_EDITS = ("new_option", "added_metric", "added_dependency", "own_file")
+
+
+@pytest.fixture(scope="session")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    """Give what types commands into bash, in an environment of the owner's own that has all packages of this one."""
+    place = tmp_path_factory.mktemp("environment")
+    venv.create(place, with_pip=True)
+    packages = next(path for path in sys.path if path.endswith("site-packages"))
+    (next(place.glob("lib/*/site-packages")) / "others.pth").write_text(packages)
+    path = f"{place / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    # Here einops, which the owner depends on, is not to be fetched.
+    own = {"PATH": path, "HOME": str(place), "PIP_NO_DEPS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def type_in(commands: str, folder: Path, code: int = 0) -> str:
+        return output_of(["bash", "-c", commands], folder, {**os.environ, **own}, code=code)
+
+    return type_in
+
+
+@pytest.fixture
+def project(made_up: MadeUp, tmp_path: Path) -> Path:
+    """A project of version 1.0.0 with real edits, all committed."""
+    folder = tmp_path / "project"
+    copy_project(made_up.folder, "v1.0.0", {}, folder)
+    put_under_git(folder)
+    for name in REAL_EDITS:
+        EDITS[name](folder)
+    commit_all(folder)
+    return folder
+
+
+def release_next(versions: MadeUp) -> None:
+    """Release 1.1.0, which changes something in many files."""
+    package = "template/{{package_name}}"
+    versions.replace("template/train.py.jinja", "    run.model.eval()\n", "    run.model.eval()  # no dropout\n")
+    versions.replace(f"{package}/config.py.jinja", "epochs: Count = 20\n", "epochs: Count = 21\n")
+    versions.replace(f"{package}/model.py", "class ", "# The template's network.\nclass ")
+    versions.replace("template/pyproject.toml.jinja", '    "numpy>=1.26",\n', '    "numpy>=1.26.4",\n')
+    (versions.folder / package / "sums.py").write_text('"""New in this version."""\n')
+    versions.release("1.1.0")
+
+
+def test_an_update_is_taken_over(project: Path, made_up: MadeUp, shell: Shell) -> None:
+    release_next(made_up)
+    guide, before = read_guide(project), read_files(project)
+    # As one session: `cd -` goes back to where the first commands were typed.
+    printed = shell(f"set -e\n{guide.start}{guide.finish}{guide.take_over}", project)
+    assert "passed" in printed
+    after = read_files(project)
+    for path, text in {
+        "train.py": "run.model.eval()  # no dropout",
+        "ddp_project/config.py": "epochs: Count = 21",
+        "pyproject.toml": "numpy>=1.26.4",
+        "ddp_project/sums.py": "New in this version",
+        ".copier-answers.yml": "_commit: v1.1.0",
+    }.items():
+        assert text in after[path][1].decode()
+    for path, text in {
+        "train.py": "epoch/validation_error",
+        "ddp_project/config.py": "label_smoothing",
+        "pyproject.toml": "einops",
+        "notes.md": "What I tried",
+    }.items():
+        assert text in after[path][1].decode()
+    assert after["ddp_project/model.py"] == before["ddp_project/model.py"]
+    assert run(project, "status", "--porcelain") == ""
+    assert not (project.parent / "project-update").exists()
+
+
+def conflicting(project: Path, versions: MadeUp) -> None:
+    """Let the owner and the template change the same line."""
+    replace(project / "train.py", "    run.model.eval()\n", "    run.model.eval()  # mine\n")
+    commit_all(project)
+    release_next(versions)
+
+
+def ci_step(project: Path) -> str:
+    """The first command of the project's own CI."""
+    workflow = yaml.safe_load((project / ".github" / "workflows" / "ci.yml").read_text())
+    command: str = next(step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step)
+    return command
+
+
+def test_a_conflict_stops_the_owner_and_ci_and_can_be_solved(project: Path, made_up: MadeUp, shell: Shell) -> None:
+    conflicting(project, made_up)
+    guide, copy = read_guide(project), project.parent / "project-update"
+    shell(ci_step(project), project)
+    printed = shell(guide.start, project)
+    assert "both modified:   train.py" in printed
+    printed = shell(guide.finish, copy, code=1)
+    assert re.search(r"^train\.py:\d+:<<<<<<< before updating$", printed, re.MULTILINE)
+    run(copy, "commit", "--quiet", "--message", "Oversight")
+    assert "<<<<<<< before updating" in shell(ci_step(project), copy, code=1)
+    program = (copy / "train.py").read_text()
+    begin, middle, end = (program.index(mark) for mark in ("<<<<<<< ", "=======\n", ">>>>>>> "))
+    solved = (
+        program[:begin] + program[program.index("\n", begin) + 1 : middle] + program[program.index("\n", end) + 1 :]
+    )
+    (copy / "train.py").write_text(solved)
+    shell(f"git add --all && git commit -m Solved && {ci_step(project)}", copy)
+    shell(f"cd {copy}; {guide.take_over}", project)
+    (project / "edit.rej").touch()
+    run(project, "add", "--all")
+    shell(ci_step(project), project, code=1)
+    assert "run.model.eval()  # mine" in (project / "train.py").read_text()
+
+
+def test_an_update_is_given_up(project: Path, made_up: MadeUp, shell: Shell) -> None:
+    conflicting(project, made_up)
+    guide, before, head = read_guide(project), read_files(project), run(project, "rev-parse", "HEAD")
+    shell(f"{guide.start}cd -\n{guide.give_up}", project)
+    assert read_files(project) == before
+    assert run(project, "rev-parse", "HEAD") == head
+    assert not (project.parent / "project-update").exists()
+    shell("copier update --defaults --quiet && git reset --quiet --hard && git clean --quiet -d --force", project)
+    assert read_files(project) == before
+
+
+def test_a_package_that_was_renamed_is_updated_under_its_new_name(project: Path, made_up: MadeUp, shell: Shell) -> None:
+    another_model(project)
+    another_data_set(project)
+    commit_all(project)
+    release_next(made_up)
+    guide = read_guide(project)
+    refused = shell("copier update --defaults --data package_name=my_net", project, code=1)
+    assert "no update renames the package ddp_project, with your files in it" in refused
+    assert run(project, "status", "--porcelain") == ""
+    shell(f"set -e\n{guide.rename}", project)
+    edits = read_files(project)
+    shell("copier update --defaults", project)
+    after = read_files(project)
+    assert {path for path in after if path.startswith("ddp_project/")} == set()
+    assert after.keys() - edits.keys() == {"my_net/sums.py"}
+    assert "epochs: Count = 21" in after["my_net/config.py"][1].decode()
+    assert after["my_net/model.py"] == edits["my_net/model.py"]
+    assert conflicts(after) == []
+    shell("python train.py --device cpu --max-steps 2 --run-dir runs/renamed", project)
+
+
+def test_commands_that_fail_lose_nothing(project: Path, made_up: MadeUp, shell: Shell, tmp_path: Path) -> None:
+    release_next(made_up)
+    guide, copy = read_guide(project), tmp_path / "project-update"
+    copy.mkdir()
+    (copy / "work").write_text("of an update that is not finished\n")
+    before = read_files(project)
+    shell(guide.start, project, code=128)
+    assert read_files(project) == before
+    assert (copy / "work").exists()
+    shell(guide.give_up, project)
+    shell(guide.start, project)
+    shell("git add --all && git commit --quiet --message Updated", copy)
+    replace(project / "notes.md", "What I tried", "What I try")
+    commit_all(project)
+    printed = shell(f"cd {copy}; {guide.take_over}", project)
+    assert "Not possible to fast-forward" in printed
+    assert copy.exists()
+    shell("git pull --no-rebase --no-edit", copy)
+    shell(f"cd {copy}; {guide.take_over}", project)
+    assert not copy.exists()
+    assert "What I try" in (project / "notes.md").read_text()
+    assert "epochs: Count = 21" in (project / "ddp_project" / "config.py").read_text()
+
+
+def test_a_project_that_is_not_committed_is_left_alone(made_up: MadeUp, shell: Shell, tmp_path: Path) -> None:
+    outer = tmp_path / "outer"
+    outer.mkdir()
+    copy_project(made_up.folder, "v1.0.0", {}, outer / "net")
+    (outer / ".gitignore").write_text("/net/\n")
+    put_under_git(outer)
+    EDITS["new_option"](outer / "net")
+    release_next(made_up)
+    before = read_files(outer / "net")
+    shell(read_guide(outer / "net").start, outer / "net", code=128)
+    assert read_files(outer / "net") == before
+
+
+HARMFUL = """
+[apply]
+    whitespace = error
+[status]
+    showUntrackedFiles = no
+[merge]
+    conflictStyle = zdiff3
+"""
+
+
+def test_settings_of_the_owners_git_drop_no_edit(project: Path, made_up: MadeUp, shell: Shell, tmp_path: Path) -> None:
+    (project / "table.csv").write_text("1, 2, \n")
+    conflicting(project, made_up)
+    (tmp_path / "gitconfig").write_text(HARMFUL)
+    printed = shell(f"export GIT_CONFIG_GLOBAL={tmp_path / 'gitconfig'}\n{read_guide(project).start}", project)
+    assert "both modified:   train.py" in printed
+    copy = tmp_path / "project-update"
+    assert "run.model.eval()  # mine" in (copy / "train.py").read_text()
+    assert "label_smoothing" in (copy / "ddp_project" / "config.py").read_text()
+    assert "ddp_project/sums.py" in printed
+
+
+def test_files_that_git_ignores_are_not_overwritten(project: Path, made_up: MadeUp, shell: Shell) -> None:
+    (project / ".git" / "info").mkdir(exist_ok=True)
+    (project / ".git" / "info" / "exclude").write_text("sums.py\n")
+    (project / "ddp_project" / "sums.py").write_text("# mine\n")
+    release_next(made_up)
+    guide = read_guide(project)
+    shell(f"{guide.start}git add --all --force && git commit --quiet --message Updated\n{guide.take_over}", project)
+    assert (project / "ddp_project" / "sums.py").read_text() == "# mine\n"
+
+
+def test_a_package_behind_a_symbolic_link_is_refused(project: Path, made_up: MadeUp, shell: Shell) -> None:
+    shell(
+        "mkdir src && git mv ddp_project src/ && ln -s src/ddp_project && git add --all && git commit -m Moved", project
+    )
+    release_next(made_up)
+    printed = shell(read_guide(project).start, project, code=1)
+    assert "ddp_project is a symbolic link" in printed

@@ -1,0 +1,227 @@
+"""Whose a file is: the README's table is true, and what Copier would lose without a word is kept, or loud."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import copier
+import pytest
+from copier.errors import DirtyLocalWarning
+
+from generator.rendering import ANSWERS_FILE, render
+from generator.trees import read_files
+from generator.updates.hermetic import run
+from generator.updates.history import NEXT, History
+from generator.updates.origin import record_origin
+from generator.updates.ownership import read_ownership
+from generator.updates.replay import (
+    UpdateError,
+    commit_all,
+    conflicts,
+    copy_project,
+    differing,
+    is_text,
+    put_under_git,
+    update,
+)
+from tests.conftest import Render
+from tests.histories import MadeUp, replace
+
+OldProject = Callable[..., Path]
+OWNERS_LINE = "# The owner's line.\n"
+
+
+def classes(project: Path) -> dict[str, str]:
+    """Whose each file of a project is, by the table of its README."""
+    _, _, section = (project / "README.md").read_text().partition("\n## Which files are yours\n")
+    rows = [line.strip("|").split(" | ") for line in section.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    named = {path: row[1] for row in rows[2:] for path in re.findall("`(.+?)`", row[0])}
+    [others] = (row[1] for row in rows[2:] if row[0].strip() == "all others")
+    return {path: named.pop(path, others) for path in read_files(project) if path != ANSWERS_FILE} | named
+
+
+def test_the_table_of_the_readme_is_that_of_copier_yml(project: Render) -> None:
+    told = classes(project())
+    owned = read_ownership()
+    assert set(told.values()) == {"yours", "shared", "the template's"}
+    assert {path for path in told if owned.yours.match_file(path)} == {path for path in told if told[path] == "yours"}
+    assert {path for path in told if told[path] == "shared"} == {"train.py", "ddp_project/config.py", "pyproject.toml"}
+
+
+@pytest.fixture
+def everything_changed(made_up: MadeUp) -> MadeUp:
+    """A second version, 1.1.0, with another last line in each text file, whosever it is."""
+    for file in (made_up.folder / "template").rglob("*"):
+        if file.is_file() and is_text(file.read_bytes()) and "answers_file" not in file.name:
+            comment = "Last line." if "README" in file.name else "# Last line."
+            file.write_text(f"{file.read_text()}\n{comment}\n")
+    made_up.release("1.1.0")
+    return made_up
+
+
+def test_an_update_does_to_each_file_what_the_table_says(everything_changed: MadeUp, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    copy_project(everything_changed.folder, "v1.0.0", {}, project)
+    untouched = project.rename(tmp_path / "untouched")
+    copy_project(everything_changed.folder, "v1.0.0", {}, project)
+    told = classes(project)
+    for path, whose in told.items():
+        if whose != "the template's":
+            lines = (project / path).read_text(errors="surrogateescape").splitlines(keepends=True)
+            edited = "".join([OWNERS_LINE, *lines])
+            (project / path).write_text(edited, errors="surrogateescape")
+    edits = read_files(project)
+    for folder in (project, untouched):
+        put_under_git(folder)
+        before = read_files(folder)
+        update(folder)
+        after = read_files(folder)
+        assert conflicts(after) == []
+        for path, whose in told.items():
+            if whose == "yours":
+                assert after[path] == before[path]
+            else:
+                assert after[path][1].endswith(b"Last line.\n"), path
+    assert all(
+        after_edit[1].startswith(OWNERS_LINE.encode())
+        for path, after_edit in read_files(project).items()
+        if told.get(path) == "shared"
+    )
+    assert (
+        differing(
+            {path: file for path, file in read_files(project).items() if told.get(path) == "yours"},
+            {path: file for path, file in edits.items() if told.get(path) == "yours"},
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "before", "after", "line"),
+    [
+        ("ddp_project/precision.py", {"amp": "torch"}, {"amp": "none"}, "        self.scaler.step(optimizer)\n"),
+        ("ddp_project/precision.py", {"amp": "apex"}, {"amp": "torch"}, "        from apex import amp\n"),
+        (
+            "ddp_project/tracking.py",
+            {"logging": "wandb"},
+            {"logging": "console"},
+            "            self.run = wandb.init(\n",
+        ),
+        ("launch.sh", {"launcher": "slurm"}, {"launcher": "spawn"}, "#SBATCH --nodes=1\n"),
+    ],
+)
+def test_an_answer_that_replaces_an_edited_file_leaves_a_conflict(
+    path: str, before: dict[str, str], after: dict[str, str], line: str, old_project: OldProject
+) -> None:
+    project = old_project(NEXT, **before)
+    replace(project / path, line, line + OWNERS_LINE)
+    commit_all(project)
+    update(project, NEXT, after)
+    assert conflicts(read_files(project)) == [path]
+    assert OWNERS_LINE in (project / path).read_text()
+    assert f"UU {path}" in run(project, "status", "--porcelain")
+
+
+def test_what_the_owner_deletes_stays_deleted(old_project: OldProject) -> None:
+    project = old_project()
+    deleted = [
+        "ddp_project/model.py",
+        "ddp_project/data.py",
+        "ddp_project/digits.npz",
+        "tests/test_exact.py",
+        "README.md",
+    ]
+    for path in deleted:
+        (project / path).unlink()
+    commit_all(project)
+    update(project, NEXT)
+    assert [path for path in deleted if (project / path).exists()] == []
+
+
+def test_a_file_that_is_no_part_of_the_template_any_more_stays(
+    old_project: OldProject, capfd: pytest.CaptureFixture[str]
+) -> None:
+    project = old_project("v0.1.0", launcher="slurm")
+    replace(project / "train.sbatch", "--time=01:00:00", "--time=72:00:00")
+    commit_all(project)
+    before = read_files(project)
+    update(project, NEXT, quiet=False)
+    assert read_files(project)["train.sbatch"] == before["train.sbatch"]
+    assert "launch.sh takes its place: copy your edits into launch.sh" in capfd.readouterr().err
+    assert (project / "launch.sh").exists()
+
+
+def test_a_new_file_of_the_template_and_one_of_the_owner_meet_in_a_conflict(old_project: OldProject) -> None:
+    project = old_project("v0.1.0", launcher="spawn")
+    (project / "launch.sh").write_text("#!/bin/sh\nexec python train.py --nproc 8\n")
+    commit_all(project)
+    update(project, NEXT)
+    assert conflicts(read_files(project)) == ["launch.sh"]
+    assert "exec python train.py --nproc 8\n" in (project / "launch.sh").read_text()
+
+
+def test_no_answer_renames_the_package(old_project: OldProject) -> None:
+    project = old_project(NEXT)
+    before = read_files(project)
+    with pytest.raises(UpdateError, match="no update renames the package ddp_project"):
+        update(project, NEXT, {"package_name": "my_net"})
+    assert differing(read_files(project), before) == []
+    update(project, NEXT, {"project_name": "Another title"})
+    assert (project / "README.md").read_text().startswith("# Another title\n")
+
+
+def test_no_answer_renames_the_package_wherever_the_project_is(history: History, tmp_path: Path) -> None:
+    project = tmp_path / "runs [v1] *"
+    copy_project(history.folder, NEXT, {}, project)
+    put_under_git(project)
+    with pytest.raises(UpdateError, match="no update renames the package ddp_project"):
+        update(project, NEXT, {"package_name": "my_net"})
+
+
+def test_copies_of_untagged_versions_are_updated_to_the_first_tag(made_up: MadeUp, tmp_path: Path) -> None:
+    commit_all(made_up.folder)
+    run(made_up.folder, "tag", "--delete", "v1.0.0")
+    project = tmp_path / "project"
+    copy_project(made_up.folder, "HEAD", {}, project)
+    put_under_git(project)
+    made_up.replace("template/README.md.jinja", "## Start\n", "## Begin\n")
+    made_up.release("1.1.0")
+    update(project)
+    assert "## Begin\n" in (project / "README.md").read_text()
+
+
+def test_a_copy_of_uncommitted_changes_says_so_and_loses_nothing(made_up: MadeUp, tmp_path: Path) -> None:
+    made_up.replace("template/README.md.jinja", "## Start\n", "## Begin\n")
+    project = tmp_path / "project"
+    with pytest.warns(DirtyLocalWarning):
+        copier.run_copy(str(made_up.folder), project, defaults=True, quiet=True, vcs_ref="HEAD")
+    put_under_git(project)
+    made_up.release("1.1.0")
+    before = read_files(project)
+    with pytest.raises(UpdateError):
+        update(project)
+    assert differing(read_files(project), before) == []
+    # What docs/updates.md says to do.
+    answers = (project / ANSWERS_FILE).read_text()
+    (project / ANSWERS_FILE).write_text(re.sub("^_commit: .*", "_commit: v1.0.0", answers, flags=re.MULTILINE))
+    commit_all(project)
+    update(project)
+    assert conflicts(read_files(project)) == []
+    assert (project / "README.md").read_text().count("## Begin\n") == 1
+
+
+def test_a_project_of_this_clone_with_changes_is_recorded_as_one_of_its_last_commit(
+    made_up: MadeUp, tmp_path: Path
+) -> None:
+    commit_all(made_up.folder)
+    made_up.replace("template/README.md.jinja", "## Start\n", "## Begin\n")
+    project = tmp_path / "project"
+    render(project, {}, template=made_up.folder)
+    assert "copier update will take these changes for yours" in record_origin(project, made_up.folder)
+    put_under_git(project)
+    made_up.replace("template/README.md.jinja", "## What the words mean\n", "## Words\n")
+    made_up.release("1.1.0")
+    update(project)
+    assert conflicts(read_files(project)) == []
+    readme = (project / "README.md").read_text()
+    assert (readme.count("## Begin\n"), readme.count("## Words\n")) == (1, 1)

@@ -1,0 +1,139 @@
+"""What owners do to their projects: edits of any version of the template that has the lines that they go between."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tests.histories import replace
+
+MODEL = '''"""A perceptron."""
+
+from torch import Tensor, nn
+
+
+class Perceptron(nn.Module):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.LazyLinear(32), nn.BatchNorm1d(32), nn.ReLU())
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(batch, 1, 6, 6) to (batch, 4)."""
+        logits: Tensor = self.head(self.body(images))
+        return logits
+
+
+def build_model() -> nn.Module:
+    """Give a network with random weights."""
+    model = Perceptron()
+    model.body[1] = nn.Linear(36, 32)
+    return model
+'''
+
+DATA = '''"""Bright quarters of small images."""
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+
+def quarters(samples: int, seed: int) -> TensorDataset:
+    """Give images (samples, 1, 6, 6) and which of their quarters is bright."""
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.randint(4, (samples,), generator=draw)
+    images: Tensor = torch.rand(samples, 1, 6, 6, generator=draw) / 2
+    for image, label in zip(images, labels.tolist(), strict=True):
+        row, column = 3 * (label // 2), 3 * (label % 2)
+        image[:, row : row + 3, column : column + 3] += 0.5
+    return TensorDataset(images, labels)
+
+
+def load_data() -> tuple[TensorDataset, TensorDataset]:
+    """Give the training set and the validation set."""
+    return quarters(400, seed=1), quarters(100, seed=2)
+'''
+
+
+def another_model(project: Path) -> None:
+    """Replace the network."""
+    (project / "ddp_project" / "model.py").write_text(MODEL)
+
+
+def another_data_set(project: Path) -> None:
+    """Replace the data, and delete what the old data came from."""
+    (project / "ddp_project" / "data.py").write_text(DATA)
+    (project / "ddp_project" / "digits.npz").unlink(missing_ok=True)
+
+
+def second_optimizer(project: Path) -> None:
+    """Step the biases by another optimizer."""
+    program = project / "train.py"
+    replace(program, "from torch.optim import AdamW, Optimizer\n", "from torch.optim import SGD, AdamW, Optimizer\n")
+    replace(program, "    optimizer: Optimizer\n", "    optimizer: Optimizer\n    bias_optimizer: Optimizer\n")
+    adam = "    optimizer: Optimizer = AdamW(model.parameters(), weight_decay=config.weight_decay, fused=True)\n"
+    replace(
+        program,
+        adam,
+        "    biases = [weight for weight in model.parameters() if weight.dim() == 1]\n"
+        "    others = [weight for weight in model.parameters() if weight.dim() > 1]\n"
+        "    bias_optimizer = SGD(biases, lr=config.lr, momentum=0.9)\n"
+        "    optimizer: Optimizer = AdamW(others, weight_decay=config.weight_decay, fused=True)\n",
+    )
+    replace(
+        program, "optimizer=optimizer)\n    progress =", "optimizer=optimizer, biases=bias_optimizer)\n    progress ="
+    )
+    replace(
+        program,
+        "        optimizer=optimizer,\n",
+        "        optimizer=optimizer,\n        bias_optimizer=bias_optimizer,\n",
+    )
+    step = "    run.optimizer.step()\n    run.optimizer.zero_grad()\n"
+    replace(program, step, step + "    run.bias_optimizer.step()\n    run.bias_optimizer.zero_grad()\n")
+
+
+def new_option(project: Path) -> None:
+    """Add an option at the end of the others."""
+    compile_ = '    compile: bool = False\n    """Compile the model with torch.compile."""\n'
+    smoothing = (
+        '    label_smoothing: Amount = 0.0\n    """Share of each label that is spread over all classes (fraction)."""\n'
+    )
+    replace(project / "ddp_project" / "config.py", compile_, compile_ + smoothing)
+
+
+def added_metric(project: Path) -> None:
+    """Record the error beside the accuracy."""
+    accuracy = '        "epoch/validation_accuracy": correct / samples,\n'
+    replace(project / "train.py", accuracy, accuracy + '        "epoch/validation_error": 1 - correct / samples,\n')
+
+
+def added_dependency(project: Path) -> None:
+    """Depend on one more package."""
+    replace(project / "pyproject.toml", '    "tyro>=1.0",\n', '    "tyro>=1.0",\n    "einops>=0.8",\n')
+
+
+def renamed_readme(project: Path) -> None:
+    """Move the README away, and write another one."""
+    (project / "docs").mkdir()
+    (project / "README.md").rename(project / "docs" / "training.md")
+
+
+def own_file(project: Path) -> None:
+    """Add a file, and ignore some."""
+    (project / "notes.md").write_text("# What I tried\n")
+    replace(project / ".gitignore", "runs/\n", "runs/\nscratch/\n")
+
+
+EDITS: Mapping[str, Callable[[Path], None]] = {
+    edit.__name__: edit
+    for edit in (
+        another_model,
+        another_data_set,
+        second_optimizer,
+        new_option,
+        added_metric,
+        added_dependency,
+        renamed_readme,
+        own_file,
+    )
+}

@@ -1,0 +1,135 @@
+"""Runs whole programs of rendered projects on forked ranks, several at a time, and reads what they saw and left."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from generator.training.forking import Ended, Job, Run, train_all
+from generator.training.program import environment
+from generator.training.records import History, read_csv
+from tests.launching import ON_CPU, checkpoint
+
+AT_ONCE = 4  # sequences; ranks wait for each other now and then
+
+# Appended to data.py: 119 = 7 x 17 training samples and 10 to evaluate on, which neither 2 nor 4 processes divide well.
+EXCERPT = '''
+
+def first_samples(load: Any = load_data) -> tuple[Dataset[Any], Dataset[Any]]:
+    """Give the first samples of both sets."""
+    training, validation = load()
+    return Subset(training, range(119)), Subset(validation, range(10))
+
+
+load_data = first_samples
+'''
+# Appended to data.py: every rank prints which samples it trains on, a line for each micro-batch.
+TELLING = '''
+
+def told(self: Dataset[Any], indices: list[int]) -> Any:
+    """Say which samples are fetched, of which of the two sets."""
+    print("fetched", "training" if self is sets[0] else "validation", *indices, flush=True)
+    return given(self, indices)
+
+
+def telling(load: Any = load_data) -> Any:
+    """Remember which set is which."""
+    sets[:] = load()
+    return tuple(sets)
+
+
+sets: list[Any] = []
+given = Subset.__getitems__
+Subset.__getitems__ = told
+load_data = telling
+'''
+
+
+@dataclass(frozen=True)
+class Program:
+    """A start of a project's train.py."""
+
+    project: Path
+    run_dir: Path
+    options: dict[str, Any]
+    world_size: int = 2
+    code: int = 0  # exit code of each rank
+    deadline: float = 120  # seconds
+    env: dict[str, str] = field(default_factory=dict)
+
+    def ended_as_expected(self, ended: Ended) -> bool:
+        """Whether every rank ended with the code."""
+        return ended.codes == [self.code] * self.world_size
+
+    def run(self) -> Run:
+        """What is to be forked."""
+        words = [word for key, value in self.options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+        words = [word for word in words if word != "None"]  # such as --resume alone
+        return Run(
+            self.project,
+            "torchrun",
+            [*ON_CPU, "--run-dir", str(self.run_dir), *words],
+            environment(self.run_dir.parent) | self.env,
+            world_size=self.world_size,
+            one_writes="workers" not in self.options,
+            deadline=self.deadline,
+        )
+
+
+def one_after_another(programs: Sequence[Program]) -> Job[list[Ended]]:
+    """Run programs in turn, as long as they end with the codes that are expected."""
+    ends = []
+    for program in programs:
+        ends.append((yield program.run()))
+        if not program.ended_as_expected(ends[-1]):
+            break
+    return ends
+
+
+def ends_of(sequences: Iterable[Sequence[Program]]) -> list[list[Ended]]:
+    """Run sequences of programs, several at a time, and give how they ended, in the order of the sequences."""
+    numbered = (with_number(number, one_after_another(programs)) for number, programs in enumerate(sequences))
+    return [ends for _, ends in sorted(train_all(numbered, AT_ONCE), key=lambda each: each[0])]
+
+
+def run_all(sequences: Sequence[Sequence[Program]]) -> list[list[Ended]]:
+    """The same, where each must end as expected."""
+    ends = ends_of(sequences)
+    for programs, ended in zip(sequences, ends, strict=True):
+        for program, each in zip(programs, ended, strict=False):
+            assert program.ended_as_expected(each), each.complaint or f"exit codes {each.codes}, not {program.code}"
+    return ends
+
+
+def with_number(number: int, job: Job[list[Ended]]) -> Job[tuple[int, list[Ended]]]:
+    """Say which sequence has ended."""
+    return number, (yield from job)
+
+
+def fetched(ended: Ended, kind: str = "training") -> list[list[list[int]]]:
+    """The samples of each micro-batch that each rank of a TELLING program fetched: [rank][micro-batch][sample]."""
+    lines = [re.findall(rf"^fetched {kind} (.*)$", text, re.MULTILINE) for text in ended.output]
+    return [[[*map(int, line.split())] for line in rank] for rank in lines]
+
+
+def metrics(run_dir: Path) -> History:
+    """What a project with logging=csv recorded, but for what depends on the clock."""
+    return {name: values for name, values in read_csv(run_dir).items() if name != "samples_per_second"}
+
+
+def state(run_dir: Path) -> dict[str, Any]:
+    """All of the last checkpoint but the options, which differ from start to start."""
+    return {part: value for part, value in checkpoint(run_dir).items() if part != "config"}
+
+
+def relative_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The largest difference of two sets of tensors, each tensor's relative to its largest entry."""
+    assert one.keys() == other.keys()
+    return max(
+        ((one[key].double() - other[key].double()).abs().max() / other[key].double().abs().max()).item()
+        for key in one
+        if one[key].is_floating_point()
+    )

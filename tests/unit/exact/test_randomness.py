@@ -1,0 +1,141 @@
+"""The order is as random, as it is dealt to ranks and batches, as one that is drawn from all orders with equal chance.
+
+Each statistic gives the probability that a really random order is as far from what is expected, in whichever direction
+is bad. The seeds are fixed: what passes once passes always. Orders of fewer rounds show that each statistic can fail.
+"""
+
+from collections.abc import Callable
+from types import ModuleType
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats  # type: ignore[import-untyped]
+
+from tests.conftest import Render
+from tests.launching import module_of
+
+IMPROBABLE = 1e-6  # a sound order is refused once in a million for each statistic
+HUGE = 10**9
+
+Statistic = Callable[[ModuleType], float]
+
+
+def both_tails(chi_squared: float, freedom: int) -> float:
+    """The probability of a chi-squared that is as far from the middle: too uneven is bad, and too even as well."""
+    return float(2 * min(stats.chi2.sf(chi_squared, freedom), stats.chi2.cdf(chi_squared, freedom)))
+
+
+def of_table(counts: NDArray[np.int64]) -> float:
+    """The probability of a table of two properties that do not depend on each other."""
+    expected = counts.sum(1, keepdims=True) * counts.sum(0, keepdims=True) / counts.sum()
+    if not expected.all():
+        return 0.0  # a value never occurs, of many draws of few values
+    freedom = (counts.shape[0] - 1) * (counts.shape[1] - 1)
+    return both_tails(float(((counts - expected) ** 2 / expected).sum()), freedom)
+
+
+def table(rows: NDArray[np.int64], columns: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """How often each pair of values below size occurs."""
+    return np.bincount(rows * size + columns, minlength=size * size).reshape(size, size)
+
+
+def entries_are_uniform(shuffling: ModuleType) -> float:
+    """A part of a huge order: Kolmogorov and Smirnov. At random places the entries of any order would be uniform."""
+    places = np.arange(700_000_000, 700_200_000)
+    return float(stats.kstest(shuffling.Permutation(HUGE, 0, 0)[places] / HUGE, "uniform").pvalue)
+
+
+def low_bits_are_uniform(shuffling: ModuleType) -> float:
+    """Remainders of consecutive entries of a huge order: a data set may be sorted by many keys, one within another."""
+    remainders = shuffling.Permutation(HUGE, 1, 0)[np.arange(500_000_000, 500_200_000)] % 1000
+    return both_tails(float(stats.chisquare(np.bincount(remainders, minlength=1000)).statistic), 999)
+
+
+def neighbours_are_independent(shuffling: ModuleType) -> float:
+    """In which 64th of a huge order an entry and the next one fall."""
+    parts = shuffling.Permutation(HUGE, 2, 0)[np.arange(400_000)] // (HUGE // 64 + 1)
+    return of_table(table(parts[::2], parts[1::2], 64))
+
+
+def epochs_are_independent(shuffling: ModuleType) -> float:
+    """Where an order has the same place in consecutive epochs of a huge order."""
+    places = np.array([123_456_789])
+    entries = [shuffling.Permutation(HUGE, 3, epoch)[places][0] for epoch in range(10_000)]
+    parts = np.array(entries) // (HUGE // 16 + 1)
+    return of_table(table(parts[::2], parts[1::2], 16))
+
+
+def runs_are_as_many(shuffling: ModuleType) -> float:
+    """Runs up and down: of n numbers (2n - 1) / 3 on average, with a variance of (16n - 29) / 90."""
+    order = shuffling.Permutation(HUGE, 4, 0)[np.arange(300_000)]
+    rising = order[1:] > order[:-1]
+    runs, size = 1 + (rising[1:] != rising[:-1]).sum(), len(order)
+    return float(2 * stats.norm.sf(abs(runs - (2 * size - 1) / 3) / np.sqrt((16 * size - 29) / 90)))
+
+
+def shares_are_independent(shuffling: ModuleType) -> float:
+    """Which of 8 ranks gets a sample in an epoch and in the next: batches of 4 for each rank."""
+    size, ranks, batch = 99_968, 8, 4
+    shares = np.empty((2, size), dtype=np.int64)
+    for epoch in (0, 1):
+        shares[epoch, shuffling.Permutation(size, 5, epoch)[np.arange(size)]] = np.arange(size) // batch % ranks
+    return of_table(table(shares[0], shares[1], ranks))
+
+
+def pairs_meet_as_often(shuffling: ModuleType) -> float:
+    """How often each two of 64 samples are in the same of 8 batches.
+
+    An epoch gives each sample 7 others, so the counts of pairs have n (n - 3) / 2 degrees of freedom (those of the
+    Johnson scheme that leave all sums of a sample alone), in which they vary alike.
+    """
+    size, batches, epochs = 64, 8, 8_000
+    counts = np.zeros((size, size))
+    for epoch in range(epochs):
+        batch_of = np.empty(size, dtype=np.int64)
+        batch_of[shuffling.Permutation(size, 6, epoch)[np.arange(size)]] = np.arange(size) // (size // batches)
+        counts += batch_of[:, None] == batch_of
+    met = counts[np.triu_indices(size, 1)]
+    chance, freedom = (size // batches - 1) / (size - 1), size * (size - 3) // 2
+    variance = epochs * chance * (1 - chance) * len(met) / freedom
+    return both_tails(float(((met - epochs * chance) ** 2).sum() / variance), freedom)
+
+
+# Each with so few rounds that it fails. With 3 rounds none does, and there are 8.
+STATISTICS: dict[Statistic, int] = {
+    entries_are_uniform: 1,
+    low_bits_are_uniform: 0,
+    neighbours_are_independent: 2,
+    epochs_are_independent: 1,
+    runs_are_as_many: 1,
+    shares_are_independent: 1,
+    pairs_meet_as_often: 2,
+}
+
+
+@pytest.fixture
+def shuffling(project: Render) -> ModuleType:
+    """The module of the default project."""
+    return module_of(project() / "ddp_project" / "shuffling.py")
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+def test_an_order_is_as_random_as_one_that_is_drawn(statistic: Statistic, shuffling: ModuleType) -> None:
+    probability = statistic(shuffling)
+    assert probability > IMPROBABLE, f"a random order is as odd with a probability of {probability:.1g}"
+
+
+@pytest.mark.parametrize(("statistic", "rounds"), STATISTICS.items())
+def test_too_few_rounds_are_found(
+    statistic: Statistic, rounds: int, shuffling: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shuffling, "ROUNDS", rounds)
+    assert statistic(shuffling) < IMPROBABLE
+
+
+def test_a_huge_order_has_no_sample_twice(shuffling: ModuleType) -> None:
+    """At a million random places; independent numbers would coincide 500 times."""
+    places = np.unique(np.random.default_rng(0).integers(0, HUGE, 1_000_000))
+    entries = shuffling.Permutation(HUGE, 7, 0)[places]
+    assert len(np.unique(entries)) == len(places)
+    assert 0 <= entries.min() < entries.max() < HUGE

@@ -1,0 +1,1 @@
+"""An update of a project loses nothing."""

@@ -1,0 +1,1 @@
+"""Tools of the maintainers of this repository; they are not part of the package."""
