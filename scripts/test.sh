@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Run the tests of this repository, and install all that they need before. Options go to pytest.
+# Install what the tests of this repository need, and run them: tests/unit, tests/core and tests/cold.
+# --all: the nightly ones, too.          --slice I/N: a part of the nightly ones alone; "auto": the commit chooses it.
+# --durations: measure where the time goes (docs/testing.md).       Files of tests and options go to pytest.
 # Slurm, Open MPI, MPICH and Chromium come from Debian's packages where this is root; else their tests skip and say why.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -7,4 +9,20 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [ -e .venv ] || python3 -m venv .venv
 .venv/bin/pip install --quiet --constraint constraints.txt --constraint tests/constraints.txt --editable ".[test]"
 sh tests/clusters/install.sh
-exec .venv/bin/python -m pytest "$@"
+
+chosen=() options=() folders=(tests/unit tests/core tests/cold)
+while [ $# -gt 0 ]; do
+    case $1 in
+    --all) folders+=(tests/nightly) ;;
+    --slice) folders=(tests/nightly) options+=(--slice "$2") && shift ;;
+    --durations) options+=(--costs) ;;
+    tests/*) chosen+=("$1") ;;
+    *) options+=("$1") ;;
+    esac
+    shift
+done
+if [ ${#chosen[@]} -eq 0 ]; then
+    # One more than there are cores: most of what is waited for is not computed here.
+    chosen=(--numprocesses "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder "${folders[@]}")
+fi
+exec .venv/bin/python -m pytest "${options[@]}" "${chosen[@]}"

@@ -19,6 +19,8 @@ from generator.snapshot import take_snapshot
 from generator.updates.hermetic import SETTINGS
 from generator.workers import Workers
 
+pytest_plugins = ["tests.folders", "tests.durations", "tests.schedule"]
+
 Render = Callable[..., Path]
 Measured = Callable[[str, str, float], None]
 MEASURED_NOW: set[str] = set()  # the guarantees with a number of this session

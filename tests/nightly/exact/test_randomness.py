@@ -4,6 +4,8 @@ Each statistic gives the probability that a really random order is as far from w
 is bad. The seeds are fixed: what passes once passes always. Orders of fewer rounds show that each statistic can fail.
 """
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
 
@@ -139,3 +141,22 @@ def test_a_huge_order_has_no_sample_twice(shuffling: ModuleType) -> None:
     entries = shuffling.Permutation(HUGE, 7, 0)[places]
     assert len(np.unique(entries)) == len(places)
     assert 0 <= entries.min() < entries.max() < HUGE
+
+
+def test_each_order_of_four_samples_is_as_frequent(shuffling: ModuleType) -> None:
+    draws = 24_000
+    orders = Counter(tuple(shuffling.Permutation(4, key, 0)[np.arange(4)].tolist()) for key in range(draws))
+    assert len(orders) == math.factorial(4)
+    expected = draws / len(orders)
+    chi_squared = sum((count - expected) ** 2 / expected for count in orders.values())
+    assert chi_squared < 50, "23 degrees of freedom: above 49.7 once in 1,000 times"
+
+
+def test_each_sample_comes_at_each_place_as_often(shuffling: ModuleType) -> None:
+    size, draws = 17, 20_000
+    counts = np.zeros((size, size))
+    for key in range(draws):
+        counts[np.arange(size), shuffling.Permutation(size, 5, key)[np.arange(size)]] += 1
+    expected = draws / size
+    freedom = (size - 1) ** 2
+    assert abs(((counts - expected) ** 2 / expected).sum() - freedom) < 4 * math.sqrt(2 * freedom)

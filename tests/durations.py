@@ -1,0 +1,184 @@
+"""Where the time of the tests goes, by file and by cause: --costs looks at all processes that tests start."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks.machines import machine
+
+from .folders import TESTS, folder_of
+
+RESULTS = TESTS.parent / "benchmarks" / "results" / "tests.json"
+EVERY = 0.2  # seconds between two looks at the processes
+IDLE = 0.1  # of a core: less is waiting
+TORCH = "libtorch_python"
+# What every rank imports before its first step.
+COLD_START = "import torch, torch._dynamo, torch.distributed.nn.functional"
+
+
+@dataclass
+class Costs:
+    """What the tests of a file have cost (seconds, but for numbers)."""
+
+    tests: int = 0
+    wall: float = 0.0
+    cpu: float = 0.0
+    mypy: float = 0.0  # of the CPU time
+    waiting: float = 0.0  # of the wall time: no process of the test computed
+    cold_starts: int = 0  # processes that imported torch themselves
+
+
+@dataclass
+class Sampler:
+    """Looks at this process and all that it has started, again and again."""
+
+    costs: dict[str, Costs] = field(default_factory=lambda: defaultdict(Costs))  # by file, relative to tests/
+    current: str = ""
+    used: dict[int, float] = field(default_factory=dict)  # CPU seconds of each process at the last look
+    known: set[int] = field(default_factory=set)  # processes whose import of torch is counted
+
+    def watch(self) -> None:
+        """Look until the process ends."""
+        tick = threading.Event()
+        while not tick.wait(EVERY):
+            if self.current:
+                self.look()
+
+    def look(self) -> None:
+        """Add what was computed since the last look to the costs of the current file."""
+        costs, computed = self.costs[self.current], 0.0
+        me = psutil.Process()
+        now: dict[int, float] = {}
+        for process in [me, *me.children(recursive=True)]:
+            with suppress(psutil.Error, OSError):
+                times = process.cpu_times()
+                now[process.pid] = times.user + times.system
+                spent = now[process.pid] - self.used.get(process.pid, now[process.pid] if process == me else 0.0)
+                computed += spent
+                costs.mypy += spent if any("mypy" in word for word in process.cmdline()[:4]) else 0.0
+                costs.cold_starts += process != me and self.has_imported_torch(process)
+        self.used = now
+        costs.cpu += computed
+        costs.waiting += EVERY if computed < IDLE * EVERY else 0.0
+
+    def has_imported_torch(self, process: psutil.Process) -> bool:
+        """Whether a process is seen with torch for the first time, and was not forked from one that has it."""
+        if process.pid in self.known or TORCH not in Path(f"/proc/{process.pid}/maps").read_text():
+            return False
+        self.known.add(process.pid)
+        parent = process.parent()
+        return parent is None or parent.cmdline() != process.cmdline()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Measure a test, with the fixtures that it is the first to need."""
+        self.current = str(item.path.relative_to(TESTS))
+        started = time.perf_counter()
+        try:
+            return (yield)
+        finally:
+            self.costs[self.current].wall += time.perf_counter() - started
+            self.costs[self.current].tests += 1
+
+    @pytest.hookimpl
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Tell the process that collects the costs, or write them down where this is the only one."""
+        told = {name: asdict(costs) for name, costs in self.costs.items()}
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["costs"] = told
+        else:
+            Collector.of(session.config).take(told)
+
+
+class Collector:
+    """Writes down what all workers have measured, and shows it by folder."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, dict[str, float]] = {}
+
+    @staticmethod
+    def of(config: pytest.Config) -> "Collector":
+        """Return the collector of a session."""
+        collector = config.pluginmanager.get_plugin("collector-of-costs")
+        assert isinstance(collector, Collector)
+        return collector
+
+    def take(self, told: Mapping[str, Mapping[str, float]]) -> None:
+        """Add what one process has measured."""
+        for name, costs in told.items():
+            before = self.files.get(name, {})
+            self.files[name] = {key: round(before.get(key, 0) + value, 1) for key, value in costs.items()}
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take what a worker of pytest-xdist has measured."""
+        self.take(getattr(node, "workeroutput", {}).get("costs", {}))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Write the file, and show the table."""
+        record = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        record["files"] = dict(sorted(({**record.get("files", {}), **self.files}).items()))
+        record["machine"] = machine()
+        record["cold_start"] = seconds_of_cold_start()
+        RESULTS.write_text(json.dumps(record, indent=2) + "\n")
+        terminalreporter.section("where the time went")
+        for line in table_by_folder(self.files, record["cold_start"]):
+            terminalreporter.line(line)
+
+
+def seconds_of_cold_start() -> float:
+    """Return the CPU time that one process takes to import torch as a rank does."""
+    before = os.times()
+    subprocess.run([sys.executable, "-c", COLD_START], check=True)
+    after = os.times()
+    return round(sum(after[2:4]) - sum(before[2:4]), 2)
+
+
+def table_by_folder(files: Mapping[str, Mapping[str, float]], cold_start: float) -> list[str]:
+    """Return the costs of each folder of tests/ as a Markdown table."""
+    folders: dict[str, Costs] = defaultdict(Costs)
+    for name, costs in files.items():
+        folder = folders[folder_of(TESTS / name)]
+        for key, value in costs.items():
+            setattr(folder, key, getattr(folder, key) + value)
+    lines = [
+        "| folder | tests | seconds | of which waiting | CPU seconds | cold starts of torch | mypy | other computing |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, total in sorted(folders.items()):
+        cold = min(total.cold_starts * cold_start, total.cpu - total.mypy)
+        other = total.cpu - total.mypy - cold
+        lines.append(
+            f"| `tests/{name}/` | {total.tests} | {total.wall:.0f} | {total.waiting:.0f} | {total.cpu:.0f} "
+            f"| {cold:.0f} ({total.cold_starts}) | {total.mypy:.0f} | {other:.0f} |"
+        )
+    return lines
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take whether to measure."""
+    parser.addoption("--costs", action="store_true", help=f"measure where the time goes, and write {RESULTS.name}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure in every process that runs tests; collect in the one that started them."""
+    if not config.getoption("--costs"):
+        return
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Collector(), "collector-of-costs")
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        sampler = Sampler()
+        config.pluginmanager.register(sampler, "sampler-of-costs")
+        threading.Thread(target=sampler.watch, daemon=True).start()
