@@ -18,13 +18,11 @@ ANSWERS = [
     {"launcher": "slurm", "amp": "apex", "sync_bn": True, "logging": "mlflow"},
     {"launcher": "mpirun", "backend": "mpi", "logging": "tensorboard"},
 ]
-# Each takes most of a minute: two of them run at every change.
-ALWAYS = 2
 
 
 @pytest.mark.parametrize(
     "answers",
-    [*ANSWERS[:ALWAYS], *(pytest.param(answers, marks=pytest.mark.slow) for answers in ANSWERS[ALWAYS:])],
+    ANSWERS,
     ids=lambda answers: answers.get("launcher", "default"),
 )
 def test_a_fresh_project_passes_its_own_tests(

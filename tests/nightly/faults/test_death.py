@@ -51,7 +51,7 @@ def test_a_killed_launcher_takes_its_ranks_along(
         measured("a killed launcher", launcher, seconds_until_gone(ranks, limit=2))
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_killed_rank_ends_the_job(
     launcher: str, victim: int, project: Render, tmp_path: Path, measured: Measured

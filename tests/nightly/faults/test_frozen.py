@@ -30,9 +30,9 @@ def wait_for_line(output: Path, pattern: str, limit: float) -> str:
 @pytest.mark.parametrize(
     ("launcher", "victim"),
     [
-        pytest.param("torchrun", 0, marks=pytest.mark.slow),
+        ("torchrun", 0),
         ("torchrun", 1),
-        pytest.param("spawn", 1, marks=pytest.mark.slow),
+        ("spawn", 1),
         pytest.param("mpirun", 0, marks=NEEDS_OPENMPI),  # which keeps the store where the ranks met
     ],
 )

@@ -24,7 +24,7 @@ STEPS = ("--max-steps", str(LAST), "--log-every", "2")
 TWO_NODES = ("--nodes=2", "--ntasks-per-node=1")
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 KILLED, STOPPED = 137, 75
-slow = pytest.mark.slow
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 def wait_until(true: Callable[[], bool], what: str, timeout: float = 60) -> None:
@@ -159,7 +159,7 @@ class Batch:
 Paced = Callable[[str], Path]
 
 
-@slow  # Slurm looks for time limits twice a minute, and the signal comes up to a minute early
+# Slurm looks for time limits twice a minute, and the signal comes up to a minute early.
 def test_a_job_goes_on_after_its_time_limit(
     paced: Paced, whole: dict[str, Any], slurm_cluster: SlurmCluster, tmp_path: Path, measured: Measured
 ) -> None:
@@ -197,7 +197,7 @@ def lose_a_node(job: Batch) -> None:
     job.cluster.run("scontrol", "update", "NodeName=n2", "State=RESUME", check=False)
 
 
-@pytest.mark.parametrize("event", [make_way, pytest.param(requeue, marks=slow), pytest.param(lose_a_node, marks=slow)])
+@pytest.mark.parametrize("event", [make_way, requeue, lose_a_node])
 def test_a_job_goes_on_after(
     event: Callable[[Batch], None],
     paced: Paced,
@@ -212,7 +212,6 @@ def test_a_job_goes_on_after(
     measured("preemption", f"{event.__name__} in Slurm: seconds until the job goes on", seconds)
 
 
-@slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_job_whose_rank_was_killed_goes_on_when_it_is_queued_again(
     victim: int, paced: Paced, whole: dict[str, Any], slurm_cluster: SlurmCluster, tmp_path: Path, measured: Measured
@@ -228,14 +227,8 @@ def test_a_job_whose_rank_was_killed_goes_on_when_it_is_queued_again(
     job.assert_goes_on(whole)
 
 
-@pytest.mark.parametrize(
-    ("number", "victim"),
-    [
-        (signal.SIGTERM, 1),
-        pytest.param(signal.SIGTERM, 0, marks=slow),
-        *(pytest.param(number, rank, marks=slow) for number in (signal.SIGINT, signal.SIGUSR1) for rank in (0, 1)),
-    ],
-)
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_to_one_rank_stops_the_job(
     number: signal.Signals, victim: int, paced: Paced, slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -250,8 +243,8 @@ def test_a_signal_to_one_rank_stops_the_job(
     [
         (["--signal=USR1"], "FAILED"),
         ([], "CANCELLED"),
-        pytest.param(["--signal=TERM"], "FAILED", marks=slow),
-        pytest.param(["--batch", "--signal=TERM"], "FAILED", marks=slow),
+        (["--signal=TERM"], "FAILED"),
+        (["--batch", "--signal=TERM"], "FAILED"),
     ],
     ids=["USR1", "all of it", "TERM", "TERM to the shell"],
 )
@@ -266,7 +259,6 @@ def test_a_job_that_its_owner_stops_does_not_come_back(
     job.assert_stopped()
 
 
-@slow
 def test_a_cancelled_job_does_not_come_back_though_its_time_was_up(
     paced: Paced, slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -313,13 +305,11 @@ NEEDS = {
 }
 
 
-def cases(*quick: tuple[str, signal.Signals]) -> list[Any]:
-    """All launchers of MPI with all signals; those that are not quick are for the night."""
-    every = [(name, number) for name in NEEDS for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
-    return [pytest.param(*case, marks=[NEEDS[case[0]], *([] if case in quick else [slow])]) for case in every]
+EACH_MPIRUN = [pytest.param(name, marks=mark) for name, mark in NEEDS.items()]
 
 
-@pytest.mark.parametrize(("mpirun", "number"), cases(("Open MPI", signal.SIGTERM), ("MPICH", signal.SIGINT)))
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("mpirun", EACH_MPIRUN)
 def test_a_signal_to_the_launch_script_of_mpirun_leaves_the_ranks_time_to_save(
     mpirun: str, number: signal.Signals, paced: Paced, whole: dict[str, Any], tmp_path: Path, measured: Measured
 ) -> None:

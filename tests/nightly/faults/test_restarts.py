@@ -70,8 +70,8 @@ def slowed(project: Path) -> Path:
     ("launcher", "kills"),
     [
         ("torchrun", 2),
-        pytest.param("torchrun", 20, marks=pytest.mark.slow),
-        pytest.param("launch", 20, marks=pytest.mark.slow),
+        ("torchrun", 20),
+        ("launch", 20),
     ],
 )
 def test_a_killed_rank_is_restarted_and_the_run_goes_on(
@@ -107,7 +107,7 @@ def test_restarts_that_lead_nowhere_end(own_project: Render, tmp_path: Path, mea
     measured("restarts", "starts that end alike before torchrun is stopped", starts)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("launch", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", ["torchrun", "launch"])
 def test_a_stop_is_not_restarted(launcher: str, own_project: Render, tmp_path: Path) -> None:
     project, run_dir = slowed(own_project(launcher=launcher)), tmp_path / "run"
     with restarting(launcher, project, run_dir, 3, "--save-every", "1") as process:

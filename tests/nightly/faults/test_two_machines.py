@@ -116,7 +116,7 @@ def cluster(project: Render, tmp_path: Path) -> Iterator[Start]:
         yield lambda launcher: Cluster(pair, project(launcher=launcher), tmp_path, stack)
 
 
-LAUNCHERS = ["torchrun", pytest.param("launch", marks=pytest.mark.slow)]
+LAUNCHERS = ["torchrun", "launch"]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -161,7 +161,6 @@ def test_a_killed_launcher_ends_both_machines(launcher: str, victim: int, cluste
     assert machines[1 - victim].code != 0
 
 
-@pytest.mark.slow
 def test_an_elastic_run_goes_on_alone_and_takes_a_machine_back(cluster: Start, measured: Measured) -> None:
     two, options = cluster("torchrun"), (*FOR_EVER, "--save-every", str(OFTEN), "--max-steps", str(MANY))
     near, far = two.start_both(*options, **ELASTIC)
@@ -183,7 +182,6 @@ def test_an_elastic_run_goes_on_alone_and_takes_a_machine_back(cluster: Start, m
     assert checkpoint(two.run_dir)["progress"]["step"] == MANY
 
 
-@pytest.mark.slow
 def test_an_elastic_run_ends_with_machine_0_and_is_started_again(cluster: Start, measured: Measured) -> None:
     two, options = cluster("torchrun"), (*FOR_EVER, "--save-every", str(OFTEN))
     near, far = two.start_both(*options, **ELASTIC)

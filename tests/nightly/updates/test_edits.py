@@ -49,7 +49,7 @@ def changed_elsewhere(path: str, text: str, seed: int) -> str:
     return "".join(changed)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
+@pytest.mark.parametrize("seed", range(5))
 def test_an_edit_at_any_place_stays_there_or_is_a_visible_conflict(
     seed: int, files: dict[str, list[str]], workers: Workers, tmp_path: Path
 ) -> None:

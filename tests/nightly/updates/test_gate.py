@@ -9,7 +9,7 @@ from generator.updates.trial import PARTS
 from generator.workers import Workers
 
 
-@pytest.mark.parametrize("strength", [1, pytest.param(STRENGTH, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strength", [1, STRENGTH])
 def test_no_update_of_a_released_version_loses_anything(strength: int, workers: Workers, scratch: Path) -> None:
     parts = Gate(strength=strength).run(workers, scratch)
     assert [wrong for part in parts for wrong in part.wrong] == []

@@ -1,0 +1,39 @@
+"""Every launcher starts a project in new processes, over a stop, and ends on the bits that forked ranks end on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from generator.questions import TEMPLATE, read_questions
+from tests.pace import seconds
+
+COMMAND = str(Path(sys.executable).with_name("ddp-template"))
+[LAUNCHERS] = [
+    [choice.value for choice in question.choices] for question in read_questions(TEMPLATE) if question.key == "launcher"
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What one check of all launchers says of each; those that are missing here are named in the output."""
+    report = tmp_path_factory.mktemp("check") / "check.json"
+    answers = ["backend=auto", "amp=none", "sync_bn=false", "logging=csv"]
+    command = [COMMAND, "check", *answers, "--launchers", "real", "--no-cache", "--json", str(report)]
+    subprocess.run(command, capture_output=True, timeout=seconds(600))
+    return {each["answers"]["launcher"]: each for each in json.loads(report.read_text())["combinations"]}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_cold_processes_of_a_launcher_give_what_forked_ranks_give(
+    launcher: str, results: dict[str, dict[str, Any]]
+) -> None:
+    result = results[launcher]
+    said = "\n".join(failure["text"] for failure in result["failures"])
+    if "is not installed here" in said:
+        pytest.skip(f"the launcher of {launcher} is not installed here: run tests/clusters/install.sh")
+    assert said == ""
+    assert result["seconds"]["real"] > 1

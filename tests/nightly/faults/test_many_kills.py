@@ -1,0 +1,10 @@
+"""Hundreds of kills lose no more than one: an interval between two checkpoints, and never a checkpoint."""
+
+from pathlib import Path
+
+from tests.conftest import Measured, Render
+from tests.core.faults.test_kills import assert_kills_lose_one_interval
+
+
+def test_many_kills_lose_no_more_than_one(project: Render, tmp_path: Path, measured: Measured) -> None:
+    assert_kills_lose_one_interval(200, project(), tmp_path, measured)
