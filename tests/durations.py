@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 from benchmarks.machines import machine
+from generator.proofs import folder_table
 
-from .folders import TESTS, folder_of
+from .folders import TESTS
 
 RESULTS = TESTS.parent / "benchmarks" / "results" / "tests.json"
 EVERY = 0.2  # seconds between two looks at the processes
@@ -134,8 +135,7 @@ class Collector:
         record["cold_start"] = seconds_of_cold_start()
         RESULTS.write_text(json.dumps(record, indent=2) + "\n")
         terminalreporter.section("where the time went")
-        for line in table_by_folder(self.files, record["cold_start"]):
-            terminalreporter.line(line)
+        terminalreporter.write(folder_table({**record, "files": self.files}))
 
 
 def seconds_of_cold_start() -> float:
@@ -144,27 +144,6 @@ def seconds_of_cold_start() -> float:
     subprocess.run([sys.executable, "-c", COLD_START], check=True)
     after = os.times()
     return round(sum(after[2:4]) - sum(before[2:4]), 2)
-
-
-def table_by_folder(files: Mapping[str, Mapping[str, float]], cold_start: float) -> list[str]:
-    """Return the costs of each folder of tests/ as a Markdown table."""
-    folders: dict[str, Costs] = defaultdict(Costs)
-    for name, costs in files.items():
-        folder = folders[folder_of(TESTS / name)]
-        for key, value in costs.items():
-            setattr(folder, key, getattr(folder, key) + value)
-    lines = [
-        "| folder | tests | seconds | of which waiting | CPU seconds | cold starts of torch | mypy | other computing |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for name, total in sorted(folders.items()):
-        cold = min(total.cold_starts * cold_start, total.cpu - total.mypy)
-        other = total.cpu - total.mypy - cold
-        lines.append(
-            f"| `tests/{name}/` | {total.tests} | {total.wall:.0f} | {total.waiting:.0f} | {total.cpu:.0f} "
-            f"| {cold:.0f} ({total.cold_starts}) | {total.mypy:.0f} | {other:.0f} |"
-        )
-    return lines
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

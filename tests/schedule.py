@@ -44,10 +44,10 @@ def read_slice(text: str, seconds: Mapping[str, float]) -> Slice:
         slices = max(1, math.ceil(sum(seconds.values()) / SIZE_OF_SLICE))
         commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=TESTS, capture_output=True, text=True, check=True)
         return Slice(int(commit.stdout, 16) % slices + 1, slices)
-    number, _, slices = text.partition("/")
-    if not (number.isdigit() and slices.isdigit() and 1 <= int(number) <= int(slices)):
+    part, _, parts = text.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
         raise pytest.UsageError(f"--slice {text} does not exist: give auto, or I/N such as 2/5")
-    return Slice(int(number), int(slices))
+    return Slice(int(part), int(parts))
 
 
 def seconds_of(files: Iterable[str]) -> dict[str, float]:

@@ -26,9 +26,14 @@ MADE_FILES = [
 BIN = Path(sys.executable).parent
 
 
+@pytest.fixture(scope="module")
+def made() -> dict[Path, str]:
+    """The made files as they should be."""
+    return documented_files()
+
+
 @pytest.mark.parametrize("path", MADE_FILES)
-def test_made_documentation_is_up_to_date(path: str) -> None:
-    made = documented_files()
+def test_made_documentation_is_up_to_date(path: str, made: dict[Path, str]) -> None:
     assert sorted(map(str, made)) == MADE_FILES
     assert (TEMPLATE / path).read_text() == made[Path(path)], "run: ddp-template docs"
 

@@ -3,22 +3,13 @@
 import itertools
 import json
 import math
-import multiprocessing
-import os
-import random
 import re
 import shutil
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import copier
 import pytest
-import yaml
 
 from generator.combinations import Combination, legal_combinations, text
 from generator.documentation import question_table
@@ -29,60 +20,17 @@ from generator.questions import TEMPLATE, read_questions
 from generator.rendering import RenderError
 from generator.selection import SelectionError, assign, covering, digest, shard
 from generator.workers import Workers
+from tests.answer_space import ANSWERS, PRODUCT, name_of, names
+from tests.commands import ddp_template
 from tests.conftest import Render
 
 COMMAND = Path(sys.executable).with_name("ddp-template")
-SETTINGS = yaml.safe_load((TEMPLATE / "copier.yml").read_text())
-# Every answer to every question that has a choice, read without the generator.
-ANSWERS: dict[str, list[Any]] = {
-    key: [False, True] if entry["type"] == "bool" else [choice["value"] for choice in entry["choices"].values()]
-    for key, entry in SETTINGS.items()
-    if not key.startswith("_") and ("choices" in entry or entry["type"] == "bool")
-}
-PRODUCT = [dict(zip(ANSWERS, row, strict=True)) for row in itertools.product(*ANSWERS.values())]
-
-
-def ddp_template(*arguments: str | Path, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command. Fails where it ends with another exit code."""
-    done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, **options)
-    assert done.returncode == code, done.stderr
-    return done
-
-
-def names(combinations: Sequence[Combination]) -> list[str]:
-    """Their names."""
-    return [combination.name for combination in combinations]
-
-
-def name_of(answers: dict[str, Any]) -> str:
-    """The name of a combination, made without the generator."""
-    return "-".join(json.dumps(value).strip('"') for value in answers.values())
-
-
-def copier_accepts(answers: dict[str, Any], template: Path, destination: Path) -> bool:
-    """Ask Copier itself."""
-    try:
-        copier.run_copy(str(template), destination, data=answers, defaults=True, quiet=True, pretend=True)
-    except ValueError:
-        return False
-    return True
 
 
 @pytest.fixture(scope="module")
 def all_names() -> list[str]:
     """What `ddp-template matrix --format names` prints."""
     return ddp_template("matrix", "--format", "names").stdout.splitlines()
-
-
-def test_a_sample_is_in_the_matrix_where_copier_accepts_it(
-    all_names: list[str], snapshot: Path, tmp_path: Path
-) -> None:
-    listed = [answers for answers in PRODUCT if name_of(answers) in all_names]
-    others = [answers for answers in PRODUCT if name_of(answers) not in all_names]
-    chance = random.Random(0)
-    for answers in chance.sample(listed, 30) + chance.sample(others, 30):
-        accepted = copier_accepts(answers, snapshot, tmp_path / "nowhere")
-        assert accepted == (name_of(answers) in all_names), answers
 
 
 def test_the_matrix_has_no_illegal_pair_and_misses_nothing_else(all_names: list[str]) -> None:
@@ -102,7 +50,7 @@ def test_the_table_has_a_numbered_row_for_each_and_says_how_many_there_are(all_n
 
 def test_the_table_dims_the_defaults_and_counts_what_is_chosen(all_names: list[str]) -> None:
     some = ["launcher=spawn", "backend=auto", "amp=torch", "sync_bn=true", "logging=console,csv"]
-    lines = ddp_template("matrix", *some, env={**os.environ, "FORCE_COLOR": "1"}).stdout.splitlines()
+    lines = ddp_template("matrix", *some, env={"FORCE_COLOR": "1"}).stdout.splitlines()
     dim = [re.findall(r"\x1b\[2m(\w+) *\x1b\[0m", line) for line in lines if "spawn" in line]
     assert dim == [["auto", "console"], ["auto"]]
     assert lines[-1] == f"2 chosen of {len(all_names)} legal of {len(PRODUCT)} combinations; the defaults are dim"
@@ -180,18 +128,13 @@ def test_a_covering_set_has_every_legal_pair_or_triple(strength: int, legal: lis
 
 
 @pytest.mark.parametrize("parts", [4, 7])
-def test_shards_are_disjoint_complete_balanced_and_the_same_on_every_call(
-    parts: int, legal: list[Combination], all_names: list[str]
-) -> None:
+def test_shards_are_disjoint_complete_and_balanced(parts: int, legal: list[Combination], all_names: list[str]) -> None:
     pieces = [shard(legal, part, parts) for part in range(1, parts + 1)]
     assert sorted(name for piece in pieces for name in names(piece)) == sorted(all_names)
     sizes = [len(piece) for piece in pieces]
     assert max(sizes) == math.ceil(len(legal) / parts)
     assert max(sizes) - min(sizes) < parts
-    for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        done = ddp_template("matrix", "--shard", f"2/{parts}", "--format", "names", env=environment)
-        assert done.stdout.split() == names(pieces[1])
+    assert ddp_template("matrix", "--shard", f"2/{parts}", "--format", "names").stdout.split() == names(pieces[1])
 
 
 def test_the_shards_are_listed_with_their_sizes(legal: list[Combination]) -> None:
@@ -299,52 +242,6 @@ def favourite(combination: Combination, parts: int) -> int:
     return max(range(1, parts + 1), key=lambda part: digest(combination.name, part))
 
 
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone with a generator of its own, whose last commit changes the README of the mpirun projects."""
-    clone = tmp_path_factory.mktemp("clone") / "clone"
-    for part in ("generator", "template", "partials"):
-        shutil.copytree(TEMPLATE / part, clone / part, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy2(TEMPLATE / "copier.yml", clone)
-    commit = ["git", "commit", "--quiet", "--all", "--message", "change"]
-    for command in (["git", "init", "--quiet"], ["git", "add", "copier.yml", "template", "partials"], commit):
-        subprocess.run(command, cwd=clone, check=True)
-    with (clone / "template" / "README.md.jinja").open("a") as readme:
-        readme.write("{% if launcher == 'mpirun' %}\nOne more line.\n{% endif %}\n")
-    subprocess.run(commit, cwd=clone, check=True)
-    return clone
-
-
-def matrix_of(clone: Path, *arguments: str) -> str:
-    """Run `ddp-template matrix` of a clone for a few combinations, and give what it prints."""
-    few = ["launcher=spawn,mpirun", "amp=none", "sync_bn=false"]
-    command = [sys.executable, "-c", "from generator.cli import main; main()", "matrix", *few, *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(clone)}
-    done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_where_nothing_differs_from_a_revision_there_is_no_job(clone: Path) -> None:
-    assert matrix_of(clone, "--since", "HEAD", "--format", "json") == '{"include":[]}\n'
-    assert matrix_of(clone, "--since", "HEAD", "--shards", "auto", "--format", "json") == '{"include":[]}\n'
-    assert matrix_of(clone, "--since", "HEAD", "--cover", "2", "--shard", "1/2", "--format", "names") == ""
-    assert matrix_of(clone, "--since", "HEAD").splitlines()[-1].startswith("0 chosen of ")
-
-
-def test_what_differs_from_a_revision_is_chosen_then_covered_then_divided(
-    clone: Path, legal: list[Combination]
-) -> None:
-    answers = {"launcher": "mpirun", "amp": "none", "sync_bn": False}
-    changed = [one for one in legal if answers.items() <= dict(one.answers).items()]
-    assert len(changed) == 20
-    since = ["--since", "HEAD~1", "--format", "names"]
-    assert matrix_of(clone, *since).split() == names(changed)
-    second = shard(covering(changed, 1), 2, 2)
-    assert len(second) == 2
-    assert matrix_of(clone, *since, "--cover", "1", "--shard", "2/2").split() == names(second)
-
-
 def files_of(project: Path) -> dict[str, tuple[int, bytes]]:
     """Mode and content of all files, by path, without the lines that say where the template was found."""
     files = {}
@@ -442,87 +339,3 @@ def test_a_destination_that_was_filled_meanwhile_is_left_as_it_is(
     with pytest.raises(OSError, match="not empty"):
         write_projects(place, legal[:1], snapshot)
     assert everything_in(tmp_path) == {str(place): b"", str(place / "mine"): b"mine\n"}
-
-
-def processes_of(group: int) -> list[str]:
-    """The processes of a group that are still there; those that ended and wait to be collected do not count."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, its_group = status.read_text().rpartition(") ")[2].split()[:3]
-        except OSError:
-            continue
-        if int(its_group) == group and state != "Z":
-            found.append((status.parent / "cmdline").read_text())
-    return found
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait for something, and fail where it does not come."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def rendering_has_begun(folder: Path, group: int) -> bool:
-    """Whether some projects are there."""
-    return len(list(folder.glob("*/.ddp-template-*/projects/*/train.py"))) >= 5
-
-
-def workers_are_starting(folder: Path, group: int) -> bool:
-    """Whether there are the first workers, which load what they need for some tenths of a second."""
-    if not any("spawn_main" in process for process in processes_of(group)):
-        return False
-    time.sleep(0.2)
-    return True
-
-
-@pytest.mark.parametrize("begun", [workers_are_starting, rendering_has_begun])
-@pytest.mark.parametrize(
-    ("number", "send"), [(signal.SIGINT, os.killpg), (signal.SIGINT, os.kill), (signal.SIGTERM, os.kill)]
-)
-def test_an_interrupt_ends_it_at_once_and_leaves_nothing(
-    number: int, send: Callable[[int, int], None], begun: Callable[[Path, int], bool], tmp_path: Path
-) -> None:
-    """A terminal sends Ctrl-C to the whole process group, others send a signal to the one process that they know."""
-    command: list[str | Path] = [COMMAND, "render", tmp_path / "new" / "projects"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as running:
-        wait_until(lambda: begun(tmp_path, running.pid))
-        send(running.pid, number)
-        sent = time.monotonic()
-        printed, told = running.communicate(timeout=30)
-    assert time.monotonic() - sent < 5
-    assert running.returncode == 130
-    assert printed == ""
-    assert "Traceback" not in told
-    wait_until(lambda: not processes_of(running.pid), seconds=5)
-    assert everything_in(tmp_path) == {}
-
-
-def interrupt_long_work() -> None:
-    """Leave workers, one of which would be busy for a minute, by KeyboardInterrupt."""
-    with Workers(1) as workers:
-        work = workers.submit(time.sleep, 60)
-        wait_until(work.running)
-        raise KeyboardInterrupt
-
-
-def test_an_error_ends_work_that_would_last() -> None:
-    begun, before = time.monotonic(), set(multiprocessing.active_children())
-    with pytest.raises(KeyboardInterrupt):
-        interrupt_long_work()
-    assert time.monotonic() - begun < 20
-    assert set(multiprocessing.active_children()) <= before
-
-
-def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    command: list[str | Path] = [COMMAND, "render", tmp_path / "new" / "projects"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as running:
-        wait_until(lambda: rendering_has_begun(tmp_path, running.pid))
-        assert len(processes_of(running.pid)) >= 2
-        running.kill()
-    wait_until(lambda: not processes_of(running.pid), seconds=10)
-    assert not (tmp_path / "new" / "projects").exists()

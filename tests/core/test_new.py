@@ -8,17 +8,15 @@ from pathlib import Path
 import pytest
 
 from generator.questions import TEMPLATE
+from tests.commands import Result, ddp_template
 
-COMMAND = Path(sys.executable).with_name("ddp-template")
 ANSWERS = {"project_name": "Digits & co", "author_name": 'Ann "A" O\'Hara', "launcher": "slurm", "sync_bn": "true"}
 
 
-def new(folder: Path, destination: str, *answers: str | bytes, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run the command in a folder, with each answer behind --answer. Fails where it ends with another exit code."""
+def new(folder: Path, destination: str, *answers: str, code: int = 0) -> Result:
+    """Run the command in a folder, with each answer behind --answer. Fails if it ends with another exit code."""
     options = [part for answer in answers for part in ("--answer", answer)]
-    done = subprocess.run([COMMAND, "new", destination, *options], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == code, done.stderr
-    return done
+    return ddp_template("new", destination, *options, cwd=folder, code=code)
 
 
 def snapshot_of(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -28,7 +26,7 @@ def snapshot_of(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {str(p.relative_to(folder)): (p.stat().st_mode, content) for p, content in zip(paths, contents, strict=True)}
 
 
-def assert_refused(folder: Path, destination: str, *answers: str | bytes) -> str:
+def assert_refused(folder: Path, destination: str, *answers: str) -> str:
     """The command ends with code 2, one line that says why, and the folder as it was. Gives the reason."""
     before = snapshot_of(folder)
     done = new(folder, destination, *answers, code=2)
@@ -45,7 +43,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("new")
     (folder / "ann's project").mkdir()
     done = new(folder, "ann's project", *(f"{key}={value}" for key, value in ANSWERS.items()))
-    return folder / "ann's project", done.stdout + done.stderr
+    return folder / "ann's project", done.output
 
 
 def without_source(project: Path) -> dict[str, tuple[int, bytes]]:
@@ -102,7 +100,7 @@ def test_a_folder_that_does_not_exist_is_made_with_its_parents(tmp_path: Path) -
         (["package_name=torch"], "try torch_ddp"),
         (["description="], "it must not be empty"),
         (["author_name=a\nb"], "give one line of plain text"),
-        ([b"author_name=\xff"], "give one line of plain text"),
+        (["author_name=\udcff"], "give one line of plain text"),
         (["sync_bn=maybe"], "sync_bn=maybe is not understood"),
         (["sync_bn="], "sync_bn= is not understood"),
         (["launcher"], "launcher is no KEY=VALUE, such as launcher=slurm"),
@@ -113,9 +111,7 @@ def test_a_folder_that_does_not_exist_is_made_with_its_parents(tmp_path: Path) -
     ],
     ids=lambda value: ",".join(map(ascii, value)) if isinstance(value, list) else "",
 )
-def test_an_answer_that_does_not_do_is_refused_in_one_line(
-    tmp_path: Path, answers: list[str | bytes], reason: str
-) -> None:
+def test_an_answer_that_does_not_do_is_refused_in_one_line(tmp_path: Path, answers: list[str], reason: str) -> None:
     assert reason in assert_refused(tmp_path, "project", *answers)
 
 

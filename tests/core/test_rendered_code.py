@@ -2,16 +2,13 @@
 
 import os
 import re
-import shlex
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from generator.questions import read_questions
 from generator.rendering import RenderError, recorded_answers
@@ -90,41 +87,6 @@ def python_files(project: Path) -> list[Path]:
 def test_the_variants_have_every_choice_of_every_question(with_choice: WithChoice) -> None:
     made = {pair for choice in VARIANTS for pair in recorded_answers(with_choice(choice)).items()}
     assert set(CHOICES) <= made
-
-
-@pytest.fixture(scope="session")
-def tool_caches(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which tools write nothing into a project, and mypy remembers torch between sessions."""
-    caches = tmp_path_factory.mktemp("caches")
-    assert pytestconfig.cache
-    mypy = pytestconfig.cache.mkdir("mypy_of_rendered_code")
-    own = {
-        "BLACK_CACHE_DIR": str(caches / "black"),
-        "RUFF_CACHE_DIR": str(caches / "ruff"),
-        "MYPY_CACHE_DIR": str(mypy),
-    }
-    return {**os.environ, **own}
-
-
-def ci_commands(project: Path) -> list[list[str]]:
-    """The commands of the project's own workflow on GitHub."""
-    workflow = yaml.safe_load((project / ".github" / "workflows" / "ci.yml").read_text())
-    (job,) = workflow["jobs"].values()
-    return [shlex.split(step["run"]) for step in job["steps"] if "run" in step]
-
-
-def test_the_checks_of_the_projects_own_ci_pass(with_choice: WithChoice, tool_caches: dict[str, str]) -> None:
-    project = with_choice(DEFAULT)  # test_every_combination.py asks the same tools about all others
-    _, install, *checks, tests = ci_commands(project)  # tests/updates/ tries the first
-    assert install == ["pip", "install", "-e", ".[dev]"]
-    assert checks == [["black", "--check", "."], ["ruff", "check", "."], ["mypy"]]
-    assert tests == ["pytest"]
-    for check in checks:
-        command = [sys.executable, "-m", *check]
-        done = subprocess.run(command, cwd=project, env=tool_caches, capture_output=True, text=True)
-        assert done.returncode == 0, f"{shlex.join(check)}:\n{done.stdout}{done.stderr}"
-        if check == ["mypy"]:
-            assert f"no issues found in {len(python_files(project))} source files" in done.stdout
 
 
 @each_variant

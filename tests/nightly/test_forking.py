@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.training.contracts import places
-from generator.training.forking import Ended, Job, Task, forking, is_free, train_all
+from generator.training.forking import Ended, Job, Task, forking, train_all
 
 
 def threads_of_parent() -> list[str]:
@@ -104,35 +103,3 @@ def test_a_program_gets_the_first_part_of_its_data_or_all(
         [end] = train_all([one_task(Task(import_data, (str(tmp_path),)))], 1)
     assert end.complaint == ""
     assert end.seen == [sizes]
-
-
-@pytest.mark.parametrize(
-    ("launcher", "name", "values"),
-    [
-        ("torchrun", "RANK", ["0", "1"]),
-        ("launch", "WORLD_SIZE", ["2", "2"]),
-        ("slurm", "SLURM_PROCID", ["0", "1"]),
-        ("mpirun", "OMPI_COMM_WORLD_RANK", ["0", "1"]),
-        ("one that is not known", "LOCAL_RANK", ["0", "1"]),
-    ],
-)
-def test_each_rank_is_told_its_place_as_its_launcher_does(launcher: str, name: str, values: list[str]) -> None:
-    told = places(launcher, 2, 12345)
-    assert [place.env[name] for place in told] == values
-    assert {place.env["MASTER_PORT"] for place in told} == {"12345"}
-    arguments = [place.arguments for place in told]
-    assert arguments == ([["--local-rank=0"], ["--local-rank=1"]] if launcher == "launch" else [[], []])
-
-
-def test_a_program_that_starts_its_ranks_is_told_how_many() -> None:
-    (place,) = places("spawn", 2, 12345)
-    assert (place.env, place.arguments) == ({}, ["--nproc", "2"])
-
-
-def test_a_port_that_is_listened_at_is_not_free() -> None:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert not is_free(port)
-    assert is_free(port)

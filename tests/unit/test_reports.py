@@ -1,71 +1,31 @@
 """The reports of a check say what its verdict says, and no text that they show can do harm."""
 
 import io
-import itertools
 import json
-import math
 import re
-import shutil
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
 from rich.console import Console
 
-from generator.combinations import Combination, shaping_questions
+from generator.combinations import Combination
 from generator.questions import Choice, Question
 from generator.reports.grid import arrange
 from generator.reports.jsonfile import write_json
 from generator.reports.junit import write_junit
-from generator.reports.page import write_page
 from generator.reports.summary import MANY, stages_of
 from generator.reports.terminal import show
-from generator.results import STAGES, Failure, Outcome, Verdict, reproduce
-
-HOSTILE = (
-    "</script><script>window.harmed = 1</script>\n<img src=x onerror='window.harmed = 1'> {{ 7 * 7 }} [bold]&amp;\n"
-    "\x1b[31mred\x1b[0m \x1b]0;title\x07nul:\0 bell:\a half:\ud800 ]]> <!-- -->"
-)
-CLEANED = "red nul: bell: half: ]]> <!-- -->"
-BROWSERS = ["chromium", "google-chrome"]
-NOTE = "apex is not installed"
-
-
-def make_question(key: str, size: int) -> Question:
-    """A question with so many choices."""
-    return Question(key, f"Which {key}", f"{key}0", tuple(Choice(f"{key}{i}", f"{i}", False) for i in range(size)))
-
-
-def make_verdict(questions: list[Question], legal: Callable[[Combination], bool] = lambda _: True) -> Verdict:
-    """A verdict in which every stage ran on every legal combination, and nothing failed; every third was cached."""
-    rows = itertools.product(*([(question.key, choice.value) for choice in question.choices] for question in questions))
-    outcomes = [
-        Outcome(combination, seconds={stage: 0.25 * n for n, stage in enumerate(STAGES)}, cached=i % 3 == 0)
-        for i, combination in enumerate(filter(legal, map(Combination, rows)))
-    ]
-    return Verdict(
-        outcomes, questions, stages={stage: 75.0 for stage in STAGES}, wall=4000.0, versions={"torch": "2.9"}
-    )
+from generator.results import Failure, Outcome, Verdict, reproduce
+from tests.verdicts import CLEANED, HOSTILE, NOTE, failed_verdict, make_question, make_verdict
 
 
 @pytest.fixture
 def verdict() -> Verdict:
-    """A verdict on all questions of the template: three failures in two combinations, and a note in some."""
-    made = make_verdict(shaping_questions(), lambda one: one["backend"] != "mpi" or one["launcher"] == "mpirun")
-    first, second = made.outcomes[17], made.outcomes[99]
-    first.failures += [Failure("train", HOSTILE, "/tmp/left/<b>here"), Failure("train", "and another")]
-    second.failures += [
-        Failure("types", "\ntrain.py:12: error: no\n"),
-        Failure("train", "Traceback (most\n  x\nKeyError: 1"),
-    ]
-    second.weights = "0123abcd" * 8
-    for outcome in made.outcomes:
-        outcome.notes += [NOTE] if outcome.combination["amp"] == "apex" else []
-    return made
+    """A verdict with failures and notes."""
+    return failed_verdict()
 
 
 def printed(verdict: Verdict, width: int, reports: dict[str, Path] | None = None) -> str:
@@ -250,142 +210,4 @@ def test_a_cell_of_the_grid_stands_under_its_answers(verdict: Verdict) -> None:
                     assert {f"{key}={word}" for key, word in answers.items()} == set(filters.split())
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A real browser without a window."""
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if not found:
-        pytest.skip("no Chromium here: tests/clusters/install.sh installs it")
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])  # root has no sandbox
-
-
-@pytest.fixture
-def opened(browser: Browser, verdict: Verdict, tmp_path: Path) -> Iterator[Page]:
-    """The page of the verdict, in the browser. Fails where a script of it does, or it asks for anything else."""
-    path = tmp_path / "report.html"
-    write_page(verdict, path)
-    page = browser.new_page()
-    problems: list[str] = []
-    asked: list[str] = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda message: problems.append(message.text))
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto(path.as_uri())
-    yield page
-    harmed = page.evaluate("window.harmed")
-    page.close()
-    assert problems == []
-    assert set(asked) == {path.as_uri()}
-    assert harmed is None
-
-
-def test_the_page_shows_each_combination(opened: Page, verdict: Verdict) -> None:
-    assert opened.locator(".grid .cell.fail").count() == len(verdict.failed)
-    assert opened.locator(".grid .cell.pass").count() == len(verdict.outcomes) - len(verdict.failed)
-    assert opened.locator(".grid .cell.cached").count() == sum(outcome.cached for outcome in verdict.outcomes)
-    asked = [len(question.choices) for question in verdict.questions]
-    places = opened.locator(".grid td").count()
-    assert places == math.prod(asked)
-    assert opened.locator(".grid .absent").count() == places - len(verdict.outcomes)
-    marks = opened.locator(".grid .cell.fail, .grid .cell.pass").evaluate_all(
-        "cells => cells.map(cell => [cell.classList.contains('fail'), getComputedStyle(cell, '::before').content])"
-    )
-    assert {(failed, mark) for failed, mark in marks} == {(True, '"✕"'), (False, '"✓"')}
-    assert f"{len(verdict.failed)} of {len(verdict.outcomes)}" in opened.locator("h1").inner_text()
-
-
-def test_a_click_opens_what_failed_and_hostile_text_is_inert(opened: Page, verdict: Verdict) -> None:
-    outcome = verdict.failed[0]
-    dialog = opened.get_by_role("dialog")
-    assert not dialog.is_visible()
-    opened.get_by_title(re.compile(re.escape(outcome.combination.name) + ":")).click()
-    assert dialog.get_by_role("heading").first.inner_text() == outcome.combination.name
-    texts = dialog.locator("pre").all_inner_texts()
-    assert texts == ["\n".join([*HOSTILE.splitlines()[:2], CLEANED]), "and another"]
-    assert dialog.locator(".command code").inner_text() == reproduce(outcome)
-    assert "/tmp/left/<b>here" in dialog.inner_text()
-    listed = opened.locator(".failures pre").first
-    assert listed.inner_text() == texts[0]
-    assert opened.locator("img").count() == 0
-    opened.keyboard.press("Escape")
-    assert not dialog.is_visible()
-
-
-def test_the_keyboard_goes_through_the_grid_and_opens_a_cell(opened: Page, verdict: Verdict) -> None:
-    first = opened.locator(".grid .cell").first
-    first.focus()
-    opened.keyboard.press("ArrowRight")
-    opened.keyboard.press("ArrowDown")
-    opened.keyboard.press("ArrowUp")
-    assert first.get_attribute("tabindex") == "-1"
-    second = arrange(verdict.questions, verdict.outcomes).panels[0].rows[0].cells[1]
-    assert second is not None
-    opened.keyboard.press("Enter")
-    name = verdict.outcomes[second].combination.name
-    assert opened.get_by_role("dialog").get_by_role("heading").first.inner_text() == name
-    opened.reload()
-    assert opened.get_by_role("dialog").is_visible(), "the address names the combination"
-
-
-def test_the_filter_leaves_what_has_all_words(opened: Page, verdict: Verdict) -> None:
-    amp = verdict.failed[0].combination["amp"]
-    opened.fill("#filter", f"AMP={amp} failed")
-    expected = [one for one in verdict.failed if one.combination["amp"] == amp]
-    other = [one for one in verdict.failed if one not in expected]
-    assert expected
-    assert other
-    assert opened.locator("#matches").inner_text() == f"{len(expected)} of {len(verdict.outcomes)}"
-    assert opened.locator(".grid .cell:not(.out)").count() == len(expected)
-    assert opened.locator(".failure:visible").count() == sum(len(one.failures) for one in expected)
-    opened.fill("#filter", verdict.failed[0].failures[1].text)
-    assert opened.locator("#matching button").all_inner_texts() == [f"✕ {verdict.failed[0].combination.name}"]
-    opened.fill("#filter", "")
-    assert opened.locator(".grid .cell.out").count() == 0
-    assert opened.locator(".failure:visible").count() == sum(len(one.failures) for one in [*expected, *other])
-
-
-def test_the_command_can_be_copied(opened: Page, verdict: Verdict) -> None:
-    opened.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    opened.locator(".failures .copy").first.click()
-    opened.get_by_text("copied").wait_for()
-    assert opened.evaluate("navigator.clipboard.readText()") == reproduce(verdict.failed[0])
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_fits_a_phone_in_both_schemes(opened: Page, scheme: str) -> None:
-    opened.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-    opened.set_viewport_size({"width": 400, "height": 800})
-    assert opened.evaluate("document.documentElement.scrollWidth") <= 400
-    for panel in opened.locator(".panel").all():
-        assert panel.evaluate("panel => panel.scrollWidth <= panel.clientWidth"), "a table has to be scrolled"
-    for chosen in (".grid .pass", ".grid .fail", "h1", ".failures pre", ".stages td", ".legend li"):
-        assert opened.locator(chosen).first.evaluate(CONTRAST) >= 4.5, f"{chosen} is hard to read"
-
-
 # The contrast of an element's text with what is behind it, as WCAG defines it.
-CONTRAST = """element => {
-  const light = colour => {
-    const [r, g, b] = colour.match(/[0-9.]+/g).map(Number).map(value => value / 255)
-      .map(value => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  let behind = element;
-  while (getComputedStyle(behind).backgroundColor === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
-  const pair = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor].map(light);
-  return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
-}"""
-
-
-@pytest.mark.parametrize("sizes", [(), (1,), (5,), (5, 4), (2,) * 6], ids=str)
-def test_any_number_of_questions_makes_a_page(browser: Browser, sizes: tuple[int, ...], tmp_path: Path) -> None:
-    verdict = make_verdict([make_question(f"q{number}", size) for number, size in enumerate(sizes)])
-    path = tmp_path / "report.html"
-    write_page(verdict, path)
-    page = browser.new_page()
-    page.goto(path.as_uri())
-    assert page.locator(".grid .cell.pass").count() == len(verdict.outcomes)
-    assert page.locator(".failures").count() == 0
-    page.locator(".grid .cell").last.click()
-    assert page.get_by_role("dialog").is_visible()
-    page.close()

@@ -1,0 +1,52 @@
+"""What the tests of this repository cost, as tables: by folder, and the files that take longest."""
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Costs = Mapping[str, float]  # of a file: tests, wall, cpu, mypy, waiting (seconds), cold_starts
+DEAREST = 10
+
+
+def folder_table(record: Mapping[str, Any]) -> str:
+    """Return the costs of each folder of tests/ as a Markdown table. Seconds are those of one test after another."""
+    folders: dict[str, dict[str, float]] = {}
+    for name, costs in record["files"].items():
+        total = folders.setdefault(name.split("/")[0], dict.fromkeys(costs, 0.0))
+        for key, value in costs.items():
+            total[key] += value
+    head = "| folder | tests | seconds | of these waiting | CPU seconds | cold starts of torch | mypy | the rest |\n"
+    rows = [f"| `tests/{name}/` | {row(total, record['cold_start'])} |\n" for name, total in sorted(folders.items())]
+    return head + "|---|---:|---:|---:|---:|---:|---:|---:|\n" + "".join(rows)
+
+
+def row(costs: Costs, cold_start: float) -> str:
+    """Return the numbers of a folder. A cold start takes the CPU time that was measured for one."""
+    cold = min(costs["cold_starts"] * cold_start, costs["cpu"] - costs["mypy"])
+    numbers = [
+        f"{costs['tests']:.0f}",
+        f"{costs['wall']:.0f}",
+        f"{costs['waiting']:.0f}",
+        f"{costs['cpu']:.0f}",
+        f"{cold:.0f} ({costs['cold_starts']:.0f} processes)",
+        f"{costs['mypy']:.0f}",
+        f"{costs['cpu'] - costs['mypy'] - cold:.0f}",
+    ]
+    return " | ".join(numbers)
+
+
+def dearest_table(record: Mapping[str, Any], tests: Path) -> str:
+    """Return the files that take longest as a Markdown table, with what their docstrings say that they prove."""
+    ordered = sorted(record["files"].items(), key=lambda item: -item[1]["wall"])[:DEAREST]
+    head = "| file of tests | seconds | CPU seconds | what it proves |\n|---|---:|---:|---|\n"
+    return head + "".join(
+        f"| `{name}` | {costs['wall']:.0f} | {costs['cpu']:.0f} | {purpose(tests / name)} |\n"
+        for name, costs in ordered
+    )
+
+
+def purpose(file: Path) -> str:
+    """Return the first line of the docstring of a file; nothing if the file is gone since it was measured."""
+    told = ast.get_docstring(ast.parse(file.read_text())) if file.exists() else None
+    return (told or "").split("\n")[0]

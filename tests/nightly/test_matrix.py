@@ -1,0 +1,190 @@
+"""The matrix against Copier itself, other revisions, and whatever interrupts it."""
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import copier
+import pytest
+
+from generator.combinations import Combination
+from generator.questions import TEMPLATE
+from generator.selection import covering, shard
+from generator.workers import Workers
+from tests.answer_space import PRODUCT, name_of, names
+from tests.commands import ddp_template
+from tests.core.test_matrix import everything_in
+
+COMMAND = Path(sys.executable).with_name("ddp-template")
+
+
+def copier_accepts(answers: dict[str, Any], template: Path, destination: Path) -> bool:
+    """Ask Copier itself."""
+    try:
+        copier.run_copy(str(template), destination, data=answers, defaults=True, quiet=True, pretend=True)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def all_names() -> list[str]:
+    """What `ddp-template matrix --format names` prints."""
+    return ddp_template("matrix", "--format", "names").stdout.splitlines()
+
+
+def test_a_sample_is_in_the_matrix_where_copier_accepts_it(
+    all_names: list[str], snapshot: Path, tmp_path: Path
+) -> None:
+    listed = [answers for answers in PRODUCT if name_of(answers) in all_names]
+    others = [answers for answers in PRODUCT if name_of(answers) not in all_names]
+    chance = random.Random(0)
+    for answers in chance.sample(listed, 30) + chance.sample(others, 30):
+        accepted = copier_accepts(answers, snapshot, tmp_path / "nowhere")
+        assert accepted == (name_of(answers) in all_names), answers
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone with a generator of its own, whose last commit changes the README of the mpirun projects."""
+    clone = tmp_path_factory.mktemp("clone") / "clone"
+    for part in ("generator", "template", "partials"):
+        shutil.copytree(TEMPLATE / part, clone / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy2(TEMPLATE / "copier.yml", clone)
+    commit = ["git", "commit", "--quiet", "--all", "--message", "change"]
+    for command in (["git", "init", "--quiet"], ["git", "add", "copier.yml", "template", "partials"], commit):
+        subprocess.run(command, cwd=clone, check=True)
+    with (clone / "template" / "README.md.jinja").open("a") as readme:
+        readme.write("{% if launcher == 'mpirun' %}\nOne more line.\n{% endif %}\n")
+    subprocess.run(commit, cwd=clone, check=True)
+    return clone
+
+
+def matrix_of(clone: Path, *arguments: str) -> str:
+    """Run `ddp-template matrix` of a clone for a few combinations, and give what it prints."""
+    few = ["launcher=spawn,mpirun", "amp=none", "sync_bn=false"]
+    command = [sys.executable, "-c", "from generator.cli import main; main()", "matrix", *few, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(clone)}
+    done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_shards_are_the_same_on_every_call(legal: list[Combination]) -> None:
+    command = [str(COMMAND), "matrix", "--shard", "2/7", "--format", "names"]
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == names(shard(legal, 2, 7))
+
+
+def test_where_nothing_differs_from_a_revision_there_is_no_job(clone: Path) -> None:
+    assert matrix_of(clone, "--since", "HEAD", "--format", "json") == '{"include":[]}\n'
+    assert matrix_of(clone, "--since", "HEAD", "--shards", "auto", "--format", "json") == '{"include":[]}\n'
+    assert matrix_of(clone, "--since", "HEAD", "--cover", "2", "--shard", "1/2", "--format", "names") == ""
+    assert matrix_of(clone, "--since", "HEAD").splitlines()[-1].startswith("0 chosen of ")
+
+
+def test_what_differs_from_a_revision_is_chosen_then_covered_then_divided(
+    clone: Path, legal: list[Combination]
+) -> None:
+    answers = {"launcher": "mpirun", "amp": "none", "sync_bn": False}
+    changed = [one for one in legal if answers.items() <= dict(one.answers).items()]
+    assert len(changed) == 20
+    since = ["--since", "HEAD~1", "--format", "names"]
+    assert matrix_of(clone, *since).split() == names(changed)
+    second = shard(covering(changed, 1), 2, 2)
+    assert len(second) == 2
+    assert matrix_of(clone, *since, "--cover", "1", "--shard", "2/2").split() == names(second)
+
+
+def processes_of(group: int) -> list[str]:
+    """The processes of a group that are still there; those that ended and wait to be collected do not count."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, its_group = status.read_text().rpartition(") ")[2].split()[:3]
+        except OSError:
+            continue
+        if int(its_group) == group and state != "Z":
+            found.append((status.parent / "cmdline").read_text())
+    return found
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait for something, and fail where it does not come."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def rendering_has_begun(folder: Path, group: int) -> bool:
+    """Whether some projects are there."""
+    return len(list(folder.glob("*/.ddp-template-*/projects/*/train.py"))) >= 5
+
+
+def workers_are_starting(folder: Path, group: int) -> bool:
+    """Whether there are the first workers, which load what they need for some tenths of a second."""
+    if not any("spawn_main" in process for process in processes_of(group)):
+        return False
+    time.sleep(0.2)
+    return True
+
+
+@pytest.mark.parametrize("begun", [workers_are_starting, rendering_has_begun])
+@pytest.mark.parametrize(
+    ("number", "send"), [(signal.SIGINT, os.killpg), (signal.SIGINT, os.kill), (signal.SIGTERM, os.kill)]
+)
+def test_an_interrupt_ends_it_at_once_and_leaves_nothing(
+    number: int, send: Callable[[int, int], None], begun: Callable[[Path, int], bool], tmp_path: Path
+) -> None:
+    """A terminal sends Ctrl-C to the whole process group, others send a signal to the one process that they know."""
+    command: list[str | Path] = [COMMAND, "render", tmp_path / "new" / "projects"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        wait_until(lambda: begun(tmp_path, running.pid))
+        send(running.pid, number)
+        sent = time.monotonic()
+        printed, told = running.communicate(timeout=30)
+    assert time.monotonic() - sent < 5
+    assert running.returncode == 130
+    assert printed == ""
+    assert "Traceback" not in told
+    wait_until(lambda: not processes_of(running.pid), seconds=5)
+    assert everything_in(tmp_path) == {}
+
+
+def interrupt_long_work() -> None:
+    """Leave workers, one of which would be busy for a minute, by KeyboardInterrupt."""
+    with Workers(1) as workers:
+        work = workers.submit(time.sleep, 60)
+        wait_until(work.running)
+        raise KeyboardInterrupt
+
+
+def test_an_error_ends_work_that_would_last() -> None:
+    begun, before = time.monotonic(), set(multiprocessing.active_children())
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_long_work()
+    assert time.monotonic() - begun < 20
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    command: list[str | Path] = [COMMAND, "render", tmp_path / "new" / "projects"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as running:
+        wait_until(lambda: rendering_has_begun(tmp_path, running.pid))
+        assert len(processes_of(running.pid)) >= 2
+        running.kill()
+    wait_until(lambda: not processes_of(running.pid), seconds=10)
+    assert not (tmp_path / "new" / "projects").exists()

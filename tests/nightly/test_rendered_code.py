@@ -1,0 +1,47 @@
+"""The default project passes the commands of its own CI."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import Render
+
+
+@pytest.fixture(scope="session")
+def tool_caches(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which tools write nothing into a project, and mypy remembers torch between sessions."""
+    caches = tmp_path_factory.mktemp("caches")
+    assert pytestconfig.cache
+    mypy = pytestconfig.cache.mkdir("mypy_of_rendered_code")
+    own = {
+        "BLACK_CACHE_DIR": str(caches / "black"),
+        "RUFF_CACHE_DIR": str(caches / "ruff"),
+        "MYPY_CACHE_DIR": str(mypy),
+    }
+    return {**os.environ, **own}
+
+
+def ci_commands(project: Path) -> list[list[str]]:
+    """The commands of the project's own workflow on GitHub."""
+    workflow = yaml.safe_load((project / ".github" / "workflows" / "ci.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    return [shlex.split(step["run"]) for step in job["steps"] if "run" in step]
+
+
+def test_the_checks_of_the_projects_own_ci_pass(project: Render, tool_caches: dict[str, str]) -> None:
+    place = project()  # test_every_combination.py asks the same tools about all others
+    _, install, *checks, tests = ci_commands(place)  # tests/updates/ tries the first
+    assert install == ["pip", "install", "-e", ".[dev]"]
+    assert checks == [["black", "--check", "."], ["ruff", "check", "."], ["mypy"]]
+    assert tests == ["pytest"]
+    for check in checks:
+        command = [sys.executable, "-m", *check]
+        done = subprocess.run(command, cwd=place, env=tool_caches, capture_output=True, text=True)
+        assert done.returncode == 0, f"{shlex.join(check)}:\n{done.stdout}{done.stderr}"
+        if check == ["mypy"]:
+            assert f"no issues found in {len([*place.rglob('*.py')])} source files" in done.stdout
