@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .costs import NOT_MEASURED, Record, check_table, growth_table, machine_line
 from .goals import goal_table
+from .proofs import dearest_table, folder_table
 from .questions import TEMPLATE, Question, read_questions
 from .rendering import render
 from .results import STAGES
@@ -21,11 +22,13 @@ from .updates.trial import PARTS
 
 README, MATRIX, UPDATES = map(Path, ("README.md", "docs/matrix.md", "docs/updates.md"))
 EXACT, FAULTS = map(Path, ("docs/exact.md", "docs/faults.md"))
-SPEED = Path("docs/speed.md")
+SPEED, TESTING = Path("docs/speed.md"), Path("docs/testing.md")
 EXAMPLE = Path("docs/example/train.py")
-MUTANTS = Path("tests/test_mutants.py")
+TESTS = Path("tests")
+MUTANTS = TESTS / "core" / "test_mutants.py"
 RESULTS = Path("benchmarks/results")
 COSTS = RESULTS / "check.json"
+PROOFS = RESULTS / "tests.json"
 NUMBERS = {page: RESULTS / f"{page.stem}.json" for page in (EXACT, FAULTS)}
 # The tables of docs/speed.md that are made from the results of each benchmark.
 MAKERS: dict[str, dict[str, Callable[[Record], str]]] = {
@@ -94,6 +97,17 @@ def cost_tables(results: Path) -> dict[str, str]:
     return {name: made_from(measured, make) for name, make in makers.items()}
 
 
+def proof_tables(template: Path) -> dict[str, str]:
+    """Return what is made from the costs of this repository's tests."""
+    measured = read_results(template / PROOFS)
+    makers: dict[str, Callable[[Record], str]] = {
+        "machine": machine_line,
+        "folders": folder_table,
+        "dearest": partial(dearest_table, tests=template / TESTS),
+    }
+    return {name: made_from(measured, make) for name, make in makers.items()}
+
+
 def speed_tables(folder: Path) -> dict[str, str]:
     """Give what is made from the results of the benchmarks of speed; what was not measured says so."""
     records = {name: read_results(folder / f"{name}.json") for name in MAKERS}
@@ -157,6 +171,7 @@ def documented_files(template: Path = TEMPLATE) -> dict[Path, str]:
         UPDATES: {"update-check": asking_table("part", PARTS)},
         SPEED: speed_tables(template / RESULTS),
         MATRIX: matrix | cost_tables(template / COSTS),
+        TESTING: proof_tables(template),
     }
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder) / "project"

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,7 @@ class Collector:
         """Write the file, and show the table."""
         record = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         record["files"] = dict(sorted(({**record.get("files", {}), **self.files}).items()))
-        record["machine"] = machine()
-        record["cold_start"] = seconds_of_cold_start()
+        record |= {"date": date.today().isoformat(), "machine": machine(), "cold_start": seconds_of_cold_start()}
         RESULTS.write_text(json.dumps(record, indent=2) + "\n")
         terminalreporter.section("where the time went")
         terminalreporter.write(folder_table({**record, "files": self.files}))

@@ -14,6 +14,8 @@ import torch
 
 from generator.launchers import mpi
 
+from .pace import seconds
+
 ON_CPU = ("--device", "cpu", "--backend", "gloo")
 ON_GPU = ("--device", "cuda", "--backend", "nccl")
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -67,7 +69,7 @@ def output_of(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=timeout,
+        timeout=seconds(timeout),
     )
     assert code is None or done.returncode == code, f"exit code {done.returncode}:\n{done.stdout}"
     return done.stdout

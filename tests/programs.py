@@ -13,6 +13,8 @@ from generator.training.program import environment
 from generator.training.records import History, read_csv
 from tests.launching import ON_CPU, checkpoint
 
+from .pace import seconds
+
 AT_ONCE = 4  # sequences; ranks wait for each other now and then
 
 # Appended to data.py: 119 = 7 x 17 training samples and 10 to evaluate on, which neither 2 nor 4 processes divide well.
@@ -75,7 +77,7 @@ class Program:
             environment(self.run_dir.parent) | self.env,
             world_size=self.world_size,
             one_writes="workers" not in self.options,
-            deadline=self.deadline,
+            deadline=seconds(self.deadline),
         )
 
 

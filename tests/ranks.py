@@ -16,6 +16,8 @@ from typing import Any
 
 from tests.launching import ON_CPU, differences
 
+from .pace import seconds
+
 # Importing torch takes 20 times as long as the few steps of these tests: one process imports it and forks each rank.
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload([__name__, "torch._dynamo", "torch.distributed.nn.functional", "tqdm", "tyro"])
@@ -38,7 +40,7 @@ class Rank:
 
     def ends_with(self, code: int, timeout: float) -> str:
         """Wait until it ends, and give what it printed. Fails where the exit code is another, or None: a timeout."""
-        self.process.join(timeout)
+        self.process.join(seconds(timeout))
         printed = self.output.read_text()
         assert self.process.exitcode == code, f"exit code {self.process.exitcode}:\n{printed}"
         return printed

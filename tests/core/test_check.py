@@ -17,6 +17,7 @@ import pytest
 from generator.questions import TEMPLATE
 from generator.snapshot import PARTS
 from tests.launching import output_of
+from tests.pace import seconds
 
 COMMAND = Path(sys.executable).with_name("ddp-template")
 ONE = ("launcher=torchrun", "backend=auto", "amp=none", "sync_bn=false", "logging=csv")
@@ -190,14 +191,14 @@ def test_whatever_ends_it_leaves_no_process_behind(number: signal.Signals, clone
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + seconds(120)
         while not training(process.pid):
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < deadline, members(process.pid)
             time.sleep(0.02)
         process.send_signal(number)
-        process.wait(20)
-        until = time.monotonic() + 10
+        process.wait(timeout=seconds(20))
+        until = time.monotonic() + seconds(10)
         while members(process.pid) and time.monotonic() < until:
             time.sleep(0.1)
         assert members(process.pid) == []

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from generator.training.forking import Ended, Job, Task, forking, train_all
+from tests.pace import seconds
 
 
 def threads_of_parent() -> list[str]:
@@ -75,7 +76,7 @@ def test_a_forking_process_that_still_waits_for_names_gives_way_to_another() -> 
         name_modules(["csv"])
         [end] = train_all([one_task(Task(os.getpid, ()))], 1)
     assert end.complaint == ""
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < seconds(60)
 
 
 PROGRAM = """

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Measured
+from tests.pace import seconds
 
 ANSWERS = [
     {},
@@ -34,7 +35,7 @@ def test_a_fresh_project_passes_its_own_tests(
         cwd=own_project(**answers),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=seconds(300),
     )
     assert done.returncode == 0, done.stdout
     chosen = " ".join(f"{key}={value}" for key, value in answers.items()) or "the default answers"

@@ -14,6 +14,7 @@ from generator.launchers import mpi
 from generator.launchers.slurm import SlurmCluster
 from tests.conftest import Render
 from tests.launching import ON_CPU, assert_same_weights, checkpoint, train
+from tests.pace import seconds
 
 STEPS = ("--max-steps", "12")
 # Each "machine" of these tests is the same one: tied to one core, a rank alone on its machine computes with one thread,
@@ -103,7 +104,7 @@ def test_launch_script_joins_two_agents(
             running.callback(agent.kill)
             outputs.append((agent, output))
         for agent, output in outputs:
-            assert agent.wait(timeout=200) == 0, Path(output.name).read_text()
+            assert agent.wait(timeout=seconds(200)) == 0, Path(output.name).read_text()
     assert_same_weights(checkpoint(tmp_path / "run"), reference)
 
 
@@ -128,7 +129,7 @@ def test_launch_script_of_mpirun_reads_a_host_file(
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=seconds(200),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert_same_weights(checkpoint(tmp_path / "run"), reference)
@@ -145,7 +146,7 @@ def test_launch_script_of_spawn_starts_as_many_as_it_is_told_or_one(
         | variables,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=seconds(200),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert checkpoint(tmp_path / "run")["world_size"] == int(variables.get("NPROC", 1))

@@ -22,6 +22,7 @@ from generator.workers import Workers
 from tests.answer_space import PRODUCT, name_of, names
 from tests.commands import ddp_template
 from tests.core.test_matrix import everything_in
+from tests.pace import seconds
 
 COMMAND = Path(sys.executable).with_name("ddp-template")
 
@@ -155,8 +156,8 @@ def test_an_interrupt_ends_it_at_once_and_leaves_nothing(
         wait_until(lambda: begun(tmp_path, running.pid))
         send(running.pid, number)
         sent = time.monotonic()
-        printed, told = running.communicate(timeout=30)
-    assert time.monotonic() - sent < 5
+        printed, told = running.communicate(timeout=seconds(30))
+    assert time.monotonic() - sent < seconds(5)
     assert running.returncode == 130
     assert printed == ""
     assert "Traceback" not in told
@@ -176,7 +177,7 @@ def test_an_error_ends_work_that_would_last() -> None:
     begun, before = time.monotonic(), set(multiprocessing.active_children())
     with pytest.raises(KeyboardInterrupt):
         interrupt_long_work()
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < seconds(20)
     assert set(multiprocessing.active_children()) <= before
 
 

@@ -16,6 +16,7 @@ from generator.launchers import mpi
 from generator.launchers.slurm import SlurmCluster
 from tests.conftest import Render
 from tests.launching import ON_CPU, assert_same_weights, checkpoint, launch_command, train
+from tests.pace import seconds
 
 FOR_EVER = ("--epochs", "1000", "--eval-every", "1000")
 
@@ -39,7 +40,7 @@ def running(project: Path, run_dir: Path, launcher: str, *options: str) -> Itera
 
 def wait_for_steps(run_dir: Path, timeout: float = 60) -> None:
     """Wait until the log of the run tells of step 30."""
-    log, deadline = run_dir / "train.log", time.monotonic() + timeout
+    log, deadline = run_dir / "train.log", time.monotonic() + seconds(timeout)
     while not (log.exists() and "step 30 " in log.read_text()):
         assert time.monotonic() < deadline, "no step was trained"
         time.sleep(0.1)
@@ -80,7 +81,7 @@ def test_a_signal_to_the_launcher_stops_all_ranks(
     with running(project(launcher=answer), run_dir, launcher) as process:
         process.send_signal(number)
         possible = {code, 0} if launcher == "mpich" and mpich_forgets_codes() else {code}
-        assert process.wait(timeout=30) in possible, (tmp_path / "output.log").read_text()
+        assert process.wait(timeout=seconds(30)) in possible, (tmp_path / "output.log").read_text()
     stopped_at = checkpoint(run_dir)["progress"]["step"]
     assert f"stopped after step {stopped_at};" in (run_dir / "train.log").read_text()
     assert checkpoint(run_dir)["world_size"] == 2
@@ -101,7 +102,7 @@ def test_a_signal_to_one_rank_stops_all(victim: int, project: Render, tmp_path: 
         ranks = ranks_of(run_dir)
         assert len(ranks) == 2
         os.kill(ranks[victim], signal.SIGUSR1)
-        process.wait(timeout=30)
+        process.wait(timeout=seconds(30))
     printed = (tmp_path / "output.log").read_text()
     assert "exitcode  : 75" in printed
     assert "stopped after step" in printed
@@ -111,7 +112,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(project: Render, tmp_pat
     run_dir = tmp_path / "run"
     with running(project(launcher="spawn"), run_dir, "spawn") as process:
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=30)
+        process.wait(timeout=seconds(30))
     steps = checkpoint(run_dir)["progress"]["step"]
     until = ("--max-steps", str(steps + 15))
     train(project(launcher="spawn"), run_dir, *FOR_EVER, *until, "--resume", launcher="spawn")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.conftest import Measured, Render
+from tests.pace import seconds
 
 NUMBERS = "test_any_number_of_processes_equals_a_plain_loop"
 RESUME = "test_a_run_that_is_stopped_and_resumed_ends_the_same"
@@ -179,7 +180,7 @@ def verdicts(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[
         (place / mistake.file).write_text(text.replace(mistake.before, mistake.after))
         tests = f"tests/test_{TESTS[mistake.test]}.py"
         command = [sys.executable, "-m", "pytest", "-q", "-k", mistake.test, tests]
-        done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=seconds(200))
         return done.stdout
 
     with ThreadPoolExecutor(2) as pool:

@@ -10,6 +10,7 @@ import pytest
 from generator.launchers import mpi
 from tests.conftest import Measured, Render
 from tests.nightly.test_signals import ranks_of, running
+from tests.pace import seconds
 
 NEEDS_OPENMPI = pytest.mark.skipif(not mpi.openmpi_mpirun(), reason="there is no Open MPI")
 NEEDS_MPICH = pytest.mark.skipif(not mpi.mpich_mpirun(), reason="there is no MPICH")
@@ -62,6 +63,6 @@ def test_a_killed_rank_ends_the_job(
         assert len(ranks) == 2
         started = time.perf_counter()
         os.kill(ranks[victim], signal.SIGKILL)
-        assert process.wait(timeout=5) != 0
+        assert process.wait(timeout=seconds(5)) != 0
         seconds_until_gone(ranks, limit=max(0.0, started + 5 - time.perf_counter()))
         measured("a killed rank", f"{launcher}, rank {victim}", time.perf_counter() - started)

@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import Measured, Render
 from tests.nightly.faults.test_death import NEEDS_OPENMPI, is_running
 from tests.nightly.test_signals import ranks_of, running
+from tests.pace import seconds
 from tests.ranks import start_ranks
 
 TIMEOUT = 4  # seconds that a collective waits
@@ -20,7 +21,7 @@ PLACE = r"(loading data|training|reducing|saving|evaluating), after step \d+"
 
 def wait_for_line(output: Path, pattern: str, limit: float) -> str:
     """Wait until a line of the output matches, and give it. Fails after the limit (seconds)."""
-    deadline = time.monotonic() + limit
+    deadline = time.monotonic() + seconds(limit)
     while not (found := re.search(rf"^.*{pattern}.*$", output.read_text(), re.MULTILINE)):
         assert time.monotonic() < deadline, output.read_text()
         time.sleep(0.05)
@@ -48,13 +49,13 @@ def test_a_frozen_rank_is_named(
         if launcher != "mpirun":
             assert re.search(PLACE, wait_for_line(output, rf"WARNING rank {victim} is silent for", limit=TIMEOUT))
         error = wait_for_line(output, "error: ", limit=TIMEOUT + FOUND)
-        seconds = time.perf_counter() - started
+        took = time.perf_counter() - started
         assert re.search(rf"rank {victim} (is silent: it )?was {PLACE}", error), error
         assert output.read_text().count("error: ") == 1
         os.kill(ranks[victim], signal.SIGKILL)  # spares the launcher's patience with it, which is not measured here
-        assert process.wait(timeout=30) != 0
+        assert process.wait(timeout=seconds(30)) != 0
         assert not any(map(is_running, ranks))
-    measured("frozen", f"{launcher}, rank {victim}, --timeout {TIMEOUT}: named after (seconds)", round(seconds, 1))
+    measured("frozen", f"{launcher}, rank {victim}, --timeout {TIMEOUT}: named after (seconds)", round(took, 1))
 
 
 STUCK = """

@@ -18,6 +18,7 @@ from generator.launchers import mpi
 from generator.launchers.slurm import ENDED, Job, SlurmCluster
 from tests.conftest import Measured, Render
 from tests.launching import ON_CPU, assert_same_weights, checkpoint, train
+from tests.pace import seconds
 
 LAST = 120
 STEPS = ("--max-steps", str(LAST), "--log-every", "2")
@@ -29,7 +30,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 def wait_until(true: Callable[[], bool], what: str, timeout: float = 60) -> None:
     """Wait until something holds. Fails after the timeout (seconds)."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + seconds(timeout)
     while not true():
         assert time.monotonic() < deadline, f"it did not happen: {what}"
         time.sleep(0.05)
@@ -317,7 +318,7 @@ def test_a_signal_to_the_launch_script_of_mpirun_leaves_the_ranks_time_to_save(
     with launched(mpirun, paced("mpirun"), tmp_path) as process:
         started = time.perf_counter()
         process.send_signal(number)
-        assert process.wait(timeout=30) == STOPPED, (tmp_path / "output.log").read_text()
+        assert process.wait(timeout=seconds(30)) == STOPPED, (tmp_path / "output.log").read_text()
         measured("preemption", f"{mpirun}, {number.name}, save of 3 s: seconds to stop", since(started))
     written = checkpoint(run_dir)
     assert written["world_size"] == 2
@@ -345,7 +346,7 @@ def test_the_launch_script_tells_of_a_stop_though_mpich_forgets_it(project: Rend
         ) as process:
             read_until(process, "ready.", times=2)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=30) == STOPPED
+            assert process.wait(timeout=seconds(30)) == STOPPED
 
 
 def read_until(process: subprocess.Popen[str], word: str, times: int) -> None:
@@ -369,5 +370,5 @@ def test_a_killed_launch_script_of_mpirun_takes_its_ranks_along(mpirun: str, pac
 def test_a_killed_rank_ends_the_launch_script_of_mpirun(mpirun: str, paced: Paced, tmp_path: Path) -> None:
     with launched(mpirun, paced("mpirun"), tmp_path) as process:
         os.kill(ranks_of(tmp_path / "run")[1], signal.SIGKILL)
-        assert process.wait(timeout=5) == {"Open MPI": KILLED, "MPICH": signal.SIGKILL}[mpirun]
+        assert process.wait(timeout=seconds(5)) == {"Open MPI": KILLED, "MPICH": signal.SIGKILL}[mpirun]
     assert ranks_of(tmp_path / "run") == []

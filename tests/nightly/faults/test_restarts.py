@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import Measured, Render
 from tests.launching import ON_CPU, assert_same_weights, checkpoint
 from tests.nightly.test_signals import ranks_of
+from tests.pace import seconds
 from tests.ranks import newest_step, train_on_ranks
 
 AGENTS = {"torchrun": "torch.distributed.run", "launch": "torch.distributed.launch"}
@@ -50,7 +51,7 @@ def restarting(
 
 def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str]) -> None:
     """Wait until a checkpoint of this step or a later one is there."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + seconds(60)
     while not (run_dir / "checkpoints").exists() or newest_step(run_dir) < step:
         assert process.poll() is None, (run_dir.parent / "output.log").read_text()
         assert time.monotonic() < deadline, f"no checkpoint of step {step}"
@@ -83,7 +84,7 @@ def test_a_killed_rank_is_restarted_and_the_run_goes_on(
         for kill in range(1, kills + 1):
             wait_for_step(run_dir, kill * STEPS_BETWEEN_KILLS, process)
             os.kill(ranks_of(run_dir)[kill % 2], signal.SIGKILL)
-        assert process.wait(timeout=120) == 0, (tmp_path / "output.log").read_text()
+        assert process.wait(timeout=seconds(120)) == 0, (tmp_path / "output.log").read_text()
     log = (run_dir / "train.log").read_text()
     assert log.count("resumed from ") == kills
     train_on_ranks(project(launcher=launcher), tmp_path / "whole", *options)
@@ -98,7 +99,7 @@ def test_restarts_that_lead_nowhere_end(own_project: Render, tmp_path: Path, mea
     line = "    progress = run.progress\n"
     (project / "train.py").write_text(program.replace(line, line + BROKEN, 1))
     with restarting("torchrun", project, run_dir, 20, "--resume") as process:
-        assert process.wait(timeout=100) == 1
+        assert process.wait(timeout=seconds(100)) == 1
     printed = (tmp_path / "output.log").read_text()
     assert printed.count("error: the run was started 3 times in a row and wrote no checkpoint") == 1
     starts = printed.count("resumed from ")
@@ -113,7 +114,7 @@ def test_a_stop_is_not_restarted(launcher: str, own_project: Render, tmp_path: P
     with restarting(launcher, project, run_dir, 3, "--save-every", "1") as process:
         wait_for_step(run_dir, 2, process)
         os.kill(ranks_of(run_dir)[1], signal.SIGUSR1)
-        assert process.wait(timeout=40) == 1
+        assert process.wait(timeout=seconds(40)) == 1
     log = (run_dir / "train.log").read_text()
     assert "stopped after step" in log
     assert "resumed from" not in log
@@ -122,7 +123,7 @@ def test_a_stop_is_not_restarted(launcher: str, own_project: Render, tmp_path: P
 def test_what_no_restart_mends_is_not_restarted(project: Render, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with restarting("torchrun", project(), run_dir, 3, "--global-batch-size", "63") as process:
-        assert process.wait(timeout=60) == 1
+        assert process.wait(timeout=seconds(60)) == 1
     assert (tmp_path / "output.log").read_text().count("error: --global-batch-size 63") == 1
 
 

@@ -15,6 +15,7 @@ import pytest
 from tests import hosts
 from tests.conftest import Measured, Render
 from tests.launching import ON_CPU, assert_same_weights, checkpoint, launch_command, output_of
+from tests.pace import seconds
 
 CORES = [str(core) for core in sorted(os.sched_getaffinity(0))[:2]]
 HEAD_TIMEOUT = 10  # of launch.sh
@@ -47,7 +48,7 @@ class Machine:
     @property
     def code(self) -> int:
         """The exit code of launch.sh, which has ended."""
-        code: int = self.agent.wait(timeout=1)
+        code: int = self.agent.wait(timeout=seconds(1))
         return code
 
 
@@ -96,7 +97,7 @@ class Cluster:
 
     def wait_for(self, what: str, begin: int = 0, timeout: float = 90) -> re.Match[str]:
         """Wait until the log, from a place on, has a regular expression, and give the match."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + seconds(timeout)
         while not (found := re.compile(what, re.DOTALL).search(self.log, begin)):
             assert time.monotonic() < deadline, "\n".join(file.read_text() for file in self.folder.glob("*.log"))
             time.sleep(0.05)

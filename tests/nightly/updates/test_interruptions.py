@@ -20,6 +20,7 @@ from tests.disks import small_disk
 from tests.guide import read_guide
 from tests.histories import replace
 from tests.owners import EDITS
+from tests.pace import seconds
 
 KILLS = 12
 TOGETHER = ("new_option", "added_metric", "added_dependency", "own_file")
@@ -50,7 +51,7 @@ class Owner:
 
     def type_in(self, commands: str) -> int:
         """Type commands, and wait for how the last of them ends."""
-        return self.begin(commands).wait(timeout=120)
+        return self.begin(commands).wait(timeout=seconds(120))
 
     @contextmanager
     def nothing_changes(self) -> Iterator[None]:
