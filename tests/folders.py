@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,21 @@ class Guard:
         if self.refusing and event in STARTS:
             raise Outgrown(f"{self.refusing} starts a process ({event}): its place is tests/core/, or another folder")
 
+    def refuse(self) -> None:
+        """Take the place of a start by multiprocessing, which has no audit event."""
+        self.audit("subprocess.Popen", ())
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Refuse processes, also for the fixtures of a test, if its folder is not for them."""
         limit = LIMITS.get(folder_of(item.path), Limit())
-        self.refusing = "" if limit.processes else item.nodeid
-        try:
+        if limit.processes:
             return (yield)
+        self.refusing = item.nodeid
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(BaseProcess, "start", self.refuse)
+                return (yield)
         finally:
             self.refusing = ""
 
