@@ -82,12 +82,19 @@ def mutant_table(tests: str) -> str:
     rows = []
     for node in ast.walk(ast.parse(tests)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Mutant":
-            mistake, file, _, _, stage, words, *special = map(ast.literal_eval, node.args)
+            mistake, file, _, *others = node.args  # the third says how to make it
+            stage, words, *special = map(ast.literal_eval, others)
             shown = ", ".join(f"`{key}={value}`" for each in special for key, value in each.items())
-            name = Path(file).name  # wherever the package is
-            rows.append(f"| {mistake} | `{name}` | {shown or 'the defaults'} | `{stage}` | {words} |\n")
+            name = Path(ast.literal_eval(file)).name  # wherever the package is
+            row = [ast.literal_eval(mistake), f"`{name}`", shown or "the defaults", f"`{stage}`", in_words(words)]
+            rows.append(f"| {' | '.join(row)} |\n")
     head = "| mistake | made in | answers | stage that fails | what it says, among other things |\n"
     return head + "|---|---|---|---|---|\n" + "".join(rows)
+
+
+def in_words(pattern: str) -> str:
+    """Return what a regular expression of words and their alternatives finds, without its escapes."""
+    return re.sub(r"\\(.)", r"\1", pattern.replace("|", " or "))
 
 
 def cost_tables(results: Path) -> dict[str, str]:

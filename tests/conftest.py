@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from generator.combinations import Combination, legal_combinations
 from generator.launchers import slurm
 from generator.rendering import render
 from generator.snapshot import take_snapshot
+from generator.training.forking import free_ports
 from generator.updates.hermetic import SETTINGS
 from generator.workers import Workers
 
@@ -74,12 +74,16 @@ def own_project(project: Render, tmp_path: Path) -> Render:
     return get
 
 
+@pytest.fixture(scope="session")
+def ports() -> Iterator[int]:
+    """Ports that nobody listens at, and that no other process of the tests takes."""
+    return free_ports()
+
+
 @pytest.fixture
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+def free_port(ports: Iterator[int]) -> int:
+    """One of them."""
+    return next(ports)
 
 
 @pytest.fixture(scope="session")

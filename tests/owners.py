@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.histories import replace
+from tools.rewriting import Rewrite
 
 MODEL = '''"""A perceptron."""
 
@@ -66,45 +67,46 @@ def another_data_set(project: Path) -> None:
     (project / "ddp_project" / "digits.npz").unlink(missing_ok=True)
 
 
+SECOND_OPTIMIZER = (
+    Rewrite("from torch.optim import $$$NAMES", "from torch.optim import SGD, $$$NAMES"),
+    Rewrite("optimizer: Optimizer", "{}\nbias_optimizer: Optimizer", "Run"),
+    Rewrite(
+        "optimizer: Optimizer = AdamW(model.parameters(), $$$OPTIONS)",
+        "biases = [weight for weight in model.parameters() if weight.dim() == 1]\n"
+        "others = [weight for weight in model.parameters() if weight.dim() > 1]\n"
+        "bias_optimizer = SGD(biases, lr=config.lr, momentum=0.9)\n"
+        "optimizer: Optimizer = AdamW(others, $$$OPTIONS)",
+        "set_up",
+    ),
+    Rewrite("Checkpoints($$$PARTS)", "Checkpoints($$$PARTS, biases=bias_optimizer)", "set_up"),
+    Rewrite("sampler=sampler", "bias_optimizer=bias_optimizer,\n{}", "set_up"),
+    Rewrite(
+        "run.optimizer.zero_grad()",
+        "{}\nrun.bias_optimizer.step()\nrun.bias_optimizer.zero_grad()",
+        "train_step",
+    ),
+)
+
+
 def second_optimizer(project: Path) -> None:
     """Step the biases by another optimizer."""
-    program = project / "train.py"
-    replace(program, "from torch.optim import AdamW, Optimizer\n", "from torch.optim import SGD, AdamW, Optimizer\n")
-    replace(program, "    optimizer: Optimizer\n", "    optimizer: Optimizer\n    bias_optimizer: Optimizer\n")
-    adam = "    optimizer: Optimizer = AdamW(model.parameters(), weight_decay=config.weight_decay, fused=True)\n"
-    replace(
-        program,
-        adam,
-        "    biases = [weight for weight in model.parameters() if weight.dim() == 1]\n"
-        "    others = [weight for weight in model.parameters() if weight.dim() > 1]\n"
-        "    bias_optimizer = SGD(biases, lr=config.lr, momentum=0.9)\n"
-        "    optimizer: Optimizer = AdamW(others, weight_decay=config.weight_decay, fused=True)\n",
-    )
-    replace(
-        program, "optimizer=optimizer)\n    progress =", "optimizer=optimizer, biases=bias_optimizer)\n    progress ="
-    )
-    replace(
-        program,
-        "        optimizer=optimizer,\n",
-        "        optimizer=optimizer,\n        bias_optimizer=bias_optimizer,\n",
-    )
-    step = "    run.optimizer.step()\n    run.optimizer.zero_grad()\n"
-    replace(program, step, step + "    run.bias_optimizer.step()\n    run.bias_optimizer.zero_grad()\n")
+    for edit in SECOND_OPTIMIZER:
+        edit.apply(project / "train.py")
 
 
 def new_option(project: Path) -> None:
     """Add an option at the end of the others."""
-    compile_ = '    compile: bool = False\n    """Compile the model with torch.compile."""\n'
     smoothing = (
-        '    label_smoothing: Amount = 0.0\n    """Share of each label that is spread over all classes (fraction)."""\n'
+        'label_smoothing: Amount = 0.0\n"""Share of each label that is spread over all classes (fraction)."""\n\n{}'
     )
-    replace(project / "ddp_project" / "config.py", compile_, compile_ + smoothing)
+    end = Rewrite("def as_plain_dict($$$A) -> $TYPE: $$$BODY", smoothing, "Config")
+    end.apply(project / "ddp_project" / "config.py")
 
 
 def added_metric(project: Path) -> None:
     """Record the error beside the accuracy."""
-    accuracy = '        "epoch/validation_accuracy": correct / samples,\n'
-    replace(project / "train.py", accuracy, accuracy + '        "epoch/validation_error": 1 - correct / samples,\n')
+    error = '{},\n"epoch/validation_error": 1 - correct / samples'
+    Rewrite('"epoch/validation_accuracy": $X', error, "evaluate").apply(project / "train.py")
 
 
 def added_dependency(project: Path) -> None:

@@ -5,7 +5,6 @@ import os
 import resource
 import runpy
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from generator.training.forking import free_ports
 from tests.launching import ON_CPU, differences
 
 from .pace import seconds
@@ -23,6 +23,7 @@ FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload([__name__, "torch._dynamo", "torch.distributed.nn.functional", "tqdm", "tyro"])
 
 
+PORTS = free_ports()  # no other process of the tests takes from these
 Entry = Callable[[], None]
 
 
@@ -83,8 +84,7 @@ def start_ranks(
 
     What rank 0 prints is in a file beside the run directory, RUN-rank-0.out.
     """
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = next(PORTS)
     size = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = []

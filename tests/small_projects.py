@@ -13,6 +13,7 @@ from tests import plain_loop as plain
 from tests.conftest import Render
 from tests.launching import module_of
 from tests.programs import EXCERPT
+from tools.rewriting import extend
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -32,9 +33,8 @@ def small(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Render:
         key = repr((more, sorted(answers.items())))
         if key not in made:
             made[key] = shutil.copytree(project(**answers), tmp_path_factory.mktemp("small") / "project")
-            data = made[key] / "ddp_project" / "data.py"
             imports = "from typing import Any\n\nfrom torch.utils.data import Subset\n"
-            data.write_text(data.read_text().replace("import torch\n", f"import torch\n{imports}", 1) + EXCERPT + more)
+            extend(made[key] / "ddp_project" / "data.py", EXCERPT + more, imports=imports)
         return made[key]
 
     return get

@@ -5,6 +5,7 @@ own bookkeeping is not safe for several threads.
 """
 
 import functools
+import itertools
 import multiprocessing
 import os
 import signal
@@ -31,6 +32,7 @@ from .variables import ALL_DATA, MODULES
 T = TypeVar("T")
 
 KINDS = ("output", "report")
+PORTS_OF_EACH = 1000
 GRACE = 5.0  # seconds
 
 FORKING = multiprocessing.get_context("forkserver")
@@ -251,12 +253,24 @@ def pump(active: Sequence[tuple[Running, Job[T]]]) -> list[tuple[Running, Job[T]
 
 
 def free_ports() -> Iterator[int]:
-    """Ports below those that the system gives to outgoing connections, one after the other."""
-    port = 12000 + os.getpid() % 15000
-    while True:
-        port = port + 1 if port < 30000 else 12000
-        if is_free(port):
-            yield port
+    """Ports below those that the system gives to outgoing connections, from a range that no other process takes from.
+
+    Between the look at a port and the program that listens there, another process of the kind could take it.
+    """
+    with socket.socket(socket.AF_UNIX) as claim:  # gone with this process, whatever ends it
+        first = next(first for first in range(12000, 30000, PORTS_OF_EACH) if is_claimed(claim, first))
+        for port in itertools.cycle(range(first, first + PORTS_OF_EACH)):
+            if is_free(port):
+                yield port
+
+
+def is_claimed(claim: socket.socket, first: int) -> bool:
+    """Claim the ports from this one on, unless another process has."""
+    try:
+        claim.bind(f"\0ddp-template-ports-{first}")
+    except OSError:
+        return False
+    return True
 
 
 def is_free(port: int) -> bool:

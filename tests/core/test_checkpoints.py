@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.conftest import Render
-from tests.launching import checkpoint, module_of, train
+from tests.launching import checkpoint, module_of
 from tests.ranks import assert_same_state, names, train_on_ranks
 
 PLAIN_TYPES = {str, int, float, bool, type(None), list, tuple, dict, OrderedDict, torch.Tensor}
@@ -184,15 +184,3 @@ def test_old_checkpoints_go_and_the_best_and_the_last_stay(project: Render, stop
     best, last = checkpoint(run_dir, "best.pt")["progress"], checkpoint(run_dir)["progress"]
     assert best["step"] == max(accuracies, key=lambda step: accuracies[step]) < last["step"] == 66
     assert best["best_accuracy"] == last["best_accuracy"] == pytest.approx(accuracies[best["step"]], abs=1e-4)
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_a_compiled_run_has_the_same_keys_and_goes_on_uncompiled(project: Render, whole: Path, tmp_path: Path) -> None:
-    source = str(whole / "checkpoints" / "step-00000013.pt")
-    run_dir = tmp_path / "run"
-    train(project(), run_dir, "--resume", source, "--max-steps", "15", "--compile", launcher="alone")
-    saved = checkpoint(run_dir)
-    assert saved["config"]["compile"] is True
-    assert saved["model"].keys() == checkpoint(whole)["model"].keys()
-    train_on_ranks(project(), run_dir, "--resume", "--max-steps", "17", processes=1)
-    assert checkpoint(run_dir)["progress"]["step"] == 17

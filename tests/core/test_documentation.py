@@ -52,6 +52,12 @@ def test_the_page_on_the_matrix_has_every_stage_and_mutant() -> None:
     assert {row[0].strip("| `") for row in rows if len(row) == 2} >= STAGES.keys()
     told = [(row[0].strip("| "), row[3].strip("`")) for row in rows if len(row) == 5]
     assert told[-len(MUTANTS) :] == [(mutant.mistake, mutant.stage) for mutant in MUTANTS]
+    shown = [(row[1].strip("`"), row[4].removesuffix(" |")) for row in rows if len(row) == 5][-len(MUTANTS) :]
+    for mutant, (file, words) in zip(MUTANTS, shown, strict=True):
+        assert mutant.file.endswith(file)
+        assert all(
+            re.search(mutant.words, each) for each in words.split(" or ")
+        ), "the words are shown as they are said"
 
 
 @pytest.mark.parametrize("page", ["exact", "faults"])

@@ -10,6 +10,7 @@ import torch
 from generator.launchers import mpi
 from tests.conftest import Render
 from tests.launching import train
+from tools.rewriting import Rewrite
 
 
 def foreign_file(folder: Path) -> Path:
@@ -108,16 +109,10 @@ def test_a_programming_error_names_the_rank_that_failed_first(launcher: str, pro
     if launcher == "mpirun" and mpi.openmpi_mpirun() is None:
         pytest.skip(mpi.missing_openmpi() or "")
     place = shutil.copytree(project(launcher=launcher), tmp_path / "project")
-    model = next(place.glob("*/model.py"))
-    model.write_text(
-        model.read_text().replace(
-            "        logits: Tensor",
-            "        import torch.distributed\n\n"
-            "        if torch.distributed.get_rank() == 1:\n"
-            '            raise ArithmeticError("planted")\n'
-            "        logits: Tensor",
-        )
+    planted = (
+        'import torch.distributed\n\nif torch.distributed.get_rank() == 1:\n    raise ArithmeticError("planted")\n{}'
     )
+    Rewrite("logits: Tensor = $X", planted, "forward").apply(next(place.glob("*/model.py")))
     printed = train(place, tmp_path / "run", launcher=launcher, code=1, timeout=60)
     assert "ArithmeticError: planted" in printed
     first = {

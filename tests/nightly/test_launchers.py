@@ -15,6 +15,7 @@ from generator.launchers.slurm import SlurmCluster
 from tests.conftest import Render
 from tests.launching import ON_CPU, assert_same_weights, checkpoint, train
 from tests.pace import seconds
+from tools.rewriting import Rewrite
 
 STEPS = ("--max-steps", "12")
 # Each "machine" of these tests is the same one: tied to one core, a rank alone on its machine computes with one thread,
@@ -186,14 +187,9 @@ def test_launch_takes_both_forms_of_local_rank(option: str, project: Render, tmp
 def threads(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose training tells how many threads each rank computes with."""
     copy = shutil.copytree(project(launcher="spawn"), tmp_path_factory.mktemp("threads") / "project")
-    program = (copy / "train.py").read_text()
-    told = program.replace(
-        "    run = set_up(config, world, device)\n",
-        # In one piece, newline included: two ranks write to the same pipe.
-        '    print(f"threads: {torch.get_num_threads()}\\n", end="")\n    run = set_up(config, world, device)\n',
-    )
-    assert told != program
-    (copy / "train.py").write_text(told)
+    # In one piece, newline included: two ranks write to the same pipe.
+    telling = 'print(f"threads: {torch.get_num_threads()}\\n", end="")'
+    Rewrite("run = set_up($$$A)", f"{telling}\n{{}}", "main").apply(copy / "train.py")
     return copy
 
 

@@ -22,6 +22,7 @@ from tests.conftest import Render
 from tests.core.test_checkpoints import logged
 from tests.launching import NEEDS_GPU, ON_CPU, ON_GPU, assert_same_weights, checkpoint, module_of, train
 from tests.ranks import assert_same_state, train_on_ranks
+from tools.rewriting import Rewrite
 
 STEPS = ("--max-steps", "30")
 APEX_STAND_IN = Path(__file__).parents[1] / "apex_stand_in" / "apex"
@@ -269,10 +270,7 @@ def float32(project: Render, folder: Path) -> dict[str, Any]:
 def pretended_gpu(project: Render, folder: Path) -> Path:
     """The project for apex, which believes that it computes on a GPU. What it imports as apex is up to the test."""
     copy = shutil.copytree(project(amp="apex"), folder / "pretended-gpu")
-    program = (copy / "train.py").read_text()
-    pretending = program.replace("Precision(config, device)", 'Precision(config, torch.device("cuda"))')
-    assert pretending != program
-    (copy / "train.py").write_text(pretending)
+    Rewrite("Precision($CONFIG, $DEVICE)", 'Precision($CONFIG, torch.device("cuda"))').apply(copy / "train.py")
     return copy
 
 

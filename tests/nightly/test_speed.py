@@ -18,6 +18,7 @@ from benchmarks.peers import pinned_versions
 from benchmarks.rounds import compare, play
 from benchmarks.trials import Contender, Trial, check_same, counted, measured, render_project
 from generator.speeds import guard_table, optimisation_table, speed_table, versions_line
+from tools.rewriting import Rewrite
 
 STEPS = 4
 Notes = list[dict[str, Any]]
@@ -122,8 +123,8 @@ def test_each_edit_finds_its_line_and_leaves_python(edit: Edit, project: Path, t
 
 
 def test_an_edit_that_finds_nothing_says_so(project: Path, tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match=r"gone: train.py has 'no such line' 0 times, not once"):
-        Edit("gone", "train.py", "no such line", "").apply(project, tmp_path / "edited")
+    with pytest.raises(CommandError, match=r"^gone: 'no_such_call\(\)' is in train.py 0 times, not once$"):
+        Edit("gone", "train.py", Rewrite("no_such_call()", "")).apply(project, tmp_path / "edited")
 
 
 def test_each_guard_is_measured(tmp_path: Path) -> None:

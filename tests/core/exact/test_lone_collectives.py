@@ -7,17 +7,16 @@ import pytest
 
 from tests.conftest import Measured, Render
 from tests.programs import Program, ends_of, run_all
+from tools.rewriting import Rewrite
 
 OPTIONS = {"global_batch_size": 24, "max_steps": 6, "save_every": 2, "epochs": 3}
 TIMEOUT = 3  # seconds that a collective waits
-# After which lines of which files rank 0 is made to reduce alone.
+LONE = "if torch.distributed.get_rank() == 0:\n    torch.distributed.all_reduce(torch.zeros(1))"
+# Where rank 0 is made to reduce alone.
 PLACES = {
-    "evaluation": ("train.py", "    run.model.eval()\n"),
-    "saving": ("ddp_project/checkpoint.py", "        self.folder.mkdir(parents=True, exist_ok=True)\n"),
-    "leaving": (
-        "train.py",
-        '    logging.info("done: best validation accuracy %.2f %%", 100 * progress.best_accuracy)\n',
-    ),
+    "evaluation": ("train.py", Rewrite("$MODEL.eval()", f"{{}}\n{LONE}", "evaluate")),
+    "saving": ("ddp_project/checkpoint.py", Rewrite("self.folder.mkdir($$$A)", f"{{}}\n{LONE}", "Checkpoints._write")),
+    "leaving": ("train.py", Rewrite("return ExitCode.DONE", f"{LONE}\n{{}}", "main")),
 }
 
 
@@ -27,13 +26,8 @@ def test_a_collective_of_one_rank_alone_would_end_the_run(
 ) -> None:
     """So the runs of all other tests, which end well, hold none."""
     project = shutil.copytree(small(), tmp_path / "project")
-    name, line = PLACES[place]
-    file = project / name
-    text = file.read_text()
-    assert text.count(line) == 1
-    indent = line[: len(line) - len(line.lstrip())]
-    lone = f"{indent}if torch.distributed.get_rank() == 0:\n{indent}    torch.distributed.all_reduce(torch.zeros(1))\n"
-    file.write_text(text.replace(line, line + lone))
+    name, edit = PLACES[place]
+    edit.apply(project / name)
     options = OPTIONS | {"timeout": TIMEOUT}
     run_all([[Program(small(), tmp_path / "sound", options, deadline=20)]])
     [[ended]] = ends_of([[Program(project, tmp_path / "spoiled", options, deadline=20)]])

@@ -11,6 +11,7 @@ import torch
 
 from tests.conftest import Measured, Render
 from tests.ranks import Entry, run_train, train_on_ranks
+from tools.rewriting import Rewrite, extend
 
 OTHER = "other_project"  # beside the project, for rank 1
 
@@ -77,9 +78,9 @@ def test_ranks_that_differ_are_refused(
 def test_data_of_another_length_is_named(own_project: Render, tmp_path: Path, measured: Measured) -> None:
     project = own_project()
     data = project / "ddp_project" / "data.py"
-    shorter = 'first, rest = order[: 1437 - int(os.environ["RANK"])], order[1437:]'
-    told = data.read_text().replace("first, rest = order[:1437], order[1437:]", shorter)
-    data.write_text(told.replace("from pathlib", "import os\nfrom pathlib"))
+    shorter = '$FIRST, $REST = order[: $SIZE - int(os.environ["RANK"])], order[$SIZE:]'
+    Rewrite("$FIRST, $REST = order[:$SIZE], order[$SIZE:]", shorter, "load_data").apply(data)
+    extend(data, imports="import os\n")
     printed = train_on_ranks(project, tmp_path / "run", code=2, entry=counting_collectives, timeout=30)
     assert "the length of the training set is 1437 on rank 0 and 1436 on rank 1" in printed[0]
     for text in printed:

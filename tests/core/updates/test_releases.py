@@ -1,6 +1,5 @@
 """Versions are released once, in order, told of in CHANGELOG.md, and only where updates to them lose nothing."""
 
-import json
 import re
 import subprocess
 import sys
@@ -147,19 +146,6 @@ def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-def test_the_gate_as_a_command(ready: MadeUp, tmp_path: Path) -> None:
-    ready.replace("template/README.md.jinja", "## Start\n", "## Start [/bold] {{ range(10 ** 5) | random }}\n")
-    only = [word for answer in ("launcher=spawn", "amp=none", "logging=csv") for word in ("--only", answer)]
-    report = tmp_path / "report.json"
-    done = run_command(ready.folder, "update-check", "v1.0.0", *only, "--pairs", "1", "--json", str(report))
-    assert done.returncode == 1, done.stderr
-    assert "README.md has another content" in done.stdout
-    parts = {part["name"]: part for part in json.loads(report.read_text())}
-    assert [name for name, part in parts.items() if part["wrong"]] == ["answers", "history"]
-    assert parts["history"]["cases"] == 7
-    assert all("spawn-" in wrong for wrong in parts["history"]["wrong"])
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -174,12 +160,3 @@ def test_what_makes_no_sense_is_refused_in_one_line(arguments: list[str], reason
     assert done.stderr.startswith("error: ")
     assert reason in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-def test_a_version_whose_updates_lose_something_is_refused(ready: MadeUp) -> None:
-    (ready.folder / "template" / ".gitignore").unlink()
-    done = run_command(ready.folder, "release-check", "1.1.0")
-    assert done.returncode == 1, done.stderr
-    assert ".gitignore is not written any more" in done.stdout
-    assert "error: 1.1.0 cannot be released" in done.stderr
-    assert "git tag" not in done.stdout

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import Measured, Render
 from tests.pace import seconds
+from tools.rewriting import Rewrite
 
 NUMBERS = "test_any_number_of_processes_equals_a_plain_loop"
 RESUME = "test_a_run_that_is_stopped_and_resumed_ends_the_same"
@@ -22,12 +23,11 @@ TESTS = {NUMBERS: "exact", RESUME: "exact", KILL: "faults", STOP: "faults", DAMA
 
 @dataclass(frozen=True)
 class Mistake:
-    """An edit, and the test that must fail by it."""
+    """An edit of a file, and the test that must fail by it."""
 
     name: str
     file: str
-    before: str
-    after: str
+    edit: Rewrite
     test: str
 
 
@@ -35,134 +35,119 @@ MISTAKES = [
     Mistake(
         "every epoch has the same order",
         "train.py",
-        "sampler.set_epoch(progress.epoch, skip=",
-        "sampler.set_epoch(0, skip=",
+        Rewrite("$SAMPLER.set_epoch($EPOCH, $$$A)", "$SAMPLER.set_epoch(0, $$$A)"),
         NUMBERS,
     ),
     Mistake(
         "a short window is divided by --accum-steps",
         "train.py",
-        "(loss / len(window)).backward()",
-        "(loss / run.config.accum_steps).backward()",
+        Rewrite("($LOSS / $BATCHES).backward()", "($LOSS / run.config.accum_steps).backward()"),
         NUMBERS,
     ),
     Mistake(
         "gradients are never set to zero",
         "train.py",
-        "    run.optimizer.zero_grad()\n",
-        "",
+        Rewrite("$OPTIMIZER.zero_grad()", ""),
         NUMBERS,
     ),
     Mistake(
         "the first backward pass of a window reduces, not the last",
         "train.py",
-        "nullcontext() if i == len(window)",
-        "nullcontext() if i == 1",
+        Rewrite("nullcontext() if $I == $LAST else $NO_SYNC", "nullcontext() if $I == 1 else $NO_SYNC"),
         NUMBERS,
     ),
     Mistake(
         "training goes past DistributedDataParallel",
         "train.py",
-        "logits = run.ddp(images)",
-        "logits = run.model(images)",
+        Rewrite("run.ddp($IMAGES)", "run.model($IMAGES)"),
         NUMBERS,
     ),
     Mistake(
         "clipping is forgotten",
         "train.py",
-        "gradient_norm(run.optimizer, run.config.clip_norm)",
-        "gradient_norm(run.optimizer, 0)",
+        Rewrite("gradient_norm($OPTIMIZER, $LARGEST)", "gradient_norm($OPTIMIZER, 0)"),
         NUMBERS,
     ),
     Mistake(
         "the learning rate stays at its first value",
         "train.py",
-        'group["lr"] = lr\n',
-        'group["lr"] = run.config.lr\n',
+        Rewrite('$GROUP["lr"] = $LR', '$GROUP["lr"] = run.config.lr'),
         NUMBERS,
     ),
     Mistake(
         "every rank trains on the same samples",
         "ddp_project/loaders.py",
-        "first = self.skip + self.world.rank * size",
-        "first = self.skip",
+        Rewrite("self.skip + $OWN", "self.skip"),
         NUMBERS,
     ),
     Mistake(
         "evaluation drops what does not fill a batch of every rank",
         "ddp_project/loaders.py",
-        "range(world.rank, samples, world.world_size)",
-        "range(world.rank, samples - samples % world.world_size, world.world_size)",
+        Rewrite(
+            "range($RANK, $SAMPLES, $RANKS)",
+            "range($RANK, $SAMPLES - $SAMPLES % $RANKS, $RANKS)",
+            "evaluation_batches",
+        ),
         NUMBERS,
     ),
     Mistake(
         "rank 0 logs its own validation loss",
         "train.py",
-        'loss_sum, correct, samples = reduce_tensor(totals.take(run.device), "sum").tolist()',
-        "loss_sum, correct, samples = totals.take(run.device).tolist()",
+        Rewrite("reduce_tensor($TOTALS, $OP)", "$TOTALS", "evaluate"),
         NUMBERS,
     ),
     Mistake(
         "the model is left in evaluation mode",
         "train.py",
-        "    run.model.train()\n",
-        "",
+        Rewrite("$MODEL.train()", ""),
         RESUME,
     ),
     Mistake(
         "an epoch begins anew after a stop",
         "train.py",
-        "skip=progress.samples_in_epoch",
-        "skip=0",
+        Rewrite("$SAMPLER.set_epoch($EPOCH, skip=$X)", "$SAMPLER.set_epoch($EPOCH, skip=0)"),
         RESUME,
     ),
     Mistake(
         "the optimizer is not saved",
         "train.py",
-        "Checkpoints(config, model, optimizer=optimizer)",
-        "Checkpoints(config, model)",
+        Rewrite("Checkpoints($$$PARTS, optimizer=$X)", "Checkpoints($$$PARTS)"),
         RESUME,
     ),
     Mistake(
         "random numbers begin anew after a stop",
         "ddp_project/checkpoint.py",
-        '    set_generator_states(state["generators"])\n',
-        "",
+        Rewrite("set_generator_states($X)", ""),
         RESUME,
     ),
     Mistake(
         "the running statistics of a rank are not restored",
         "ddp_project/checkpoint.py",
-        '        buffer.copy_(state["buffers"][name])\n',
-        "        pass\n",
+        Rewrite("$BUFFER.copy_($SAVED)", "", "set_rank_state"),
         RESUME,
     ),
     Mistake(
         "files are written in their place",
         "ddp_project/files.py",
-        "        os.replace(temporary, path)\n",
-        "        shutil.copy(temporary, path)\n",
+        Rewrite("os.replace($$$A)", "shutil.copy($$$A)", "whole_file"),
         KILL,
     ),
     Mistake(
         "a stop writes no checkpoint",
         "train.py",
-        "            if run.stop.agreed:\n                run.checkpoints.save(progress)\n",
-        "            if run.stop.agreed:\n",
+        Rewrite("run.checkpoints.save(progress)", "", "main"),
         STOP,
     ),
     Mistake(
         "each rank looks at its own signals alone",
         "train.py",
-        "run.stop.agreed = stops > 0",
-        "run.stop.agreed = run.stop.received",
+        Rewrite("run.stop.agreed = $X", "run.stop.agreed = run.stop.received"),
         STOP,
     ),
     Mistake(
         "a damaged checkpoint is not noticed",
         "ddp_project/checkpoint.py",
-        "problem = Manifest(path.parent).problem(path)",
-        "problem = None",
+        Rewrite("problem = $X", "problem = None", "first_whole"),
         DAMAGE,
     ),
 ]
@@ -175,9 +160,7 @@ def verdicts(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
     def verdict(number: int, mistake: Mistake) -> str:
         place = shutil.copytree(project(), folder / str(number))
-        text = (place / mistake.file).read_text()
-        assert text.count(mistake.before) == 1, mistake.name
-        (place / mistake.file).write_text(text.replace(mistake.before, mistake.after))
+        mistake.edit.apply(place / mistake.file)
         tests = f"tests/test_{TESTS[mistake.test]}.py"
         command = [sys.executable, "-m", "pytest", "-q", "-k", mistake.test, tests]
         done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=seconds(200))

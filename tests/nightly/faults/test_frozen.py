@@ -13,6 +13,7 @@ from tests.nightly.faults.test_death import NEEDS_OPENMPI, is_running
 from tests.nightly.test_signals import ranks_of, running
 from tests.pace import seconds
 from tests.ranks import start_ranks
+from tools.rewriting import extend
 
 TIMEOUT = 4  # seconds that a collective waits
 FOUND = 3  # seconds more that it may take to see which rank is silent
@@ -76,9 +77,7 @@ Digits.__getitems__ = stuck
 
 def test_a_rank_that_is_stuck_is_named(own_project: Render, tmp_path: Path, measured: Measured) -> None:
     project = own_project()
-    data = project / "ddp_project" / "data.py"
-    imports = "import os\nimport time\nfrom pathlib import Path\nfrom typing import Any\n"
-    data.write_text(data.read_text().replace("from pathlib import Path\n", imports) + STUCK)
+    extend(project / "ddp_project" / "data.py", STUCK, imports="import os\nimport time\nfrom typing import Any\n")
     first, second = start_ranks(project, tmp_path / "run", "--timeout", str(TIMEOUT))
     started = time.perf_counter()
     try:

@@ -16,11 +16,12 @@ from tests.launching import ON_CPU, assert_same_weights, checkpoint
 from tests.nightly.test_signals import ranks_of
 from tests.pace import seconds
 from tests.ranks import newest_step, train_on_ranks
+from tools.rewriting import Rewrite
 
 AGENTS = {"torchrun": "torch.distributed.run", "launch": "torch.distributed.launch"}
 STEPS_BETWEEN_KILLS = 5
-# In the place of the first line of main(): a mistake that every start makes.
-BROKEN = '    if run.progress.step >= 0:\n        raise ValueError("a mistake")\n'
+# A mistake that every start makes.
+BROKEN = Rewrite("progress = run.progress", '{}\nif run.progress.step >= 0:\n    raise ValueError("a mistake")', "main")
 
 
 @contextmanager
@@ -60,10 +61,7 @@ def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str]) -> N
 
 def slowed(project: Path) -> Path:
     """Let each step of a project take a tenth of a second, so that a test can kill it where it wants."""
-    program = (project / "train.py").read_text()
-    line = "            bar.update()\n"
-    assert line in program
-    (project / "train.py").write_text(program.replace(line, f"{line}            time.sleep(0.1)\n"))
+    Rewrite("$BAR.update()", "{}\ntime.sleep(0.1)", "train_epoch").apply(project / "train.py")
     return project
 
 
@@ -95,9 +93,7 @@ def test_a_killed_rank_is_restarted_and_the_run_goes_on(
 def test_restarts_that_lead_nowhere_end(own_project: Render, tmp_path: Path, measured: Measured) -> None:
     project, run_dir = own_project(), tmp_path / "run"
     train_on_ranks(project, run_dir, "--max-steps", "2")
-    program = (project / "train.py").read_text()
-    line = "    progress = run.progress\n"
-    (project / "train.py").write_text(program.replace(line, line + BROKEN, 1))
+    BROKEN.apply(project / "train.py")
     with restarting("torchrun", project, run_dir, 20, "--resume") as process:
         assert process.wait(timeout=seconds(100)) == 1
     printed = (tmp_path / "output.log").read_text()

@@ -8,6 +8,7 @@ from generator.scratch import scratch_folder
 from generator.updates.gate import Gate
 from generator.workers import Workers
 from tests.histories import MadeUp
+from tools.rewriting import Rewrite
 
 PACKAGE = "template/{{package_name}}"
 DEFAULTS = ("launcher=torchrun", "backend=auto", "amp=none", "sync_bn=false", "logging=console")
@@ -91,33 +92,34 @@ def test_answers_that_are_forgotten(made_up: MadeUp, workers: Workers) -> None:
     ]
 
 
+ANOTHER_FORMAT = Rewrite('"model": $MODEL', '"weights": $MODEL', "Checkpoints.__init__")
+
+
 @pytest.mark.parametrize(
-    ("path", "old", "new", "wrong"),
+    ("path", "edit", "wrong"),
     [
         (
             "template/train.py.jinja",
-            "validation_set = load_data()",
-            "validation_set, _ = load_data()",
+            Rewrite("$TRAINING, $VALIDATION = load_data()", "$TRAINING, $VALIDATION, _ = load_data()"),
             "updated project ",
         ),
-        (f"{PACKAGE}/checkpoint.py", "return Progress(**", "return Progress() or Progress(**", "updated project "),
         (
             f"{PACKAGE}/checkpoint.py",
-            '"model": model, **parts',
-            '"weights": model, **parts',
-            "old checkpoint is refused",
+            Rewrite("return Progress($$$A)", "return Progress() or Progress($$$A)", "Checkpoints._load"),
+            "updated project ",
         ),
+        (f"{PACKAGE}/checkpoint.py", ANOTHER_FORMAT, "old checkpoint is refused"),
     ],
     ids=["asks more of the owner's data", "begins anew", "has another format"],
 )
-def test_runs_that_cannot_go_on(path: str, old: str, new: str, wrong: str, made_up: MadeUp, workers: Workers) -> None:
-    made_up.replace(path, old, new)
+def test_runs_that_cannot_go_on(path: str, edit: Rewrite, wrong: str, made_up: MadeUp, workers: Workers) -> None:
+    edit.apply(made_up.folder / path)
     about = "resume: v1.0.0 -> v99999, torchrun-auto-none-false-console"
     assert f"{about}: the {wrong}" in found(made_up, workers, "history", "resume")
 
 
 def test_a_new_format_of_checkpoints_is_told(made_up: MadeUp, workers: Workers) -> None:
-    made_up.replace(f"{PACKAGE}/checkpoint.py", '"model": model, **parts', '"weights": model, **parts')
+    ANOTHER_FORMAT.apply(made_up.folder / PACKAGE / "checkpoint.py")
     assert "and CHANGELOG.md tells nobody" in found(made_up, workers, "history", "resume")
     told = "## Not released yet\n\n### What you must do\n\nFinish your runs: checkpoints have another format.\n"
     (made_up.folder / "CHANGELOG.md").write_text(told)

@@ -17,6 +17,7 @@ from tests.guide import read_guide
 from tests.histories import MadeUp, replace
 from tests.launching import output_of
 from tests.owners import EDITS, another_data_set, another_model
+from tools.rewriting import Rewrite
 
 Shell = Callable[..., str]
 # With a second optimizer, the owner would also edit the plain loop that the project's own tests compare with.
@@ -55,9 +56,12 @@ def project(made_up: MadeUp, tmp_path: Path) -> Path:
 def release_next(versions: MadeUp) -> None:
     """Release 1.1.0, which changes something in many files."""
     package = "template/{{package_name}}"
-    versions.replace("template/train.py.jinja", "    run.model.eval()\n", "    run.model.eval()  # no dropout\n")
-    versions.replace(f"{package}/config.py.jinja", "epochs: Count = 20\n", "epochs: Count = 21\n")
-    versions.replace(f"{package}/model.py", "class ", "# The template's network.\nclass ")
+    for path, edit in {
+        "template/train.py.jinja": Rewrite("run.model.eval()", "{}  # no dropout"),
+        f"{package}/config.py.jinja": Rewrite("epochs: Count = $N", "epochs: Count = 21", "Config"),
+        f"{package}/model.py": Rewrite("class $NAME(nn.Module): $$$BODY", "# The template's network.\n{}"),
+    }.items():
+        edit.apply(versions.folder / path)
     versions.replace("template/pyproject.toml.jinja", '    "numpy>=1.26",\n', '    "numpy>=1.26.4",\n')
     (versions.folder / package / "sums.py").write_text('"""New in this version."""\n')
     versions.release("1.1.0")
@@ -92,7 +96,7 @@ def test_an_update_is_taken_over(project: Path, made_up: MadeUp, shell: Shell) -
 
 def conflicting(project: Path, versions: MadeUp) -> None:
     """Let the owner and the template change the same line."""
-    replace(project / "train.py", "    run.model.eval()\n", "    run.model.eval()  # mine\n")
+    Rewrite("run.model.eval()", "{}  # mine").apply(project / "train.py")
     commit_all(project)
     release_next(versions)
 

@@ -26,9 +26,20 @@ from generator.updates.replay import (
 )
 from tests.conftest import Render
 from tests.histories import MadeUp, replace
+from tools.rewriting import Rewrite
 
 OldProject = Callable[..., Path]
 OWNERS_LINE = "# The owner's line.\n"
+
+
+def line_after(pattern: str) -> Callable[[Path], None]:
+    """What writes the owner's line after a statement of Python."""
+    return Rewrite(pattern, f"{{}}\n{OWNERS_LINE.rstrip()}").apply
+
+
+def line_in_batch_script(file: Path) -> None:
+    """Write the owner's line after one that sbatch reads."""
+    replace(file, "#SBATCH --nodes=1\n", f"#SBATCH --nodes=1\n{OWNERS_LINE}")
 
 
 def classes(project: Path) -> dict[str, str]:
@@ -97,24 +108,29 @@ def test_an_update_does_to_each_file_what_the_table_says(everything_changed: Mad
 
 
 @pytest.mark.parametrize(
-    ("path", "before", "after", "line"),
+    ("path", "before", "after", "edit"),
     [
-        ("ddp_project/precision.py", {"amp": "torch"}, {"amp": "none"}, "        self.scaler.step(optimizer)\n"),
-        ("ddp_project/precision.py", {"amp": "apex"}, {"amp": "torch"}, "        from apex import amp\n"),
+        ("ddp_project/precision.py", {"amp": "torch"}, {"amp": "none"}, line_after("self.scaler.step($OPTIMIZER)")),
+        ("ddp_project/precision.py", {"amp": "apex"}, {"amp": "torch"}, line_after("from apex import amp")),
         (
             "ddp_project/tracking.py",
             {"logging": "wandb"},
             {"logging": "console"},
-            "            self.run = wandb.init(\n",
+            line_after("self.run = wandb.init($$$A)"),
         ),
-        ("launch.sh", {"launcher": "slurm"}, {"launcher": "spawn"}, "#SBATCH --nodes=1\n"),
+        ("launch.sh", {"launcher": "slurm"}, {"launcher": "spawn"}, line_in_batch_script),
     ],
+    ids=["torch.amp", "apex", "wandb", "slurm"],
 )
 def test_an_answer_that_replaces_an_edited_file_leaves_a_conflict(
-    path: str, before: dict[str, str], after: dict[str, str], line: str, old_project: OldProject
+    path: str,
+    before: dict[str, str],
+    after: dict[str, str],
+    edit: Callable[[Path], None],
+    old_project: OldProject,
 ) -> None:
     project = old_project(NEXT, **before)
-    replace(project / path, line, line + OWNERS_LINE)
+    edit(project / path)
     commit_all(project)
     update(project, NEXT, after)
     assert conflicts(read_files(project)) == [path]

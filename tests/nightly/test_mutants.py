@@ -1,5 +1,6 @@
 """Each check of what "trained" means catches the mistakes that it is there for: a table of mutants, all killed."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from generator.training.forking import forking, train_all
 from generator.training.imports import imports_of
 from generator.training.program import Trained, Trial, compare, first_uses, try_out
 from tests.conftest import Render
+from tools.rewriting import Rewrite
 
 
 @dataclass(frozen=True)
@@ -21,10 +23,9 @@ class Mutant:
 
     mistake: str
     file: str
-    old: str
-    new: str
+    edit: Rewrite
     stage: str
-    words: str  # that the failure must hold
+    words: str  # a regular expression of what the failure must hold
     answers: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -37,81 +38,72 @@ MUTANTS = [
     Mutant(
         "the sampler is not told the epoch",
         "train.py",
-        "sampler.set_epoch(progress.epoch, skip=progress.samples_in_epoch)",
-        "pass",
+        Rewrite("$SAMPLER.set_epoch($$$A)", "pass"),
         "resume",
         "the weights from step 4 on",
     ),
     Mutant(
         "a resumed epoch begins anew",
         "train.py",
-        "sampler.set_epoch(progress.epoch, skip=progress.samples_in_epoch)",
-        "sampler.set_epoch(progress.epoch)",
+        Rewrite("$SAMPLER.set_epoch($EPOCH, skip=$X)", "$SAMPLER.set_epoch($EPOCH)"),
         "resume",
         "the weights from step 4 on",
     ),
     Mutant(
         "every micro-batch is reduced",
         "train.py",
-        "nullcontext() if i == len(window) else run.ddp.no_sync()",
-        "nullcontext()",
+        Rewrite("nullcontext() if $LAST else $NO_SYNC", "nullcontext()"),
         "train",
         "takes 2 collectives, and should take 1",
     ),
     Mutant(
         "gradients are not averaged",
         "train.py",
-        "logits = run.ddp(images)",
-        "logits = run.model(images)",
+        Rewrite("run.ddp($IMAGES)", "run.model($IMAGES)"),
         "train",
         "different weights after step 1",
     ),
     Mutant(
         "all ranks train on the same samples",
         "ddp_project/loaders.py",
-        "self.skip + self.world.rank * size",
-        "self.skip",
+        Rewrite("self.skip + $OWN", "self.skip"),
         "agree",
         "differ from those of clean from step 1 on",
     ),
     Mutant(
         "all ranks save",
         "ddp_project/checkpoint.py",
-        "on_main(lambda: self._write(about | states, progress.step, best))",
-        "self._write(about | states, progress.step, best)",
+        Rewrite("on_main(lambda: self._write($$$A))", "self._write($$$A)"),
         "train",
         "exit code 2",  # of one rank or of both: whose temporary file is gone depends on who is faster
     ),
     Mutant(
         "all ranks record",
         "ddp_project/tracking.py",
-        "if world.is_main else NoTracker()",
-        "",
+        Rewrite("$TRACKER if world.is_main else NoTracker()", "$TRACKER"),
         "train",
-        "a rank other than 0 wrote a file",
+        # The latter where one rank takes away the temporary file of another.
+        r"a rank other than 0 wrote a file|metrics\.csv could not be written",
         {"logging": "csv"},
     ),
     Mutant(
         "rank 0 logs its own loss",
         "train.py",
-        'reduce_tensor(counts, "sum").tolist()',
-        "counts.tolist()",
+        Rewrite("reduce_tensor($COUNTS, $OP)", "$COUNTS", "report"),
         "train",
         "over all ranks",
     ),
     Mutant(
         "rank 0 logs its own evaluation",
         "train.py",
-        'reduce_tensor(totals.take(run.device), "sum").tolist()',
-        "totals.take(run.device).tolist()",
+        Rewrite("reduce_tensor($TOTALS, $OP)", "$TOTALS", "evaluate"),
         "train",
         "epoch/validation_loss at step 3",
     ),
     Mutant(
         "a step is logged under another number",
         "ddp_project/tracking.py",
-        "[Metric(name, value, int(now * 1000), step)",
-        "[Metric(name, value, int(now * 1000), step + 1)",
+        Rewrite("Metric($NAME, $VALUE, $TIME, $STEP)", "Metric($NAME, $VALUE, $TIME, $STEP + 1)"),
         "train",
         "train/loss is recorded at the steps",
         {"logging": "mlflow"},
@@ -119,8 +111,7 @@ MUTANTS = [
     Mutant(
         "a resumed run drops its records",
         "ddp_project/tracking.py",
-        'open(path, "a", newline="")',
-        'open(path, "w", newline="")',
+        Rewrite('open($PATH, "a", $$$A)', 'open($PATH, "w", $$$A)'),
         "train",
         "cannot be read",
         {"logging": "csv"},
@@ -128,17 +119,15 @@ MUTANTS = [
     Mutant(
         "records are never written out",
         "ddp_project/tracking.py",
-        "self.writer.add_scalar(name, value, step)",
-        "pass",
+        Rewrite("$WRITER.add_scalar($$$A)", "pass"),
         "train",
-        "train/loss is recorded at the steps []",
+        r"train/loss is recorded at the steps \[\]",
         {"logging": "tensorboard"},
     ),
     Mutant(
         "records have no step",
         "ddp_project/tracking.py",
-        "step=step",
-        "",
+        Rewrite("$RUN.log($METRICS, step=$STEP)", "$RUN.log($METRICS)"),
         "train",
         "train/loss is recorded at the steps",
         {"logging": "wandb"},
@@ -146,8 +135,7 @@ MUTANTS = [
     Mutant(
         "the state of the scaler is not saved",
         "ddp_project/precision.py",
-        "return self.scaler.state_dict()",
-        "return {}",
+        Rewrite("$SCALER.state_dict()", "dict()", "state_dict"),
         "resume",
         "the scale of the loss from step 4 on",
         {"amp": "torch"},
@@ -155,80 +143,73 @@ MUTANTS = [
     Mutant(
         "the state of the optimizer is not saved",
         "train.py",
-        "Checkpoints(config, model, optimizer=optimizer)",
-        "Checkpoints(config, model)",
+        Rewrite("Checkpoints($$$PARTS, optimizer=$X)", "Checkpoints($$$PARTS)"),
         "resume",
         "the weights from step 4 on",
     ),
     Mutant(
         "the generators are not put back",
         "ddp_project/checkpoint.py",
-        'set_generator_states(state["generators"])',
-        "pass",
+        Rewrite("set_generator_states($X)", "pass"),
         "resume",
         "the weights from step 4 on",
     ),
     Mutant(
         "progress is forgotten",
         "train.py",
-        "progress = checkpoints.restore(resume_from) if resume_from else Progress()",
-        "progress = Progress()\n    if resume_from:\n        checkpoints.restore(resume_from)",
+        Rewrite(
+            "progress = $RESTORED if resume_from else Progress()",
+            "progress = Progress()\nif resume_from:\n    $RESTORED",
+        ),
         "resume",
         "optimizer steps, where 2 were to be taken",
     ),
     Mutant(
         "saving leaves averaged statistics behind",
         "ddp_project/collectives.py",
-        "        buffer.copy_(value)\n",
-        "        pass\n",
+        Rewrite("buffer.copy_(value)", "pass", "averaged_buffers"),
         "resume",
         "model in the last checkpoint",
     ),
     Mutant(
         "evaluating draws random numbers",
         "train.py",
-        "    run.model.eval()\n",
-        "    run.model.eval()\n    torch.rand(1)\n",
+        Rewrite("$MODEL.eval()", "{}\ntorch.rand(1)", "evaluate"),
         "resume",
         "the weights from step 4 on",
     ),
     Mutant(
         "the optimizer does not step",
         "train.py",
-        "        run.optimizer.step()\n",
-        "        pass\n",
+        Rewrite("run.optimizer.step()", "pass"),
         "train",
-        "the ranks took [0, 0] optimizer steps",
+        r"the ranks took \[0, 0\] optimizer steps",
     ),
     Mutant(
         "the loss grows",
         "train.py",
-        "(loss / len(window)).backward()",
-        "(-loss / len(window)).backward()",
+        Rewrite("($LOSS / $BATCHES).backward()", "(-$LOSS / $BATCHES).backward()"),
         "train",
         "the loss does not fall",
     ),
     Mutant(
         "a rank ends with another code",
         "train.py",
-        "return ExitCode.DONE",
-        "return ExitCode(world.rank)",
+        Rewrite("return ExitCode.DONE", "return ExitCode(world.rank)", "main"),
         "train",
         "exit code 0, exit code 1",
     ),
     Mutant(
         "a rank waits for ever",
         "train.py",
-        '    logging.info("done:',
-        '    if world.rank == 1:\n        reduce_tensor(torch.zeros(1))\n    logging.info("done:',
+        Rewrite("run.checkpoints.complete()", "{}\nif world.rank == 1:\n    reduce_tensor(torch.zeros(1))", "main"),
         "train",
         "exit code",
     ),
     Mutant(
         "what is spawned cannot be pickled",
         "train.py",
-        "sys.exit(launch(main, CONFIG))",
-        "sys.exit(launch(lambda *place: main(*place), CONFIG))",
+        Rewrite("launch(main, $CONFIG)", "launch(lambda *place: main(*place), $CONFIG)"),
         "train",
         "pickle",
         {"launcher": "spawn"},
@@ -236,8 +217,10 @@ MUTANTS = [
     Mutant(
         "the argument of the launcher is not understood",
         "ddp_project/launcher.py",
-        'parser.add_argument("--local-rank", "--local_rank"',
-        'parser.add_argument("--rank-here"',
+        Rewrite(
+            '$PARSER.add_argument("--local-rank", "--local_rank", $$$A)',
+            '$PARSER.add_argument("--rank-here", $$$A)',
+        ),
         "train",
         "exit code",
         {"launcher": "launch"},
@@ -245,8 +228,11 @@ MUTANTS = [
     Mutant(
         "a checkpoint is cut short",
         "ddp_project/files.py",
-        "            os.fsync(file.fileno())\n",
-        "            file.truncate(1000 if path.suffix == '.pt' else None)\n",
+        Rewrite(
+            "os.fsync($FILE.fileno())",
+            "$FILE.truncate(1000 if path.suffix == '.pt' else None)",
+            "whole_file",
+        ),
         "resume",
         "exit code 2",
     ),
@@ -263,10 +249,7 @@ def verdicts(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[
         trials[name] = make_trial(folder / f"sound-{len(trials)}", project(**answers), answers)
     for mutant in MUTANTS:
         trial = trials[mutant.name] = make_trial(folder / mutant.name, project(**mutant.answers), mutant.answers)
-        file = trial.folder / "project" / mutant.file
-        text = file.read_text()
-        assert text.count(mutant.old) == 1, f"{mutant.mistake}: {mutant.file} has it {text.count(mutant.old)} times"
-        file.write_text(text.replace(mutant.old, mutant.new))
+        mutant.edit.apply(trial.folder / "project" / mutant.file)
     with forking() as name_modules:
         name_modules(imports_of([source_files(trials[name].folder / "project") for name in sound]))
         [uses] = train_all([first_uses({"mlflow"}, folder / "first-use")], 1)
@@ -311,4 +294,4 @@ def test_nothing_is_said_of_sound_projects(verdicts: dict[str, list[tuple[str, s
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_is_killed(mutant: Mutant, verdicts: dict[str, list[tuple[str, str]]]) -> None:
     failures = verdicts[mutant.name]
-    assert any(stage == mutant.stage and mutant.words in text for stage, text in failures), failures
+    assert any(stage == mutant.stage and re.search(mutant.words, text) for stage, text in failures), failures

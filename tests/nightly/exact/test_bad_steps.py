@@ -10,6 +10,7 @@ import torch
 from tests.conftest import Measured, Render
 from tests.launching import checkpoint, differences
 from tests.programs import Program, ends_of, run_all
+from tools.rewriting import Rewrite, extend
 
 # Appended to data.py: some training batches of the first epoch hold a number that is not finite.
 SPOILING = '''
@@ -28,16 +29,14 @@ place = {sample: i for i, sample in enumerate(Permutation(1437, 0, 0)[np.arange(
 fetched = Digits.__getitems__
 Digits.__getitems__ = spoiled
 '''
-IMPORTS = "import os\nfrom typing import Any\nfrom .shuffling import Permutation\nfrom pathlib import Path\n"
+IMPORTS = "import os\nfrom typing import Any\nfrom .shuffling import Permutation\n"
 OPTIONS = {"epochs": 1, "save_every": 1, "keep": 99, "log_every": 1}
 STEPS = 22  # of the epoch
 BAD_STEPS = (3, 9, 10)
 LAST_GOOD = 4  # where all steps after it are bad
 SGD = "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=False)"
-
-
 # How a GPU would do it; fused optimizers can do it on a CPU, too.
-ON_THE_DEVICE = ("self.asks = device.type ==", "self.asks = device.type == 'cuda' and device.type ==")
+ON_THE_DEVICE = Rewrite("self.asks = device.type == $CPU or $OTHER", "self.asks = $OTHER")
 
 
 @pytest.fixture
@@ -46,16 +45,11 @@ def program(own_project: Render, tmp_path: Path) -> Any:
 
     def get(optimizer: str = "", *, on_device: bool = False, **answers: object) -> Program:
         project = own_project(**answers)
-        data, train = project / "ddp_project" / "data.py", project / "train.py"
-        data.write_text(data.read_text().replace("from pathlib import Path\n", IMPORTS) + SPOILING)
+        extend(project / "ddp_project" / "data.py", SPOILING, imports=IMPORTS)
         if optimizer:
-            fused = "AdamW(model.parameters(), weight_decay=config.weight_decay, fused=True)"
-            assert fused in train.read_text()
-            train.write_text(train.read_text().replace(fused, optimizer))
+            Rewrite("AdamW($$$A)", optimizer).apply(project / "train.py")
         if on_device:
-            finite = project / "ddp_project" / "finite.py"
-            assert ON_THE_DEVICE[0] in finite.read_text()
-            finite.write_text(finite.read_text().replace(*ON_THE_DEVICE))
+            ON_THE_DEVICE.apply(project / "ddp_project" / "finite.py")
         return Program(project, tmp_path / "run", OPTIONS)
 
     return get

@@ -1,0 +1,100 @@
+"""`ddp-template check` of a broken template, of a new choice, and whatever ends it early."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clones import COMMAND, append, check, clone_of_the_template, environment, flowing, left_behind
+from tests.pace import seconds
+
+CSV = "partials/tracking/csv.py.jinja"
+ONE = ("launcher=torchrun", "backend=auto", "amp=none", "sync_bn=false", "logging=csv")
+
+
+@pytest.fixture
+def clone() -> Iterator[Path]:
+    """A copy of this repository whose template a test may change."""
+    with clone_of_the_template() as place:
+        yield place
+
+
+def test_a_template_that_cannot_be_rendered_fails_where_it_is_used(clone: Path) -> None:
+    append(clone / CSV, "{{ no_such_answer }}\n")
+    printed = check(clone, *ONE[:-1], "logging=csv,console", code=1)
+    assert "2 combinations: 1 passed, 1 failed" in printed
+    assert "no_such_answer" in printed
+
+
+def test_a_syntax_error_is_told_by_every_stage_and_of_its_projects_alone(clone: Path) -> None:
+    append(clone / CSV, "\n\nclass Broken(NoTracker:\n    pass\n")
+    printed = check(clone, *ONE[:-1], "logging=csv,console", "--json", "out/check.json", code=1)
+    assert "2 combinations: 1 passed, 1 failed" in printed
+    (failed,) = [
+        each for each in json.loads((clone / "out" / "check.json").read_text())["combinations"] if each["failures"]
+    ]
+    assert failed["name"] == "torchrun-auto-none-false-csv"
+    assert {failure["stage"] for failure in failed["failures"]} == {"format", "lint", "types", "train"}
+
+
+JSON_LINES = """
+    json lines (metrics.jsonl):
+      value: jsonl"""
+
+
+def test_an_added_choice_is_checked_with_no_other_edit(clone: Path) -> None:
+    questions = (clone / "copier.yml").read_text()
+    assert questions.count("      value: csv") == 1
+    (clone / "copier.yml").write_text(questions.replace("      value: csv", f"      value: csv{JSON_LINES}"))
+    console = (clone / "partials" / "tracking" / "console.py.jinja").read_text()
+    (clone / "partials" / "tracking" / "jsonl.py.jinja").write_text(console)
+    printed = check(clone, "logging=jsonl", "launcher=torchrun,slurm", "backend=auto", "sync_bn=false", "amp=none")
+    assert "2 combinations: 2 passed, 0 failed" in printed
+    assert "logging=jsonl: only its train.log was read" in flowing(printed)
+
+
+def members(session: int) -> list[str]:
+    """The processes of a session that are not yet gone."""
+    listed = subprocess.run(["ps", "-ww", "-o", "stat=,pid=,args=", "-s", str(session)], capture_output=True, text=True)
+    return [line for line in listed.stdout.splitlines() if not line.startswith("Z")]
+
+
+def training(session: int) -> bool:
+    """Whether ranks are at work: the forking process has children."""
+    children = [line for line in members(session) if "forkserver" in line]
+    return len(children) >= 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_whatever_ends_it_leaves_no_process_behind(number: signal.Signals, clone: Path) -> None:
+    process = subprocess.Popen(
+        [COMMAND, "check", "launcher=torchrun,spawn", "backend=auto", "logging=csv,console"],
+        cwd=clone,
+        env=environment(clone),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + seconds(120)
+        while not training(process.pid):
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline, members(process.pid)
+            time.sleep(0.02)
+        process.send_signal(number)
+        process.wait(timeout=seconds(20))
+        until = time.monotonic() + seconds(10)
+        while members(process.pid) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert members(process.pid) == []
+    finally:
+        subprocess.run(["pkill", "-KILL", "-s", str(process.pid)])
+    assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 130)
+    if number != signal.SIGKILL:
+        assert "Traceback" not in process.communicate()[0]
+        assert left_behind(clone) == []

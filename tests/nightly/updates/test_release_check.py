@@ -1,0 +1,40 @@
+"""The gate as a command, and a release whose updates would lose something."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from generator.updates.replay import commit_all
+from tests.core.updates.test_releases import SECTION, run_command
+from tests.histories import MadeUp
+
+
+@pytest.fixture
+def ready(made_up: MadeUp) -> MadeUp:
+    """A history of which 1.1.0 can be released."""
+    (made_up.folder / "CHANGELOG.md").write_text(SECTION)
+    commit_all(made_up.folder)
+    return made_up
+
+
+def test_the_gate_as_a_command(ready: MadeUp, tmp_path: Path) -> None:
+    ready.replace("template/README.md.jinja", "## Start\n", "## Start [/bold] {{ range(10 ** 5) | random }}\n")
+    only = [word for answer in ("launcher=spawn", "amp=none", "logging=csv") for word in ("--only", answer)]
+    report = tmp_path / "report.json"
+    done = run_command(ready.folder, "update-check", "v1.0.0", *only, "--pairs", "1", "--json", str(report))
+    assert done.returncode == 1, done.stderr
+    assert "README.md has another content" in done.stdout
+    parts = {part["name"]: part for part in json.loads(report.read_text())}
+    assert [name for name, part in parts.items() if part["wrong"]] == ["answers", "history"]
+    assert parts["history"]["cases"] == 7
+    assert all("spawn-" in wrong for wrong in parts["history"]["wrong"])
+
+
+def test_a_version_whose_updates_lose_something_is_refused(ready: MadeUp) -> None:
+    (ready.folder / "template" / ".gitignore").unlink()
+    done = run_command(ready.folder, "release-check", "1.1.0")
+    assert done.returncode == 1, done.stderr
+    assert ".gitignore is not written any more" in done.stdout
+    assert "error: 1.1.0 cannot be released" in done.stderr
+    assert "git tag" not in done.stdout
