@@ -20,6 +20,7 @@ import typer
 from generator.questions import TEMPLATE
 from generator.rendering import render
 from generator.snapshot import take_snapshot
+from tools.rewriting import Rewrite
 
 from .clock import seconds_of
 from .edits import Edit
@@ -38,9 +39,9 @@ COMMANDS = {
 }
 AS_GENERATED = "as generated"
 EDITS = (
-    Edit("options read after torch is imported", "train.py", "import gc\n", "import gc\nimport torch._dynamo\n"),
-    Edit("garbage collected while importing", "train.py", "    gc.disable()", "    gc.enable()"),
-    Edit("what was imported not frozen", "distributed.py", "    gc.freeze()\n", ""),
+    Edit("options read after torch is imported", "train.py", Rewrite("import gc", "{}\nimport torch._dynamo")),
+    Edit("garbage collected while importing", "train.py", Rewrite("gc.disable()", "gc.enable()")),
+    Edit("what was imported not frozen", "distributed.py", Rewrite("gc.freeze()", "")),
 )
 
 

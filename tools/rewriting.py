@@ -26,9 +26,7 @@ class Rewrite:
 
     pattern: str
     replacement: str  # "" deletes the statement; "{}" is what was matched, as it stands
-    function: str = (
-        ""  # or class that holds the place, such as "main" or "Checkpoints.save"; "" is anywhere in the file
-    )
+    function: str = ""  # or class around the place, such as "main" or "Checkpoints.save"; "" is anywhere
 
     def apply(self, file: Path) -> None:
         """Edit a file. Raises RewriteError if the place is not there exactly once."""

@@ -12,7 +12,7 @@ from generator.documentation import documented_files
 from generator.questions import TEMPLATE, read_questions
 from generator.results import STAGES
 from tests.conftest import Render
-from tests.core.test_mutants import MUTANTS
+from tests.nightly.test_mutants import MUTANTS
 
 MADE_FILES = [
     "README.md",
@@ -55,9 +55,7 @@ def test_the_page_on_the_matrix_has_every_stage_and_mutant() -> None:
     shown = [(row[1].strip("`"), row[4].removesuffix(" |")) for row in rows if len(row) == 5][-len(MUTANTS) :]
     for mutant, (file, words) in zip(MUTANTS, shown, strict=True):
         assert mutant.file.endswith(file)
-        assert all(
-            re.search(mutant.words, each) for each in words.split(" or ")
-        ), "the words are shown as they are said"
+        assert all(re.search(mutant.words, said) for said in words.split(" or ")), words
 
 
 @pytest.mark.parametrize("page", ["exact", "faults"])
