@@ -1,9 +1,7 @@
 """No answer can break the output: it is refused with a reason and nothing is written, or it stays mere text."""
 
 import fcntl
-import importlib.metadata
 import itertools
-import keyword
 import os
 import pty
 import re
@@ -26,7 +24,6 @@ import pytest
 import yaml
 from copier.errors import UnsafeTemplateError
 from jinja2.sandbox import SandboxedEnvironment
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from generator.questions import read_questions
@@ -279,70 +276,6 @@ def questionnaire(snapshot: Path) -> Questionnaire:
     return Questionnaire(snapshot)
 
 
-def single_answers() -> list[dict[str, Any]]:
-    """No answer, and every choice beside the defaults, but for those that need another answer with them."""
-    pairs = [(question, choice) for question in QUESTIONS for choice in question.choices if not choice.conditional]
-    return [{}, *({question.key: choice.value} for question, choice in pairs if choice.value != question.default)]
-
-
-@pytest.fixture(scope="module")
-def dependencies(project: Render) -> dict[str, importlib.metadata.Distribution]:
-    """All that pip installs for a project with any answer, by canonical name."""
-    needed: list[Requirement] = []
-    for answer in single_answers():
-        metadata = tomllib.loads((project(**answer) / "pyproject.toml").read_text())["project"]
-        needed += map(Requirement, [*metadata["dependencies"], *metadata["optional-dependencies"]["dev"]])
-    found: dict[str, importlib.metadata.Distribution] = {}
-    seen = set()
-    while needed:
-        requirement = needed.pop()
-        if str(requirement) not in seen:
-            seen.add(str(requirement))
-            distribution = importlib.metadata.distribution(requirement.name)
-            found[canonicalize_name(requirement.name)] = distribution
-            needed += required_here(distribution, requirement.extras)
-    return found
-
-
-def required_here(distribution: importlib.metadata.Distribution, extras: set[str]) -> list[Requirement]:
-    """What this distribution, with these extras, requires on this machine."""
-    requirements = map(Requirement, distribution.requires or [])
-    environments = [{"extra": extra} for extra in (*extras, "")]
-    return [
-        requirement
-        for requirement in requirements
-        if requirement.marker is None or any(map(requirement.marker.evaluate, environments))
-    ]
-
-
-def top_level_modules(distribution: importlib.metadata.Distribution) -> set[str]:
-    """The names that a distribution makes importable; those that mypyc makes up differ in each release."""
-    modules = (path for path in distribution.files or [] if path.suffix in {".py", ".so", ".pyd"})
-    names = {path.parts[0].split(".")[0] for path in modules}
-    names.update((distribution.read_text("top_level.txt") or "").split())
-    return {name for name in names if not name.endswith("__mypyc")}
-
-
-def test_no_package_takes_the_name_of_a_keyword_or_a_module_of_python(questionnaire: Questionnaire) -> None:
-    questionnaire.assert_all_taken({*keyword.kwlist, *sys.stdlib_module_names})
-
-
-def test_no_package_takes_the_name_of_a_module_that_its_dependencies_bring(
-    questionnaire: Questionnaire, dependencies: dict[str, importlib.metadata.Distribution]
-) -> None:
-    modules = set().union(*map(top_level_modules, dependencies.values()))
-    assert {"torch", "sklearn", "wandb", "mlflow", "yaml", "pytest"} <= modules
-    questionnaire.assert_all_taken(modules)
-
-
-def test_no_project_is_called_like_one_of_its_dependencies(
-    questionnaire: Questionnaire, dependencies: dict[str, importlib.metadata.Distribution]
-) -> None:
-    """pip would take the project itself, which is 0.1.0, for the dependency, and give up."""
-    assert "scikit-learn" in dependencies
-    questionnaire.assert_all_taken({name.replace("-", "_") for name in dependencies})
-
-
 def test_no_package_takes_the_name_of_another_part_of_the_project(
     questionnaire: Questionnaire, project: Render
 ) -> None:
@@ -354,18 +287,6 @@ def test_no_package_takes_the_name_of_another_part_of_the_project(
     ignored = {line.rstrip("/") for line in (folder / ".gitignore").read_text().splitlines()}
     assert {"train", "conftest", "tests", "runs"} <= modules | folders | ignored
     questionnaire.assert_all_taken((modules | folders | ignored) - {package})
-
-
-def test_every_title_gives_a_legal_package_name(questionnaire: Questionnaire) -> None:
-    texts = [text for text in TEXTS.values() if not questionnaire.problem("project_name", text)]
-    words = [*sys.stdlib_module_names, *keyword.kwlist, *TAKEN_NAMES, "scikit-learn", "types tqdm", "test train"]
-    titles = [*texts, *words, *map(str.upper, words), *(f"1. {word}!" for word in words)]
-    lengths = ["_".join(["abcdefghi"] * 4)[:length] + tail for length in range(1, 40) for tail in ("", "_", " x")]
-    problems = {}
-    for title in (*titles, *lengths):
-        name = questionnaire.default_package_name(title)
-        problems[title] = questionnaire.problem("package_name", name) or None if name_fits(name) else name
-    assert {title: problem for title, problem in problems.items() if problem is not None} == {}
 
 
 def illegal_launchers() -> list[str]:

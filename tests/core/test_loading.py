@@ -82,7 +82,7 @@ def test_a_rank_with_one_core_loads_its_data_itself(loaders: ModuleType) -> None
         torch.set_num_threads(CORES)
 
 
-@pytest.mark.parametrize(("loading", "training", "told"), [(0.004, 0.001, True), (0.0, 0.004, False)])
+@pytest.mark.parametrize(("loading", "training", "told"), [(0.004, 0.001, True), (0.0, 0.03, False)])
 def test_the_log_tells_of_a_loop_that_waits(
     loading: float,
     training: float,
