@@ -131,7 +131,8 @@ class Collector:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write the file, and show the table."""
         record = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        record["files"] = dict(sorted(({**record.get("files", {}), **self.files}).items()))
+        files = {**record.get("files", {}), **self.files}
+        record["files"] = {name: files[name] for name in sorted(files) if (TESTS / name).exists()}
         record |= {"date": date.today().isoformat(), "machine": machine(), "cold_start": seconds_of_cold_start()}
         RESULTS.write_text(json.dumps(record, indent=2) + "\n")
         terminalreporter.section("where the time went")

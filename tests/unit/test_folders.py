@@ -6,10 +6,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from tests.folders import LIMITS, TESTS, Outgrown, folder_of
+from tests.folders import LIMITS, TESTS, Guard, Limit, Outgrown, folder_of
 
 STARTS: dict[str, Callable[[], object]] = {
     "subprocess": lambda: subprocess.run(["true"]),
@@ -24,6 +26,16 @@ STARTS: dict[str, Callable[[], object]] = {
 def test_a_test_of_this_folder_can_start_no_process(way: str) -> None:
     with pytest.raises(Outgrown, match=r"test_folders.py.*starts a process .*: its place is tests/core/"):
         STARTS[way]()
+
+
+def test_a_test_that_computes_for_too_long_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LIMITS, "cold", Limit(0.0))
+    item = cast(pytest.Item, SimpleNamespace(path=TESTS / "cold" / "test_it.py", nodeid="it"))
+    call = Guard().pytest_runtest_call(item)
+    next(call)
+    sum(range(10**6))
+    with pytest.raises(pytest.fail.Exception, match=r"^computes for 0.\d s, and tests/cold/ allows 0.0 s$"):
+        next(call)
 
 
 def test_every_folder_of_tests_is_known() -> None:

@@ -19,6 +19,7 @@ from generator.launchers.slurm import ENDED, Job, SlurmCluster
 from tests.conftest import Measured, Render
 from tests.launching import ON_CPU, assert_same_weights, checkpoint, train
 from tests.pace import seconds
+from tools.rewriting import Rewrite
 
 LAST = 120
 STEPS = ("--max-steps", str(LAST), "--log-every", "2")
@@ -71,22 +72,15 @@ def paced(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Callable
         if launcher not in copies:
             copy = shutil.copytree(project(launcher=launcher), tmp_path_factory.mktemp("paced") / "project")
             pace = "__import__('time').sleep(0 if {}config.resume else {})"
-            insert(copy / "train.py", "            progress.advance(", pace.format("", 0.5))
+            step = Rewrite("progress.advance($X)", pace.format("", 0.5) + "\n{}", "train_epoch")
+            step.apply(copy / "train.py")
             # Slurm lets jobs of this cluster live for 10 seconds after TERM, Open MPI its ranks for 2.
             saving = pace.format("self.", 3 if launcher == "mpirun" else 1)
-            insert(copy / "ddp_project" / "checkpoint.py", "            torch.save(", saving)
+            Rewrite("torch.save($$$X)", saving + "\n{}", "_write").apply(copy / "ddp_project" / "checkpoint.py")
             copies[launcher] = copy
         return copies[launcher]
 
     return get
-
-
-def insert(file: Path, before: str, line: str) -> None:
-    """Insert a line of Python before the only one that begins so, as deep as that one."""
-    text = file.read_text()
-    assert text.count(f"\n{before}") == 1
-    depth = " " * (len(before) - len(before.lstrip()))
-    file.write_text(text.replace(f"\n{before}", f"\n{depth}{line}\n{before}"))
 
 
 @pytest.fixture(scope="module")
