@@ -53,7 +53,7 @@ def read_slice(text: str, seconds: Mapping[str, float]) -> Slice:
 def seconds_of(files: Iterable[str]) -> dict[str, float]:
     """Return how long each file of tests took when it was measured."""
     measured = json.loads(RESULTS.read_text())["files"] if RESULTS.exists() else {}
-    return {name: measured[name]["wall"] if name in measured else UNKNOWN for name in files}
+    return {name: max(1.0, measured[name]["wall"]) if name in measured else UNKNOWN for name in files}
 
 
 def file_of(item: pytest.Item) -> str:
