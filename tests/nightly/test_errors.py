@@ -10,6 +10,7 @@ import torch
 from generator.launchers import mpi
 from tests.conftest import Render
 from tests.launching import train
+from tests.ranks import train_on_ranks
 from tools.rewriting import Rewrite
 
 
@@ -35,27 +36,39 @@ REFUSALS: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "foreign": (lambda folder: ["--resume", str(foreign_file(folder))], "is not a checkpoint of this program"),
     "damaged": (lambda folder: ["--resume", str(damaged_file(folder))], "cannot be read as a checkpoint"),
     "unwritable": (lambda _: ["--run-dir", "/proc/run"], "cannot write to --run-dir /proc/run"),
-    "address": (lambda _: ["--init-method", "tcp://"], "could not meet the others"),
 }
 
 
 # Found before the ranks meet, after it, on rank 0 alone, on every rank: one process each is enough for the others.
-ON_TWO = ("batch", "missing", "damaged", "unwritable", "address")
+ON_TWO = ("batch", "missing", "damaged", "unwritable")
 
 
 @pytest.mark.parametrize("case", REFUSALS)
 def test_a_mistake_ends_all_ranks_with_one_line(case: str, project: Render, tmp_path: Path) -> None:
     options, message = REFUSALS[case]
-    place = project(launcher="spawn")
     processes = 2 if case in ON_TWO else 1
-    arguments = options(tmp_path)
-    printed = train(place, tmp_path / "run", *arguments, launcher="spawn", processes=processes, code=2, timeout=60)
+    printed = "".join(train_on_ranks(project(), tmp_path / "run", *options(tmp_path), processes=processes, code=2))
     errors = [line for line in printed.splitlines() if " INFO " not in line]
     assert len(errors) == 1, printed
     assert errors[0].startswith("error: ")
     assert message in errors[0]
     if case not in ("foreign", "damaged"):
         assert not (tmp_path / "run").exists(), "a refused run must leave nothing"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["--resume"], "there is no checkpoint"), (["--init-method", "tcp://"], "could not meet the others")],
+    ids=["newest", "address"],
+)
+def test_a_mistake_is_told_once_where_the_program_starts_its_ranks(
+    options: list[str], message: str, project: Render, tmp_path: Path
+) -> None:
+    printed = train(project(launcher="spawn"), tmp_path / "run", *options, launcher="spawn", code=2, timeout=60)
+    errors = [line for line in printed.splitlines() if " INFO " not in line]
+    assert len(errors) == 1, printed
+    assert errors[0].startswith("error: ")
+    assert message in errors[0]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs")
