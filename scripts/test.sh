@@ -10,11 +10,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 .venv/bin/pip install --quiet --constraint constraints.txt --constraint tests/constraints.txt --editable ".[test]"
 sh tests/clusters/install.sh
 
-chosen=() options=() folders=(tests/unit tests/core tests/cold)
+# One more than there are cores, since tests wait now and then; the nightly ones wait for most of their time.
+at_once=$(($(nproc) + 1)) chosen=() options=() folders=(tests/unit tests/core tests/cold)
 while [ $# -gt 0 ]; do
     case $1 in
     --all) folders+=(tests/nightly) ;;
-    --slice) folders=(tests/nightly) options+=(--slice "$2") && shift ;;
+    --slice) folders=(tests/nightly) at_once=$(($(nproc) + 2)) options+=(--slice "$2") && shift ;;
     --durations) options+=(--costs) ;;
     tests/*) chosen+=("$1") ;;
     *) options+=("$1") ;;
@@ -22,7 +23,6 @@ while [ $# -gt 0 ]; do
     shift
 done
 if [ ${#chosen[@]} -eq 0 ]; then
-    # One more than there are cores: most of what is waited for is not computed here.
-    chosen=(--numprocesses "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder "${folders[@]}")
+    chosen=(--numprocesses "$at_once" --dist loadfile --no-loadscope-reorder "${folders[@]}")
 fi
 exec .venv/bin/python -m pytest "${options[@]}" "${chosen[@]}"
