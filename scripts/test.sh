@@ -15,7 +15,7 @@ at_once=$(($(nproc) + 1)) chosen=() options=() folders=(tests/unit tests/core te
 while [ $# -gt 0 ]; do
     case $1 in
     --all) folders+=(tests/nightly) ;;
-    --slice) folders=(tests/nightly) at_once=$(($(nproc) + 2)) options+=(--slice "$2") && shift ;;
+    --slice) folders=(tests/nightly) at_once=$(($(nproc) + 2)) options+=(--slice "${2:?give I/N, such as 2/5, or auto}") && shift ;;
     --durations) options+=(--costs) ;;
     tests/*) chosen+=("$1") ;;
     *) options+=("$1") ;;
