@@ -27,9 +27,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return combinations
 
 
-def test_every_combination_passes_every_stage(results: list[dict[str, Any]], legal: list[Combination]) -> None:
+def test_every_combination_passes(results: list[dict[str, Any]], legal: list[Combination]) -> None:
     assert {result["name"] for result in results} == {combination.name for combination in legal}
-    assert all(set(result["seconds"]) >= STAGES for result in results)
+
+
+def test_every_combination_went_through_every_stage(results: list[dict[str, Any]]) -> None:
+    assert [result["name"] for result in results if not set(result["seconds"]) >= STAGES] == []
 
 
 def test_all_end_on_two_numbers(results: list[dict[str, Any]], measured: Measured) -> None:
