@@ -154,11 +154,12 @@ class Batch:
 Paced = Callable[[str], Path]
 
 
-# Slurm looks for time limits twice a minute, and the signal comes up to a minute early.
+# Slurm looks for time limits twice a minute, and sends the signal up to half a minute early: here 30 to 60 s after the
+# start, when launch.sh listens for it, and before the training ends.
 def test_a_job_goes_on_after_its_time_limit(
     paced: Paced, whole: dict[str, Any], slurm_cluster: SlurmCluster, tmp_path: Path, measured: Measured
 ) -> None:
-    job = Batch(slurm_cluster, paced("slurm"), tmp_path, "--time=1", "--signal=B:USR1@40")
+    job = Batch(slurm_cluster, paced("slurm"), tmp_path, "--time=2", "--signal=B:USR1@60")
     job.wait_for("queues again")
     job.assert_stopped()
     measured("preemption", "time limit of Slurm: seconds until the job goes on", job.assert_goes_on(whole))
