@@ -12,13 +12,18 @@ DEAREST = 10
 def folder_table(record: Mapping[str, Any]) -> str:
     """Return the costs of each folder of tests/ as a Markdown table. Seconds are those of one test after another."""
     folders: dict[str, dict[str, float]] = {}
-    for name, costs in record["files"].items():
+    for name, costs in measured(record).items():
         total = folders.setdefault(name.split("/")[0], dict.fromkeys(costs, 0.0))
         for key, value in costs.items():
             total[key] += value
     head = "| folder | tests | seconds | of these waiting | CPU seconds | cold starts of torch | mypy | the rest |\n"
     rows = [f"| `tests/{name}/` | {row(total, record['cold_start'])} |\n" for name, total in sorted(folders.items())]
     return head + "|---|---:|---:|---:|---:|---:|---:|---:|\n" + "".join(rows)
+
+
+def measured(record: Mapping[str, Any]) -> dict[str, Costs]:
+    """Return the costs of the files that were looked at; of others only the seconds are known, for the slices."""
+    return {name: costs for name, costs in record["files"].items() if costs["cpu"]}
 
 
 def row(costs: Costs, cold_start: float) -> str:
@@ -38,7 +43,7 @@ def row(costs: Costs, cold_start: float) -> str:
 
 def dearest_table(record: Mapping[str, Any], tests: Path) -> str:
     """Return the files that take longest as a Markdown table, with what their docstrings say that they prove."""
-    ordered = sorted(record["files"].items(), key=lambda item: -item[1]["wall"])[:DEAREST]
+    ordered = sorted(measured(record).items(), key=lambda item: -item[1]["wall"])[:DEAREST]
     head = "| file of tests | seconds | CPU seconds | what it proves |\n|---|---:|---:|---|\n"
     return head + "".join(
         f"| `{name}` | {costs['wall']:.0f} | {costs['cpu']:.0f} | {purpose(tests / name)} |\n"
