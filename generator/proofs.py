@@ -10,7 +10,7 @@ DEAREST = 10
 
 
 def folder_table(record: Mapping[str, Any]) -> str:
-    """Return the costs of each folder of tests/ as a Markdown table. Seconds are those of one test after another."""
+    """Return the costs of each folder of tests/ as a Markdown table. Seconds are sums over its tests."""
     folders: dict[str, dict[str, float]] = {}
     for name, costs in measured(record).items():
         total = folders.setdefault(name.split("/")[0], dict.fromkeys(costs, 0.0))

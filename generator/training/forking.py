@@ -32,7 +32,7 @@ from .variables import ALL_DATA, MODULES
 T = TypeVar("T")
 
 KINDS = ("output", "report")
-PORTS_OF_EACH = 1000
+PORTS_OF_EACH = 500  # of 36 ranges: every process of the tests may need some
 GRACE = 5.0  # seconds
 
 FORKING = multiprocessing.get_context("forkserver")

@@ -5,7 +5,6 @@ import json
 import math
 import re
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,8 +22,6 @@ from generator.workers import Workers
 from tests.answer_space import ANSWERS, PRODUCT, name_of, names
 from tests.commands import ddp_template
 from tests.conftest import Render
-
-COMMAND = Path(sys.executable).with_name("ddp-template")
 
 
 @pytest.fixture(scope="module")
