@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 import pytest
 
+from generator.proofs import seconds
+
 from .durations import RESULTS
 from .folders import TESTS
 
-SIZE_OF_SLICE = 1500  # seconds of its tests, one after another: a third of that where two cores run three at a time
+SIZE_OF_SLICE = 1200  # seconds of its tests, one after another: half of that on two cores
 UNKNOWN = 30.0  # seconds of a file that was never measured
 
 
@@ -51,9 +53,9 @@ def read_slice(text: str, seconds: Mapping[str, float]) -> Slice:
 
 
 def seconds_of(files: Iterable[str]) -> dict[str, float]:
-    """Return how long each file of tests took when it was measured."""
+    """Return what each file of tests cost when it was measured."""
     measured = json.loads(RESULTS.read_text())["files"] if RESULTS.exists() else {}
-    return {name: max(1.0, measured[name]["wall"]) if name in measured else UNKNOWN for name in files}
+    return {name: max(1.0, seconds(measured[name])) if name in measured else UNKNOWN for name in files}
 
 
 def file_of(item: pytest.Item) -> str:
