@@ -18,7 +18,7 @@ class Edit:
     """A change at one place, and the workloads on which it may matter."""
 
     name: str
-    file: str  # "train.py", or a module of the package
+    file: str  # "train.py", or a file of the package
     rewrite: Rewrite
     workloads: tuple[str, ...] = SMALL
 
@@ -37,35 +37,35 @@ class Edit:
 EDITS = (
     Edit(
         "BatchNorm's buffers broadcast before every forward pass",
-        "distributed.py",
+        "runtime/process_group.py",
         Rewrite("$OPTIONS[$NAME] = False", "$OPTIONS[$NAME] = True", "wrap"),
         BOTH,
     ),
     Edit(
         "every rank with as many threads as the machine has cores",
-        "distributed.py",
+        "runtime/process_group.py",
         Rewrite("torch.set_num_threads($X)", "torch.set_num_threads(cores_per_rank(world) * world.local_world_size)"),
         BOTH,
     ),
     Edit(
         "threads that interrupt each other",
-        "distributed.py",
+        "runtime/process_group.py",
         Rewrite('hasattr(os, "SCHED_BATCH")', "not {}"),
         BOTH,
     ),
-    Edit("an optimizer that is not fused", "train.py", Rewrite("fused=$X", "fused=None"), BOTH),
+    Edit("an optimizer that is not fused", "task.py", Rewrite("fused=$X", "fused=None"), BOTH),
     Edit(
         "gradients copied into buckets",
-        "distributed.py",
-        Rewrite("gradient_as_bucket_view=$X", "static_graph=False"),
+        "runtime/process_group.py",
+        Rewrite('$OPTIONS["gradient_as_bucket_view"] = True', ""),
         ALL,
     ),
     Edit(
         "the data sample by sample",
-        "loaders.py",
+        "runtime/loading.py",
         Rewrite('hasattr($DATASET, "__getitems__")', "len(batch.indices) == 0", "BatchDataset.__getitem__"),
     ),
-    Edit("losses added up in every step", "metrics.py", Rewrite("AT_ONCE = $N", "AT_ONCE = 1")),
+    Edit("losses added up in every step", "runtime/meter.py", Rewrite("AT_ONCE = $N", "AT_ONCE = 1")),
     Edit(
         "metrics reduced in every step",
         "train.py",

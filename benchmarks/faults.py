@@ -41,8 +41,8 @@ def main() -> None:
 def saving(project: Path, folder: Path) -> dict[str, float]:
     """Time a save with its verification, in times of one without, for each size."""
     sys.path.insert(0, str(project))
-    files = importlib.import_module("ddp_project.files")
-    manifest = importlib.import_module("ddp_project.manifest").Manifest(folder)
+    files = importlib.import_module("ddp_project.runtime.storage")
+    manifest = importlib.import_module("ddp_project.runtime.storage").Manifest(folder)
 
     def verified(checkpoint: dict[str, Tensor], path: Path) -> None:
         with files.whole_file(path) as file:

@@ -5,7 +5,6 @@ To compare runs with and without them would tell less: the same program takes ti
 
 import importlib
 import importlib.util
-import inspect
 import io
 import json
 import os
@@ -54,7 +53,7 @@ def measure_on_rank(rank: int, folder: Path, port: int, steps: int, loggers: Seq
     with open(folder / f"log{rank}", "w") as log:
         os.dup2(log.fileno(), sys.stderr.fileno())
     sys.path.insert(0, str(folder / PLAIN))
-    imported("ddp_project.distributed").schedule_as_batch()
+    imported("ddp_project.runtime.process_group").schedule_as_batch()
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, timeout=timedelta(minutes=5), rank=rank, world_size=RANKS)
     with open(os.devnull) as nothing, mock.patch.object(sys, "stdin", nothing):
@@ -98,17 +97,17 @@ class Steps:
     def __init__(self, rank: int, folder: Path) -> None:
         self.folder = folder
         self.train = imported("train")
-        names = ("launcher", "config", "metrics", "whereabouts")
-        launcher, config, self.metrics, whereabouts = (imported(f"ddp_project.{name}") for name in names)
+        config = imported("ddp_project.config")
+        launcher, heartbeat = (imported(f"ddp_project.runtime.{name}") for name in ("launcher", "heartbeat"))
         world = launcher.World(rank, rank, RANKS, RANKS)
         options = config.Config(run_dir=folder / "run", device="cpu", global_batch_size=chosen_workload().batch)
-        self.run = self.train.set_up(options, world, torch.device("cpu"))
+        self.run = self.train.Run(options, world, torch.device("cpu"))
         self.make_tracker = partial(make_tracker, options=options, world=world)
-        self.window = next(iter(self.run.training))
+        self.batches = [*next(iter(self.run.training))]
         self.clocks = {what: Clock() for what in ("judging", "bar", "log")} | {"signs": Clock(time.thread_time)}
-        self.train.gradient_norm = self.clocks["judging"].around(self.train.gradient_norm)
-        self.run.finite.judge = self.clocks["judging"].around(self.run.finite.judge)
-        self.signs = whereabouts.SignsOfLife(rank, RANKS, patience=60)
+        for name in ("clip_gradients", "accepts"):
+            setattr(self.run.update, name, self.clocks["judging"].around(getattr(self.run.update, name)))
+        self.signs = heartbeat.SignsOfLife(rank, RANKS, patience=60)
         for name in ("_tell", "_hear"):
             setattr(self.signs, name, self.clocks["signs"].around(getattr(self.signs, name)))
 
@@ -149,19 +148,18 @@ class Steps:
 
     def timed(self, steps: int, tracker: Any) -> float:
         """Take steps, and give their seconds."""
-        self.run.tracker = SimpleNamespace(log=self.clocks["log"].around(tracker.log))
+        self.run.reporter.tracker = SimpleNamespace(log=self.clocks["log"].around(tracker.log))
         self.run.model.train()
-        totals = self.metrics.Totals(finite_only=True)
         dist.barrier()
-        began = started = time.perf_counter()
-        with mock.patch.object(sys, "stderr", Screen()), self.train.progress_bar(steps, 0) as bar:
-            update = self.clocks["bar"].around(bar.update)
+        began = time.perf_counter()
+        with mock.patch.object(sys, "stderr", Screen()):
+            watched = iter(self.run.reporter.watch(range(steps), self.run.progress))
             for step in range(1, steps + 1):
-                totals += self.train.train_step(self.run, self.window, 1e-3)
+                self.clocks["bar"].around(next)(watched)
+                self.train.train_step(self.run, self.batches, 1e-3)
                 self.run.progress.advance(chosen_workload().batch)
-                update()
                 if step % LOG_EVERY == 0:
-                    started = self.train.report(self.run, totals, 1e-3, started, due=True)
+                    self.train.report(self.run, 1e-3, due=True)
         return time.perf_counter() - began
 
 
@@ -178,11 +176,10 @@ def imported(name: str) -> Any:
 
 def make_tracker(project: Path, options: Any, world: Any) -> Any:
     """Make this rank's tracker of a project that was rendered with another logger than the one that is imported."""
-    name = f"ddp_project.tracking_{project.name}"
-    spec = importlib.util.spec_from_file_location(name, project / "ddp_project" / "tracking.py")
+    name = f"ddp_project.runtime.tracking_{project.name}"
+    spec = importlib.util.spec_from_file_location(name, project / "ddp_project" / "runtime" / "tracking.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    from_start = (0,) if "start_step" in inspect.signature(module.make_tracker).parameters else ()
-    return module.make_tracker(options, world, *from_start)
+    return module.make_tracker(options, world, 0)

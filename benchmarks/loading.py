@@ -59,8 +59,8 @@ def main() -> None:
         render(project, {}, template=take_snapshot(Path(folder) / "snapshot"))
         images.mkdir()
         sys.path.insert(0, str(project))
-        loaders = importlib.import_module("ddp_project.loaders")
-        rates = measure(loaders, Files(images))
+        loading = importlib.import_module("ddp_project.runtime.loading")
+        rates = measure(loading, Files(images))
     medians = {
         kind: {str(workers): round(statistics.median(found), 1) for workers, found in of_kind.items()}
         for kind, of_kind in rates.items()
@@ -70,7 +70,7 @@ def main() -> None:
     print(json.dumps(medians, indent=1))
 
 
-def measure(loaders: Any, data: Files) -> dict[str, dict[int | str, list[float]]]:
+def measure(loading: Any, data: Files) -> dict[str, dict[int | str, list[float]]]:
     """Samples per second of each number of workers, for each kind of step."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     products()
@@ -80,15 +80,15 @@ def measure(loaders: Any, data: Files) -> dict[str, dict[int | str, list[float]]
         rates[kind] = {workers: [] for workers in WORKERS}
         for _ in range(ROUNDS):
             for workers in WORKERS:
-                rates[kind][workers].append(rate(loaders, data, workers, step))
+                rates[kind][workers].append(rate(loading, data, workers, step))
     return rates
 
 
-def rate(loaders: Any, data: Files, workers: int | str, step: Callable[[], object]) -> float:
+def rate(loading: Any, data: Files, workers: int | str, step: Callable[[], object]) -> float:
     """Train one epoch and give its samples per second, without the first step."""
     indices = torch.randint(IMAGES, (STEPS, BATCH), generator=torch.Generator().manual_seed(0)).tolist()
-    batches = [loaders.Batch(chosen, (i,)) for i, chosen in enumerate(indices)]
-    loader = loaders.make_loader(data, batches, loaders.Config(workers=workers), torch.device("cpu"))
+    batches = [loading.Batch(chosen, (i,)) for i, chosen in enumerate(indices)]
+    loader = loading.DeviceBatches(data, batches, loading.Config(workers=workers), torch.device("cpu"))
     started = 0.0
     for i, _ in enumerate(loader):
         if i == 1:

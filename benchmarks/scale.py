@@ -56,7 +56,14 @@ def main(
         project = Path(folder) / "project"
         render(project, {}, template=take_snapshot(Path(folder) / "snapshot"))
         sys.path.insert(0, str(project))
-        for module in ("agreement", "checkpoint", "launcher", "loaders", "model"):
+        for module in (
+            "runtime.collectives",
+            "runtime.checkpoint",
+            "runtime.launcher",
+            "runtime.meter",
+            "runtime.sampling",
+            "model",
+        ):
             importlib.import_module(f"ddp_project.{module}")
         sizes = [(samples, ranks) for samples in sets for ranks in worlds if ranks * BATCH <= samples]
         measured = {
@@ -85,13 +92,13 @@ def of_project(module: str) -> Any:
 
 def world(ranks: int) -> Any:
     """The last one of so many ranks."""
-    return of_project("launcher").World(ranks - 1, 0, ranks, 1)
+    return of_project("runtime.launcher").World(ranks - 1, 0, ranks, 1)
 
 
 def warm_up() -> None:
     """Take the memory that the code itself needs."""
     for samples in (
-        of_project("loaders").ResumableDistributedSampler(BATCH, BATCH, world(1), 0),
+        of_project("runtime.sampling").ResumableDistributedSampler(BATCH, BATCH, world(1), 0),
         all_shuffled(BATCH, 1),
     ):
         next(iter(samples))
@@ -100,7 +107,7 @@ def warm_up() -> None:
 def training(samples: int, ranks: int, place: str) -> Record:
     """Begin an epoch, or go on when nine tenths of it are trained."""
     micro_batch = ranks * BATCH
-    sampler = of_project("loaders").ResumableDistributedSampler(samples, micro_batch, world(ranks), 0)
+    sampler = of_project("runtime.sampling").ResumableDistributedSampler(samples, micro_batch, world(ranks), 0)
     skip = samples // micro_batch * 9 // 10 * micro_batch if place == "late" else 0
 
     def begin() -> Any:
@@ -112,7 +119,7 @@ def training(samples: int, ranks: int, place: str) -> Record:
 
 def evaluation(samples: int, ranks: int) -> Record:
     """Begin an evaluation."""
-    batches = of_project("loaders").evaluation_batches
+    batches = of_project("runtime.sampling").evaluation_batches
     return {"samples": samples, "ranks": ranks, **iterating(lambda: batches(samples, BATCH, world(ranks)))}
 
 
@@ -160,19 +167,24 @@ def kept(network: str, run_dir: Path) -> Any:
     made = []
     for folder in (run_dir.with_name("first"), run_dir):
         config = of_project("config").Config(run_dir=folder, keep=1)
-        made.append(of_project("checkpoint").Checkpoints(config, model))
+        made.append(of_project("runtime.checkpoint").Checkpoints(config, of_project("runtime.meter").Progress(), model))
     with one_of(1):
-        made[0].save(of_project("checkpoint").Progress())
+        made[0].save()
         made[0].restore([made[0].folder / "last.pt"])
     return made[1]
 
 
 def saving(network: str, ranks: int, run_dir: Path) -> Record:
     """Save on rank 0, and look there at the whole of the file, as before going on from it."""
-    checkpoint, run, steps = of_project("checkpoint"), kept(network, run_dir), itertools.count(1)
+    checkpoint, run = of_project("runtime.checkpoint"), kept(network, run_dir)
+
+    def save_next() -> None:
+        run.progress.step += 1
+        run.save()
+
     before = peak_memory()
     with one_of(ranks):
-        save = median_time(lambda: run.save(checkpoint.Progress(next(steps))))
+        save = median_time(save_next)
         memory, path = peak_memory() - before, run.folder / "last.pt"
         verify = median_time(lambda: checkpoint.first_whole([path]))
     return {"size": path.stat().st_size, "save": save, "memory_of_save": memory, "verify": verify}
@@ -189,7 +201,7 @@ def loading(network: str, ranks: int, run_dir: Path) -> Record:
 
 def agreement(ranks: int) -> Record:
     """Compare the ranks at the start."""
-    config, check = of_project("config").Config(), of_project("agreement").check_agreement
+    config, check = of_project("config").Config(), of_project("runtime.collectives").check_ranks_agree
     data: Sized = range(10**9)
     with one_of(ranks):
         before = peak_memory()

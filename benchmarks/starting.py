@@ -39,9 +39,9 @@ COMMANDS = {
 }
 AS_GENERATED = "as generated"
 EDITS = (
-    Edit("options read after torch is imported", "train.py", Rewrite("import gc", "{}\nimport torch._dynamo")),
-    Edit("garbage collected while importing", "train.py", Rewrite("gc.disable()", "gc.enable()")),
-    Edit("what was imported not frozen", "distributed.py", Rewrite("gc.freeze()", "")),
+    Edit("options read after torch is imported", "train.py", Rewrite("CONFIG = $X", "import torch._dynamo\n{}")),
+    Edit("garbage collected while importing", "runtime/launcher.py", Rewrite("gc.disable()", "gc.enable()")),
+    Edit("what was imported not frozen", "runtime/process_group.py", Rewrite("gc.freeze()", "")),
 )
 
 

@@ -34,7 +34,7 @@ def new(
 ) -> None:
     """Write a project from the template as it is in this clone, and say what to do next."""
     with errors_in_one_line():
-        render(destination, parse_answers(answer), quiet=False)
+        render(destination, parse_answers(answer), defaults={}, quiet=False)
         if warning := record_origin(destination):
             typer.echo(f"warning: {warning}", err=True)
 

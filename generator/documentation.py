@@ -184,7 +184,7 @@ def documented_files(template: Path = TEMPLATE) -> dict[Path, str]:
         project = Path(folder) / "project"
         render(project, {}, template=take_snapshot(Path(folder) / "snapshot", template))
         example = (project / "train.py").read_text()
-        parts[FAULTS]["exit-codes"] = exit_code_table(next(project.glob("*/exits.py")).read_text())
+        parts[FAULTS]["exit-codes"] = exit_code_table(next(project.glob("*/runtime/exits.py")).read_text())
     pages = {path: fill((template / path).read_text(), content) for path, content in parts.items()}
     return {**pages, EXAMPLE: example}
 

@@ -13,14 +13,22 @@ from copier.errors import CleanupWarning, CopierError, DirtyLocalWarning, Shallo
 from .questions import TEMPLATE, read_questions
 
 ANSWERS_FILE = ".copier-answers.yml"
+NAME = {"project_name": "DDP project"}  # else the folder's name: the same answers make the same project anywhere
 
 
 class RenderError(Exception):
     """The answers or the destination do not do. The message is one line that says why."""
 
 
-def render(destination: Path, answers: Mapping[str, Any], *, template: Path = TEMPLATE, quiet: bool = True) -> None:
-    """Write a project from these answers, and the defaults for all others.
+def render(
+    destination: Path,
+    answers: Mapping[str, Any],
+    *,
+    defaults: Mapping[str, Any] = NAME,
+    template: Path = TEMPLATE,
+    quiet: bool = True,
+) -> None:
+    """Write a project from these answers, and the defaults for all others: these ones, and then the template's.
 
     Raises RenderError, with nothing written, where an answer is unknown or illegal, or where the destination holds
     something already.
@@ -32,8 +40,9 @@ def render(destination: Path, answers: Mapping[str, Any], *, template: Path = TE
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise RenderError(f"{destination} holds something already: choose a new or empty folder")
     # Copier ignores what it does not understand: look at what it makes of the answers before it writes anything.
-    assert_understood(answers, run_copier(destination, answers, template, quiet=True, pretend=True))
-    run_copier(destination, answers, template, quiet=quiet, pretend=False)
+    recorded = run_copier(destination, answers, template, defaults=defaults, quiet=True, pretend=True)
+    assert_understood(answers, recorded)
+    run_copier(destination, answers, template, defaults=defaults, quiet=quiet, pretend=False)
 
 
 def assert_understood(answers: Mapping[str, Any], recorded: Mapping[str, Any]) -> None:
@@ -44,7 +53,13 @@ def assert_understood(answers: Mapping[str, Any], recorded: Mapping[str, Any]) -
 
 
 def run_copier(
-    destination: Path, answers: Mapping[str, Any], template: Path, *, quiet: bool, pretend: bool
+    destination: Path,
+    answers: Mapping[str, Any],
+    template: Path,
+    *,
+    defaults: Mapping[str, Any] = NAME,
+    quiet: bool,
+    pretend: bool,
 ) -> dict[str, Any]:
     """Let Copier write the project, or only find the answers, and give them. Raises RenderError where it refuses."""
     try:
@@ -55,7 +70,7 @@ def run_copier(
             worker = copier.run_copy(
                 str(template),
                 destination,
-                data=dict(answers),
+                data={**defaults, **answers},
                 defaults=True,
                 quiet=quiet,
                 pretend=pretend,

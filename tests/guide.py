@@ -1,4 +1,4 @@
-"""The README of a project, as its owner follows it."""
+"""UPDATING.md of a project, as its owner follows it."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Guide:
-    """The commands of the section on updates, as they stand."""
+    """The commands of the page, as they stand."""
 
     start: str
     finish: str
@@ -18,7 +18,7 @@ class Guide:
 
 
 def read_guide(project: Path) -> Guide:
-    """Take the commands from the README of a project."""
-    _, _, section = (project / "README.md").read_text().partition("\n## Bring it up to date\n")
-    blocks = re.findall(r"^```\n(.*?)^```$", section.partition("\n## ")[0], flags=re.MULTILINE | re.DOTALL)
+    """Take the commands from UPDATING.md of a project."""
+    page = (project / "UPDATING.md").read_text()
+    blocks = re.findall(r"^```\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
     return Guide(*blocks)

@@ -10,10 +10,11 @@ from generator.cache import Cache
 from generator.scratch import scratch_folder
 from generator.snapshot import take_snapshot
 from generator.updates.hermetic import run
-from generator.updates.history import History, clone_history
+from generator.updates.history import NEXT, History
 from generator.updates.releases import FILE, read_releases
 from generator.updates.replay import commit_all, copy_project, put_under_git
 from generator.workers import Workers
+from tools.rewriting import Rewrite
 
 
 @pytest.fixture(scope="session")
@@ -28,12 +29,6 @@ def scratch() -> Iterator[Path]:
     """A folder in memory, where there is room."""
     with scratch_folder(2**30) as folder:
         yield folder
-
-
-@pytest.fixture(scope="session")
-def history(tmp_path_factory: pytest.TempPathFactory) -> History:
-    """A throwaway clone of this repository with all released versions, and the working tree as NEXT."""
-    return clone_history(tmp_path_factory.mktemp("history") / "clone", read_releases())
 
 
 class MadeUp:
@@ -56,6 +51,34 @@ class MadeUp:
     def replace(self, path: str, old: str, new: str) -> None:
         """Replace a text, which must be there, in a file."""
         replace(self.folder / path, old, new)
+
+
+def change_many_files(versions: MadeUp) -> None:
+    """Change the template as a new version may: lines in many files, and a new file."""
+    package = "template/{{package_name}}"
+    for path, edit in {
+        "template/train.py.jinja": Rewrite("run.model.eval()", "{}  # no dropout"),
+        f"{package}/config.py.jinja": Rewrite("epochs: Count = $N", "epochs: Count = 21", "Config"),
+        f"{package}/model.py": Rewrite("class $NAME(nn.Module): $$$BODY", "# The template's network.\n{}"),
+        f"{package}/runtime/checkpoint.py": Rewrite("first_whole($X)", "first_whole([*$X])"),
+    }.items():
+        edit.apply(versions.folder / path)
+    versions.replace("template/pyproject.toml.jinja", '    "numpy>=1.26",\n', '    "numpy>=1.26.4",\n')
+    versions.replace("template/UPDATING.md.jinja", "replaces what you left alone", "replaces what you have left alone")
+    (versions.folder / package / "runtime" / "sums.py").write_text('"""New in this version."""\n')
+
+
+@pytest.fixture(scope="session")
+def history(tmp_path_factory: pytest.TempPathFactory) -> History:
+    """A made-up history: version 1.0.0 is the template as it is, and NEXT changes something in many files."""
+    place = tmp_path_factory.mktemp("history")
+    versions = MadeUp(place / "made-up", Cache(place / "cache-of-questions"))
+    shutil.copytree(take_snapshot(place / "snapshot"), versions.folder, dirs_exist_ok=True)
+    versions.release("1.0.0")
+    change_many_files(versions)
+    commit_all(versions.folder)
+    run(versions.folder, "tag", NEXT)
+    return History(versions.folder, read_releases(versions.folder), versions.folder)
 
 
 @pytest.fixture

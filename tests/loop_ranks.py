@@ -29,8 +29,8 @@ def make_run(rank: int, project: Path, package: str, options: dict[str, Any], de
     sys.path.insert(0, str(project))
     train = importlib.import_module("train")
     config = importlib.import_module(f"{package}.config").Config(**options)
-    world = importlib.import_module(f"{package}.distributed").World(rank, rank, 2, 2)
-    return train, train.set_up(config, world, torch.device(device))
+    world = importlib.import_module(f"{package}.runtime.launcher").World(rank, rank, 2, 2)
+    return train, train.Run(config, world, torch.device(device))
 
 
 def collectives_of_an_epoch(rank: int, project: Path, options: dict[str, Any]) -> dict[str, int]:

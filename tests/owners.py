@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.histories import replace
-from tools.rewriting import Rewrite
+from tools.rewriting import Rewrite, extend
 
 MODEL = '''"""A perceptron."""
 
@@ -50,8 +50,8 @@ def quarters(samples: int, seed: int) -> TensorDataset:
     return TensorDataset(images, labels)
 
 
-def load_data() -> tuple[TensorDataset, TensorDataset]:
-    """Give the training set and the validation set."""
+def load_data(config: object) -> tuple[TensorDataset, TensorDataset]:
+    """Return the training set and the validation set."""
     return quarters(400, seed=1), quarters(100, seed=2)
 '''
 
@@ -67,46 +67,44 @@ def another_data_set(project: Path) -> None:
     (project / "ddp_project" / "digits.npz").unlink(missing_ok=True)
 
 
-SECOND_OPTIMIZER = (
-    Rewrite("from torch.optim import $$$NAMES", "from torch.optim import SGD, $$$NAMES"),
-    Rewrite("optimizer: Optimizer", "{}\nbias_optimizer: Optimizer", "Run"),
+AVERAGED_WEIGHTS = (
+    Rewrite("import torch", "{}\nfrom torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn"),
     Rewrite(
-        "optimizer: Optimizer = AdamW(model.parameters(), $$$OPTIONS)",
-        "biases = [weight for weight in model.parameters() if weight.dim() == 1]\n"
-        "others = [weight for weight in model.parameters() if weight.dim() > 1]\n"
-        "bias_optimizer = SGD(biases, lr=config.lr, momentum=0.9)\n"
-        "optimizer: Optimizer = AdamW(others, $$$OPTIONS)",
-        "set_up",
+        "self.optimizer = task.build_optimizer($$$A)",
+        "{}\nself.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))",
+        "Run.__init__",
     ),
-    Rewrite("Checkpoints($$$PARTS)", "Checkpoints($$$PARTS, biases=bias_optimizer)", "set_up"),
-    Rewrite("sampler=sampler", "bias_optimizer=bias_optimizer,\n{}", "set_up"),
-    Rewrite(
-        "run.optimizer.zero_grad()",
-        "{}\nrun.bias_optimizer.step()\nrun.bias_optimizer.zero_grad()",
-        "train_step",
-    ),
+    Rewrite("$M.Checkpoints($$$PARTS)", "$M.Checkpoints($$$PARTS, average=self.average)", "Run.__init__"),
+    Rewrite("run.optimizer.zero_grad()", "{}\nrun.average.update_parameters(run.model)", "train_step"),
 )
 
 
-def second_optimizer(project: Path) -> None:
-    """Step the biases by another optimizer."""
-    for edit in SECOND_OPTIMIZER:
+def averaged_weights(project: Path) -> None:
+    """Keep a running average of the weights, too."""
+    for edit in AVERAGED_WEIGHTS:
         edit.apply(project / "train.py")
 
 
 def new_option(project: Path) -> None:
     """Add an option at the end of the others."""
-    smoothing = (
-        'label_smoothing: Amount = 0.0\n"""Share of each label that is spread over all classes (fraction)."""\n\n{}'
-    )
-    end = Rewrite("def as_plain_dict($$$A) -> $TYPE: $$$BODY", smoothing, "Config")
-    end.apply(project / "ddp_project" / "config.py")
+    option = 'label_smoothing: Amount = 0.0\n"""Share of each label that is spread over all classes (fraction)."""'
+    file = project / "ddp_project" / "config.py"
+    extend(file, "    " + option.replace("\n", "\n    ") + "\n")
 
 
 def added_metric(project: Path) -> None:
     """Record the error beside the accuracy."""
-    error = '{},\n"epoch/validation_error": 1 - correct / samples'
-    Rewrite('"epoch/validation_accuracy": $X', error, "evaluate").apply(project / "train.py")
+    error = '{},\n"error": Mean((logits.argmax(dim=1) != labels).sum(), len(labels))'
+    Rewrite('"accuracy": $X', error, "compute").apply(project / "ddp_project" / "task.py")
+
+
+def early_end(project: Path) -> None:
+    """End a run that has become good enough."""
+    Rewrite(
+        "if finished_epoch: $$$BODY",
+        "if best and progress.best and progress.best > 0.999:\n    logging.info('good enough')\n{}",
+        "main",
+    ).apply(project / "train.py")
 
 
 def added_dependency(project: Path) -> None:
@@ -131,9 +129,10 @@ EDITS: Mapping[str, Callable[[Path], None]] = {
     for edit in (
         another_model,
         another_data_set,
-        second_optimizer,
+        averaged_weights,
         new_option,
         added_metric,
+        early_end,
         added_dependency,
         renamed_readme,
         own_file,

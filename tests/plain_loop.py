@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 
-def load_data() -> tuple[Dataset[Any], Dataset[Any]]:
+def load_data(config: object) -> tuple[Dataset[Any], Dataset[Any]]:
     rng = torch.Generator().manual_seed(7)
     images = torch.randn({SAMPLES}, {FEATURES}, generator=rng)
     labels = torch.randint(0, {CLASSES}, ({SAMPLES},), generator=rng)
@@ -87,14 +87,19 @@ def take_step(network: nn.Module, optimizer: torch.optim.Optimizer, lr: float, c
     return norm
 
 
-def train(recipe: Recipe, orders: Sequence[Sequence[int]]) -> tuple[dict[str, Tensor], list[float]]:
-    """Train on whole batches. Gives the weights, and the norm of the gradients of each step."""
+def train(
+    recipe: Recipe, orders: Sequence[Sequence[int]], ignored: int = -100
+) -> tuple[dict[str, Tensor], list[float]]:
+    """Train on whole batches, of which the samples of one class may not count.
+
+    Returns the weights, and the norm of the gradients of each step.
+    """
     images, labels = data()
     network, norms = model(), []
     optimizer = torch.optim.AdamW(network.parameters(), weight_decay=1e-2)
     for samples, lr in windows(recipe, orders):
         chosen = torch.tensor(samples)
-        F.cross_entropy(network(images[chosen]), labels[chosen]).backward()
+        F.cross_entropy(network(images[chosen]), labels[chosen], ignore_index=ignored).backward()
         norms.append(take_step(network, optimizer, lr, recipe.clip_norm))
     return dict(network.state_dict()), norms
 

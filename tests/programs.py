@@ -20,9 +20,9 @@ AT_ONCE = 4  # sequences; ranks wait for each other now and then
 # Appended to data.py: 119 = 7 x 17 training samples and 10 to evaluate on, which neither 2 nor 4 processes divide well.
 EXCERPT = '''
 
-def first_samples(load: Any = load_data) -> tuple[Dataset[Any], Dataset[Any]]:
+def first_samples(config: Any, load: Any = load_data) -> tuple[Dataset[Any], Dataset[Any]]:
     """Give the first samples of both sets."""
-    training, validation = load()
+    training, validation = load(config)
     return Subset(training, range(119)), Subset(validation, range(10))
 
 
@@ -37,9 +37,9 @@ def told(self: Dataset[Any], indices: list[int]) -> Any:
     return given(self, indices)
 
 
-def telling(load: Any = load_data) -> Any:
+def telling(config: Any, load: Any = load_data) -> Any:
     """Remember which set is which."""
-    sets[:] = load()
+    sets[:] = load(config)
     return tuple(sets)
 
 

@@ -59,9 +59,9 @@ def batch_norm_project(plain_project: Path, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="package")
 def orders(project: Render) -> list[list[int]]:
-    """The order of each epoch; test_shuffling.py tells what it is worth."""
-    shuffling: ModuleType = module_of(project() / "ddp_project" / "shuffling.py")
+    """The order of each epoch; test_permutation.py tells what it is worth."""
+    permutation: ModuleType = module_of(project() / "ddp_project" / "runtime" / "permutation.py")
     return [
-        shuffling.Permutation(plain.SAMPLES, 0, epoch)[np.arange(plain.SAMPLES)].tolist()
+        permutation.Permutation(plain.SAMPLES, 0, epoch)[np.arange(plain.SAMPLES)].tolist()
         for epoch in range(plain.EPOCHS)
     ]

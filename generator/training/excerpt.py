@@ -30,7 +30,7 @@ def first_part(load_data: Any) -> Any:
     from torch.utils.data import Subset
 
     @functools.wraps(load_data)
-    def load_part() -> list[Any]:
-        return [Subset(dataset, range(len(dataset) // PART)) for dataset in load_data()]
+    def load_part(*options: Any) -> list[Any]:
+        return [Subset(dataset, range(len(dataset) // PART)) for dataset in load_data(*options)]
 
     return load_part

@@ -176,7 +176,7 @@ def checkpoint_parts(path: Path) -> dict[str, str]:
 
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     # --max-steps ends a run with an evaluation, which another run does not have at this step.
-    checkpoint["progress"].pop("best_accuracy", None)
+    checkpoint["progress"].pop("best", None)
     return {name: digest(part) for name, part in checkpoint.items() if name != "config"}
 
 

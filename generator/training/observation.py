@@ -39,7 +39,9 @@ def watch_loss(seen: Observation) -> None:
 
     def noted(logits: torch.Tensor, labels: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = given(logits, labels, *args, **kwargs)
-        seen.losses.append(Loss(loss.requires_grad, loss.item(), len(labels)))
+        total = loss.sum().item()
+        mean = total if kwargs.get("reduction", "mean") == "mean" else total / len(labels)
+        seen.losses.append(Loss(loss.requires_grad, mean, len(labels)))
         return loss
 
     torch.nn.functional.cross_entropy = noted  # type: ignore[assignment]

@@ -9,7 +9,7 @@ from typing import Any
 import copier
 from copier.errors import CopierError
 
-from ..rendering import RenderError
+from ..rendering import NAME, RenderError
 from ..trees import Tree, read_files
 from .hermetic import hermetic_git, run
 
@@ -26,7 +26,13 @@ def copy_project(template: Path, version: str, answers: Mapping[str, Any], proje
         warnings.simplefilter("ignore")
         try:
             copier.run_copy(
-                str(template), project, data=dict(answers), defaults=True, quiet=True, vcs_ref=version, unsafe=False
+                str(template),
+                project,
+                data=NAME | dict(answers),
+                defaults=True,
+                quiet=True,
+                vcs_ref=version,
+                unsafe=False,
             )
         except (CopierError, ValueError) as error:
             raise RenderError(" ".join(str(error).split())) from error

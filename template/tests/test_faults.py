@@ -20,17 +20,17 @@ from torch import multiprocessing as mp
 import train
 
 STEPS = 6
-SAVING = replace(OWN, max_steps=STEPS, save_every=2, keep=2)
+SAVING = replace(OWN, max_steps=STEPS, save_every=2, keep=2, eval_every=STEPS)
 REPLACED = 3  # files that are replaced in each save: the manifest, the numbered file and last.pt
 
 
 def train_own(config: Any) -> None:
     """Train your model on the beginning of your data, on this rank."""
-    train_here(config, load_data=first_samples)
+    train_here(config, first_samples)
 
 
 def interrupted(function: Callable[..., Any], number: int, signum: int) -> Callable[..., Any]:
-    """Give the function, which at one of its calls sends a signal to this rank first."""
+    """Return the function, which at one of its calls sends a signal to this rank first."""
     calls = iter(range(number))
 
     def call(*arguments: Any) -> Any:
@@ -86,6 +86,12 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(on_ranks: OnRanks, w
     on_ranks(2, train_until_stopped, replace(SAVING, run_dir=run_dir, save_every=0, log_every=1), 3)
     assert saved(run_dir)["progress"]["step"] == 3
     assert_goes_on(run_dir, whole, on_ranks)
+
+
+def test_a_signal_in_the_last_step_lets_the_run_end(on_ranks: OnRanks, whole: Path, tmp_path: Path) -> None:
+    on_ranks(2, train_until_stopped, replace(SAVING, run_dir=tmp_path / "last", log_every=1), STEPS)
+    assert [*differences(saved(tmp_path / "last")["model"], saved(whole)["model"])] == []
+    assert (tmp_path / "last" / "checkpoints" / "best.pt").is_file()
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(on_ranks: OnRanks, whole: Path, tmp_path: Path) -> None:

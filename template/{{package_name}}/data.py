@@ -1,6 +1,6 @@
 """The datasets. This file is yours: replace it with your own data. It knows nothing of ranks.
 
-A dataset has __len__ and __getitem__(index), as everywhere in PyTorch. One that also has __getitems__(indices) gives
+A dataset has __len__ and __getitem__(index), as everywhere in PyTorch. One that also has __getitems__(indices) returns
 many samples at once: as a list or, which is faster for data in memory, as a whole batch. Draw random numbers from
 torch's global RNG: it is seeded for every batch from the seed, the epoch and the place in the epoch, so that a resumed
 run sees the same data.
@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
+
+from .config import Config
 
 
 class Digits(Dataset[tuple[Tensor, Tensor]]):
@@ -35,7 +37,7 @@ class Digits(Dataset[tuple[Tensor, Tensor]]):
         return images[0], labels[0]
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """Give the images, shape (len(indices), 1, 8, 8), and their labels, shape (len(indices),)."""
+        """Return the images, shape (len(indices), 1, 8, 8), and their labels, shape (len(indices),)."""
         chosen = torch.tensor(indices)
         images = self.images[chosen]
         return random_shift(images) if self.augment else images, self.labels[chosen]
@@ -49,8 +51,8 @@ def random_shift(padded: Tensor) -> Tensor:
     return padded[image, 0, top + pixels[:, None], left + pixels][:, None]
 
 
-def load_data() -> tuple[Digits, Digits]:
-    """Give the training set (1,437 digits, augmented) and the validation set (360), the same split in every run."""
+def load_data(config: Config) -> tuple[Digits, Digits]:
+    """Return the training set (1,437 digits, augmented) and the validation set (360), the same split in every run."""
     with np.load(Path(__file__).with_name("digits.npz")) as digits:
         images = torch.from_numpy(digits["images"]).float().div(16)[:, None]
         labels = torch.from_numpy(digits["labels"])

@@ -26,11 +26,11 @@ class Network(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Give the logits, shape (batch, classes), of images of shape (batch, 1, 8, 8)."""
+        """Return the logits, shape (batch, classes), of images of shape (batch, 1, 8, 8)."""
         logits: Tensor = self.classifier(self.features(images))
         return logits
 
 
 def build_model() -> nn.Module:
-    """The network to train, freshly initialised from torch's global RNG."""
+    """Return the network to train, freshly initialised from torch's global RNG."""
     return Network()

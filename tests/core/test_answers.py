@@ -27,7 +27,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from packaging.utils import canonicalize_name
 
 from generator.questions import read_questions
-from generator.rendering import RenderError, recorded_answers, render
+from generator.rendering import NAME, RenderError, recorded_answers, render
 from tests.conftest import Render
 
 if sys.version_info >= (3, 11):
@@ -159,7 +159,7 @@ def name_fits(name: str) -> bool:
 
 def copy(snapshot: Path, destination: Path, **answers: object) -> None:
     """Let Copier make a project of these answers and the defaults, without trust."""
-    copier.run_copy(str(snapshot), destination, data=answers, defaults=True, quiet=True, unsafe=False)
+    copier.run_copy(str(snapshot), destination, data=NAME | answers, defaults=True, quiet=True, unsafe=False)
 
 
 def assert_refused(snapshot: Path, destination: Path, key: str, text: str) -> None:

@@ -492,7 +492,7 @@ def test_the_logger_changes_its_module_and_the_requirements() -> None:
     sides = ["logging=console", "logging=tensorboard"]
     done = subprocess.run([COMMAND, "diff", *sides], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "+++ b/ddp_project/tracking.py\n" in done.stdout
+    assert "+++ b/ddp_project/runtime/tracking.py\n" in done.stdout
     assert re.search(r'^\+    "tensorboard>=.*"', done.stdout, flags=re.MULTILINE)
     assert "+++ b/pyproject.toml\n" in done.stdout
     assert "\x1b" not in done.stdout

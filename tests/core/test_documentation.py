@@ -97,8 +97,11 @@ def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> No
     shown = subprocess.run(
         [sys.executable, "train.py", "--help"], cwd=place, capture_output=True, text=True, check=True
     )
-    readme, _, _ = (place / "README.md").read_text().partition("## Bring it up to date")  # by git
+    readme = (place / "README.md").read_text() + (place / "TROUBLESHOOTING.md").read_text()
     others = {
+        "--group",
+        "--index-url",
+        "--upgrade",
         "--standalone",
         "--nproc-per-node",
         "--ntasks",

@@ -16,16 +16,17 @@ from torch.utils.data import Dataset, Subset
 from tests.conftest import Render
 
 CORES = 6
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def loaders(project: Render) -> Iterator[ModuleType]:
+def loading(project: Render) -> Iterator[ModuleType]:
     """The module of the default project, on a rank that has six cores."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(project()))
         before = torch.get_num_threads()
         torch.set_num_threads(CORES)
-        yield importlib.import_module("ddp_project.loaders")
+        yield importlib.import_module("ddp_project.runtime.loading")
         torch.set_num_threads(before)
         for name in [name for name in sys.modules if name.partition(".")[0] == "ddp_project"]:
             del sys.modules[name]
@@ -46,59 +47,63 @@ class OneByOne(Dataset[Any]):
 
 
 class InMemory(OneByOne):
-    """The same, which can give many at once."""
+    """The same, which can return many at once."""
 
     def __getitems__(self, indices: list[int]) -> torch.Tensor:
         return torch.tensor(indices)
 
 
-def workers(loaders: ModuleType, dataset: Dataset[Any], **options: Any) -> int:
+def batches(loading: ModuleType, dataset: Dataset[Any], sampler: Any, **options: Any) -> Any:
+    """A dataset in batches, as a rank loads it."""
+    return loading.DeviceBatches(dataset, sampler, loading.Config(**options), torch.device("cpu"))
+
+
+def workers(loading: ModuleType, dataset: Dataset[Any], **options: Any) -> int:
     """How many processes load a dataset."""
-    config = loaders.Config(**options)
-    found: int = loaders.make_loader(dataset, [loaders.Batch([0], (0,))], config, torch.device("cpu")).num_workers
+    found: int = batches(loading, dataset, [loading.Batch([0], (0,))], **options).loader.num_workers
     return found
 
 
-def test_data_in_memory_has_no_workers(loaders: ModuleType) -> None:
+def test_data_in_memory_has_no_workers(loading: ModuleType) -> None:
     """Nor has a part of it, though a Subset gives batches of anything."""
-    assert workers(loaders, InMemory()) == 0
-    assert workers(loaders, Subset(Subset(InMemory(), range(9)), range(3))) == 0
+    assert workers(loading, InMemory()) == 0
+    assert workers(loading, Subset(Subset(InMemory(), range(9)), range(3))) == 0
 
 
-def test_other_data_has_the_further_cores_of_the_rank(loaders: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert workers(loaders, OneByOne()) == CORES - 1
-    assert workers(loaders, Subset(OneByOne(), range(3))) == CORES - 1
-    assert workers(loaders, InMemory(), workers=2) == 2
-    assert workers(loaders, OneByOne(), workers=0) == 0
-    monkeypatch.setattr(loaders, "MOST_WORKERS", 3)
-    assert workers(loaders, OneByOne()) == 3
+def test_other_data_has_the_further_cores_of_the_rank(loading: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert workers(loading, OneByOne()) == CORES - 1
+    assert workers(loading, Subset(OneByOne(), range(3))) == CORES - 1
+    assert workers(loading, InMemory(), workers=2) == 2
+    assert workers(loading, OneByOne(), workers=0) == 0
+    monkeypatch.setattr(loading, "MOST_WORKERS", 3)
+    assert workers(loading, OneByOne()) == 3
 
 
-def test_a_rank_with_one_core_loads_its_data_itself(loaders: ModuleType) -> None:
+def test_a_rank_with_one_core_loads_its_data_itself(loading: ModuleType) -> None:
     torch.set_num_threads(1)
     try:
-        assert workers(loaders, OneByOne()) == 0
+        assert workers(loading, OneByOne()) == 0
     finally:
         torch.set_num_threads(CORES)
 
 
-@pytest.mark.parametrize(("loading", "training", "told"), [(0.004, 0.001, True), (0.0, 0.03, False)])
+@pytest.mark.parametrize(("loading_takes", "training", "told"), [(0.004, 0.001, True), (0.0, 0.03, False)])
 def test_the_log_tells_of_a_loop_that_waits(
-    loading: float,
+    loading_takes: float,
     training: float,
     told: bool,
-    loaders: ModuleType,
+    loading: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(loaders, "PERIOD", 0.1)
+    monkeypatch.setattr(loading, "PERIOD", 0.1)
     caplog.set_level(logging.INFO)
-    config = loaders.Config(workers=0)
-    batches = [loaders.Batch([i], (i,)) for i in range(64)]
-    windows = loaders.Windows(loaders.make_loader(OneByOne(loading), batches, config, torch.device("cpu")), 2)
+    sampler = importlib.import_module("ddp_project.runtime.sampling").Batches(range(64), 1)
+    sampler.micro_batch_size = 1
+    windows = loading.TrainingBatches(OneByOne(loading_takes), sampler, loading.Config(workers=0, accum_steps=2), CPU)
     sizes = []
     for window in windows:
-        sizes.append(len(window))
+        sizes.append(len([*window]))
         time.sleep(training)
     assert sizes == [2] * 32
     shares = [int(share) for share in re.findall(r"takes (\d+) % of the time", caplog.text)]

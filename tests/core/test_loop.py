@@ -10,5 +10,5 @@ def test_one_reduction_a_step_and_one_a_report(project: Render, tmp_path: Path) 
     # 1,437 samples in micro-batches of 16 are 89, in windows of 3 are 30 steps; reports after 7, 14, 21, 28 and 30.
     chosen = {"run_dir": tmp_path / "run", "global_batch_size": 48, "accum_steps": 3, "log_every": 7}
     for counted in on_two_ranks(collectives_of_an_epoch, tmp_path, project(), chosen):
-        # The two broadcasts come once, after the first step: DDP agrees on the order of its buckets.
-        assert counted == {"gloo:all_reduce": 30 + 5, "gloo:broadcast": 2}
+        # The others come once: DDP agrees on the order of its buckets, and the ranks on the names of the metrics.
+        assert counted == {"gloo:all_reduce": 30 + 5, "gloo:broadcast": 2, "gloo:all_gather": 2}

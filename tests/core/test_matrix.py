@@ -207,7 +207,7 @@ def test_a_new_choice_is_rendered(extended: tuple[Path, list[Combination]], tmp_
     write_projects(tmp_path / "projects", wanted, template)
     assert sorted(path.name for path in (tmp_path / "projects").iterdir()) == sorted(names(wanted))
     for project in (tmp_path / "projects").iterdir():
-        assert (project / "ddp_project" / "tracking.py").read_text().startswith("# jsonl was chosen\n")
+        assert (project / "ddp_project" / "runtime" / "tracking.py").read_text().startswith("# jsonl was chosen\n")
 
 
 @pytest.mark.parametrize("parts", [2, 4, 8])

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from generator.questions import TEMPLATE
+from generator.snapshot import take_snapshot
+from generator.updates.hermetic import run
+from generator.updates.replay import put_under_git
 from tests.commands import Result, ddp_template
 
 ANSWERS = {"project_name": "Digits & co", "author_name": 'Ann "A" O\'Hara', "launcher": "slurm", "sync_bn": "true"}
@@ -64,6 +67,24 @@ def test_the_project_is_the_one_that_copier_makes(made: tuple[Path, str], tmp_pa
     assert {"train.py", "launch.sh", "digits_co/model.py"} <= by_new.keys()
 
 
+def test_a_copy_is_named_by_its_folder_and_knows_its_template_from_anywhere(tmp_path: Path) -> None:
+    copier = [sys.executable, "-m", "copier"]
+    put_under_git(take_snapshot(tmp_path / "template"))
+    subprocess.run(
+        [*copier, "copy", "--quiet", "--defaults", "--vcs-ref", "HEAD", "template", "My net"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
+    assert (tmp_path / "My net" / "README.md").read_text().startswith("# My net\n")
+    assert (tmp_path / "My net" / "my_net" / "model.py").is_file()
+    put_under_git(tmp_path / "My net")
+    run(tmp_path, "clone", "--quiet", "My net", "deeper/clone")
+    update = [*copier, "update", "--quiet", "--defaults", "--vcs-ref", "HEAD"]
+    subprocess.run(update, cwd=tmp_path / "deeper" / "clone", check=True, capture_output=True)
+    assert (tmp_path / "deeper" / "clone" / "README.md").read_text().startswith("# My net\n")
+
+
 def test_its_answers_name_the_template_that_it_came_from(made: tuple[Path, str]) -> None:
     answers = (made[0] / ".copier-answers.yml").read_text()
     assert f"\n_src_path: {TEMPLATE}\n" in answers
@@ -77,7 +98,7 @@ def test_the_next_steps_are_printed_and_lead_into_the_project(made: tuple[Path, 
     shell = ["bash", "-c", f"{change_folder} && pwd"]
     at = subprocess.run(shell, cwd=project.parent, capture_output=True, text=True, check=True)
     assert at.stdout == f"{project}\n"
-    assert 'pip install -e ".[dev]"' in steps
+    assert "python -m pip install --upgrade pip && pip install -e . --group dev" in steps
     assert "pytest" in steps
     assert "srun --ntasks=2 python train.py" in steps
 

@@ -57,7 +57,7 @@ def test_copier_is_seen_to_read_the_partials_of_the_answers(legal: list[Combinat
     snapshot = take_snapshot(tmp_path / "template")
     with Workers(1) as workers:
         read = workers.render(snapshot, combination, tmp_path / "project").result().partials
-    assert {CSV, "partials/distributed/slurm.py.jinja", "partials/precision/torch.py.jinja"} <= read
+    assert {CSV, "partials/process_group/slurm.py.jinja", "partials/precision/torch.py.jinja"} <= read
     others = ("wandb", "mlflow", "console", "torchrun", "apex")
     assert not [path for path in read if any(other in path for other in others)]
 

@@ -137,7 +137,7 @@ def test_a_failure_is_shown_again_by_the_command_that_is_printed(clone: Path) ->
     append(clone / "template" / "train.py.jinja", "#black wants a space\n")
     extend(package / "model.py", imports="import os\n")
     Rewrite("logits: Tensor = $X", "logits: int = $X").apply(package / "model.py")
-    Rewrite("set_generator_states($X)", "pass").apply(package / "checkpoint.py")
+    Rewrite("set_generator_states($X)", "pass").apply(package / "runtime" / "checkpoint.py")
     printed = check(clone, "launcher=torchrun", "backend=auto,gloo", "amp=none", "sync_bn=false", "logging=csv", code=1)
     assert "2 combinations: 0 passed, 2 failed" in printed
     found = ("black would change it", "F401", "error: Incompatible", "the weights from step 4 on")

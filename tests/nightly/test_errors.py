@@ -30,6 +30,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "batch": (lambda _: ["--global-batch-size", "63"], "--global-batch-size 63 is no multiple of 2"),
     "accumulation": (lambda _: ["--accum-steps", "5"], "world size 1 x --accum-steps 5: 60 or 65 would do"),
     "data": (lambda _: ["--global-batch-size", "2000"], "the 1437 training samples do not fill a micro-batch of 2000"),
+    "workers": (lambda _: ["--workers", "2000"], "--workers 2000 is too much for the cores of a rank: give at most"),
     "nccl": (lambda _: ["--backend", "nccl"], "--backend nccl needs a GPU and this run is on the CPU"),
     "missing": (lambda folder: ["--resume", str(folder / "no.pt")], "there is no checkpoint"),
     "newest": (lambda _: ["--resume"], "there is no checkpoint"),
@@ -40,7 +41,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], list[str]], str]] = {
 
 
 # Found before the ranks meet, after it, on rank 0 alone, on every rank: one process each is enough for the others.
-ON_TWO = ("batch", "missing", "damaged", "unwritable")
+ON_TWO = ("batch", "workers", "missing", "damaged", "unwritable")
 
 
 @pytest.mark.parametrize("case", REFUSALS)

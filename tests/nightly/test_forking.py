@@ -89,7 +89,7 @@ def import_data(folder: str) -> list[tuple[int, int]]:
     """How many samples a program gets of each of its datasets, and which is the last of them."""
     sys.path.insert(0, folder)
     return [
-        (len(dataset), dataset[len(dataset) - 1]) for dataset in importlib.import_module("program.data").load_data()
+        (len(dataset), dataset[len(dataset) - 1]) for dataset in importlib.import_module("program.data").load_data(None)
     ]
 
 

@@ -42,7 +42,7 @@ def reference(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 def test_the_default_project_reaches_97_percent_on_two_processes(project: Render, tmp_path: Path) -> None:
     printed = train(project(), tmp_path / "run")
-    assert checkpoint(tmp_path / "run", "best.pt")["progress"]["best_accuracy"] >= 0.97
+    assert checkpoint(tmp_path / "run", "best.pt")["progress"]["best"] >= 0.97
     assert "done: best validation accuracy" in printed
 
 
@@ -189,7 +189,7 @@ def threads(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = shutil.copytree(project(launcher="spawn"), tmp_path_factory.mktemp("threads") / "project")
     # In one piece, newline included: two ranks write to the same pipe.
     telling = 'print(f"threads: {torch.get_num_threads()}\\n", end="")'
-    Rewrite("run = set_up($$$A)", f"{telling}\n{{}}", "main").apply(copy / "train.py")
+    Rewrite("run = Run($$$A)", f"{telling}\n{{}}", "main").apply(copy / "train.py")
     return copy
 
 

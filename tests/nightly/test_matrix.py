@@ -17,6 +17,7 @@ import pytest
 
 from generator.combinations import Combination
 from generator.questions import TEMPLATE
+from generator.rendering import NAME
 from generator.selection import covering, shard
 from generator.workers import Workers
 from tests.answer_space import PRODUCT, name_of, names
@@ -30,7 +31,7 @@ COMMAND = Path(sys.executable).with_name("ddp-template")
 def copier_accepts(answers: dict[str, Any], template: Path, destination: Path) -> bool:
     """Ask Copier itself."""
     try:
-        copier.run_copy(str(template), destination, data=answers, defaults=True, quiet=True, pretend=True)
+        copier.run_copy(str(template), destination, data={**NAME, **answers}, defaults=True, quiet=True, pretend=True)
     except ValueError:
         return False
     return True

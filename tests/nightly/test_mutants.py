@@ -37,14 +37,14 @@ class Mutant:
 MUTANTS = [
     Mutant(
         "the sampler is not told the epoch",
-        "train.py",
+        "ddp_project/runtime/loading.py",
         Rewrite("$SAMPLER.set_epoch($$$A)", "pass"),
         "resume",
         "the weights from step 4 on",
     ),
     Mutant(
         "a resumed epoch begins anew",
-        "train.py",
+        "ddp_project/runtime/loading.py",
         Rewrite("$SAMPLER.set_epoch($EPOCH, skip=$X)", "$SAMPLER.set_epoch($EPOCH)"),
         "resume",
         "the weights from step 4 on",
@@ -59,27 +59,27 @@ MUTANTS = [
     Mutant(
         "gradients are not averaged",
         "train.py",
-        Rewrite("run.ddp($IMAGES)", "run.model($IMAGES)"),
+        Rewrite("run.ddp($BATCH)", "run.ddp.module($BATCH)"),
         "train",
         "different weights after step 1",
     ),
     Mutant(
         "all ranks train on the same samples",
-        "ddp_project/loaders.py",
+        "ddp_project/runtime/sampling.py",
         Rewrite("self.skip + $OWN", "self.skip"),
         "agree",
         "differ from those of clean from step 1 on",
     ),
     Mutant(
         "all ranks save",
-        "ddp_project/checkpoint.py",
+        "ddp_project/runtime/checkpoint.py",
         Rewrite("on_main(lambda: self._write($$$A))", "self._write($$$A)"),
         "train",
         "exit code 2",  # of one rank or of both: whose temporary file is gone depends on who is faster
     ),
     Mutant(
         "all ranks record",
-        "ddp_project/tracking.py",
+        "ddp_project/runtime/tracking.py",
         Rewrite("$TRACKER if world.is_main else NoTracker()", "$TRACKER"),
         "train",
         # The latter where one rank takes away the temporary file of another.
@@ -88,21 +88,21 @@ MUTANTS = [
     ),
     Mutant(
         "rank 0 logs its own loss",
-        "train.py",
-        Rewrite("reduce_tensor($COUNTS, $OP)", "$COUNTS", "report"),
+        "ddp_project/runtime/meter.py",
+        Rewrite("reduce_tensor($COUNTS, $OP)", "($COUNTS if self.finite_only else {})", "Meter.reduce"),
         "train",
         "over all ranks",
     ),
     Mutant(
         "rank 0 logs its own evaluation",
-        "train.py",
-        Rewrite("reduce_tensor($TOTALS, $OP)", "$TOTALS", "evaluate"),
+        "ddp_project/runtime/meter.py",
+        Rewrite("reduce_tensor($COUNTS, $OP)", "({} if self.finite_only else $COUNTS)", "Meter.reduce"),
         "train",
         "epoch/validation_loss at step 3",
     ),
     Mutant(
         "a step is logged under another number",
-        "ddp_project/tracking.py",
+        "ddp_project/runtime/tracking.py",
         Rewrite("Metric($NAME, $VALUE, $TIME, $STEP)", "Metric($NAME, $VALUE, $TIME, $STEP + 1)"),
         "train",
         "train/loss is recorded at the steps",
@@ -110,7 +110,7 @@ MUTANTS = [
     ),
     Mutant(
         "a resumed run drops its records",
-        "ddp_project/tracking.py",
+        "ddp_project/runtime/tracking.py",
         Rewrite('open($PATH, "a", $$$A)', 'open($PATH, "w", $$$A)'),
         "train",
         "cannot be read",
@@ -118,7 +118,7 @@ MUTANTS = [
     ),
     Mutant(
         "records are never written out",
-        "ddp_project/tracking.py",
+        "ddp_project/runtime/tracking.py",
         Rewrite("$WRITER.add_scalar($$$A)", "pass"),
         "train",
         r"train/loss is recorded at the steps \[\]",
@@ -126,7 +126,7 @@ MUTANTS = [
     ),
     Mutant(
         "records have no step",
-        "ddp_project/tracking.py",
+        "ddp_project/runtime/tracking.py",
         Rewrite("$RUN.log($METRICS, step=$STEP)", "$RUN.log($METRICS)"),
         "train",
         "train/loss is recorded at the steps",
@@ -134,8 +134,8 @@ MUTANTS = [
     ),
     Mutant(
         "the state of the scaler is not saved",
-        "ddp_project/precision.py",
-        Rewrite("$SCALER.state_dict()", "dict()", "state_dict"),
+        "train.py",
+        Rewrite("$M.Checkpoints($$$PARTS, scaler=$X, $$$REST)", "$M.Checkpoints($$$PARTS, $$$REST)"),
         "resume",
         "the scale of the loss from step 4 on",
         {"amp": "torch"},
@@ -143,30 +143,27 @@ MUTANTS = [
     Mutant(
         "the state of the optimizer is not saved",
         "train.py",
-        Rewrite("Checkpoints($$$PARTS, optimizer=$X)", "Checkpoints($$$PARTS)"),
+        Rewrite("$M.Checkpoints($$$PARTS, optimizer=$X, $$$REST)", "$M.Checkpoints($$$PARTS, $$$REST)"),
         "resume",
         "the weights from step 4 on",
     ),
     Mutant(
         "the generators are not put back",
-        "ddp_project/checkpoint.py",
+        "ddp_project/runtime/checkpoint.py",
         Rewrite("set_generator_states($X)", "pass"),
         "resume",
         "the weights from step 4 on",
     ),
     Mutant(
         "progress is forgotten",
-        "train.py",
-        Rewrite(
-            "progress = $RESTORED if resume_from else Progress()",
-            "progress = Progress()\nif resume_from:\n    $RESTORED",
-        ),
+        "ddp_project/runtime/meter.py",
+        Rewrite("vars(self).update($X)", "pass", "Progress.load_state_dict"),
         "resume",
         "optimizer steps, where 2 were to be taken",
     ),
     Mutant(
         "saving leaves averaged statistics behind",
-        "ddp_project/collectives.py",
+        "ddp_project/runtime/collectives.py",
         Rewrite("buffer.copy_(value)", "pass", "averaged_buffers"),
         "resume",
         "model in the last checkpoint",
@@ -188,35 +185,39 @@ MUTANTS = [
     Mutant(
         "the loss grows",
         "train.py",
-        Rewrite("($LOSS / $BATCHES).backward()", "(-$LOSS / $BATCHES).backward()"),
+        Rewrite("$LOSS.backward()", "(-$LOSS).backward()"),
         "train",
         "the loss does not fall",
     ),
     Mutant(
         "a rank ends with another code",
         "train.py",
-        Rewrite("return ExitCode.DONE", "return ExitCode(world.rank)", "main"),
+        Rewrite("return exits.ExitCode.DONE", "return exits.ExitCode(world.rank)", "main"),
         "train",
         "exit code 0, exit code 1",
     ),
     Mutant(
         "a rank waits for ever",
         "train.py",
-        Rewrite("run.checkpoints.complete()", "{}\nif world.rank == 1:\n    reduce_tensor(torch.zeros(1))", "main"),
+        Rewrite(
+            "run.checkpoints.complete()",
+            "{}\nif world.rank == 1:\n    collectives.reduce_tensor(torch.zeros(1))",
+            "main",
+        ),
         "train",
         "exit code",
     ),
     Mutant(
         "what is spawned cannot be pickled",
         "train.py",
-        Rewrite("launch(main, $CONFIG)", "launch(lambda *place: main(*place), $CONFIG)"),
+        Rewrite("$M.launch(main, $CONFIG)", "$M.launch(lambda *place: main(*place), $CONFIG)"),
         "train",
         "pickle",
         {"launcher": "spawn"},
     ),
     Mutant(
         "the argument of the launcher is not understood",
-        "ddp_project/launcher.py",
+        "ddp_project/runtime/launcher.py",
         Rewrite(
             '$PARSER.add_argument("--local-rank", "--local_rank", $$$A)',
             '$PARSER.add_argument("--rank-here", $$$A)',
@@ -227,7 +228,7 @@ MUTANTS = [
     ),
     Mutant(
         "a checkpoint is cut short",
-        "ddp_project/files.py",
+        "ddp_project/runtime/storage.py",
         Rewrite(
             "os.fsync($FILE.fileno())",
             "$FILE.truncate(1000 if path.suffix == '.pt' else None)",

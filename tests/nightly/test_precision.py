@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tests.conftest import Render
 from tests.core.test_checkpoints import logged
-from tests.launching import NEEDS_GPU, ON_CPU, ON_GPU, assert_same_weights, checkpoint, module_of, train
+from tests.launching import NEEDS_GPU, ON_CPU, ON_GPU, assert_same_weights, checkpoint, train
 from tests.ranks import assert_same_state, train_on_ranks
 from tools.rewriting import Rewrite
 
@@ -58,19 +58,22 @@ def test_the_program_tells_torch_whether_tf32_will_do(
     assert done.stdout.splitlines()[-1] == told
 
 
+ROUNDED = """
+draw = torch.Generator().manual_seed(0)
+left, right = (torch.randn(512, 512, generator=draw, dtype=torch.float64) for _ in range(2))
+product = left.float().cuda() @ right.float().cuda()
+print(((product.double().cpu() - left @ right).norm() / (left @ right).norm()).item())
+"""
+
+
 @pytest.mark.gpu
 @NEEDS_GPU
-@pytest.mark.parametrize(("allowed", "least", "most"), [(False, 0.0, 1e-5), (True, 1e-5, 1e-2)])
-def test_tf32_rounds_to_three_digits(allowed: bool, least: float, most: float, project: Render) -> None:
-    draw = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(512, 512, generator=draw, dtype=torch.float64) for _ in range(2))
-    module_of(project() / "ddp_project" / "precision.py").use_tf32(allowed)
-    try:
-        product = left.float().cuda() @ right.float().cuda()
-    finally:
-        module_of(project() / "ddp_project" / "precision.py").use_tf32(False)
-    error = (product.double().cpu() - left @ right).norm() / (left @ right).norm()
-    assert least <= error.item() <= most
+@pytest.mark.parametrize(("option", "least", "most"), [("--no-tf32", 0.0, 1e-5), ("--tf32", 1e-5, 1e-2)])
+def test_tf32_rounds_to_three_digits(option: str, least: float, most: float, project: Render, tmp_path: Path) -> None:
+    arguments = ["--device", "cuda", "--max-steps", "1", "--run-dir", str(tmp_path / "run"), option]
+    command = [sys.executable, "-c", TELLING.replace("sys.exit", "") + ROUNDED, *arguments]
+    done = subprocess.run(command, cwd=project(), capture_output=True, text=True)
+    assert least <= float(done.stdout.splitlines()[-1]) <= most, done.stderr
 
 
 # ---- torch.amp, the whole program ----
@@ -108,8 +111,8 @@ def test_a_resumed_run_in_float16_ends_the_same_with_its_scaler(project: Render,
     train_on_ranks(project(amp="torch"), folder / "fp16-resumed", *options)
     whole, resumed = checkpoint(fp16), checkpoint(folder / "fp16-resumed")
     assert_same_state(resumed, whole)
-    assert resumed["precision"] == whole["precision"]
-    scaler = whole["precision"]
+    assert resumed["scaler"] == whole["scaler"]
+    scaler = whole["scaler"]
     # The scale begins at 65536, halves at each overflow, and each step without one counts towards its growth.
     overflows = round(math.log2(65536 / scaler["scale"]))
     assert 0 <= overflows < 10
@@ -118,26 +121,26 @@ def test_a_resumed_run_in_float16_ends_the_same_with_its_scaler(project: Render,
 
 def test_the_scale_of_a_checkpoint_is_gone_on_with(project: Render, fp16: Path, folder: Path) -> None:
     saved = checkpoint(fp16, "step-00000013.pt")
-    saved["precision"] |= {"scale": 1024.0, "_growth_tracker": 1998}
+    saved["scaler"] |= {"scale": 1024.0, "_growth_tracker": 1998}
     torch.save(saved, folder / "about-to-grow.pt")
     options = ("--max-steps", "17", "--amp-dtype", "fp16", "--resume", str(folder / "about-to-grow.pt"))
     train_on_ranks(project(amp="torch"), folder / "grown", *options)
     # After 2000 steps without overflow the scale doubles, and the count begins anew.
-    scaler = checkpoint(folder / "grown")["precision"]
+    scaler = checkpoint(folder / "grown")["scaler"]
     assert (scaler["scale"], scaler["_growth_tracker"]) == (2048.0, 2)
 
 
 def test_bfloat16_saves_no_scaler_and_the_types_can_change_on_resume(
     project: Render, fp16: Path, bf16: Path, folder: Path
 ) -> None:
-    assert checkpoint(bf16)["precision"] == {}
+    assert checkpoint(bf16)["scaler"] == {}
     for run_dir, dtype in ((fp16, "bf16"), (bf16, "fp16")):
         other = folder / f"{run_dir.name}-then-{dtype}"
         source = str(run_dir / "checkpoints" / "last.pt")
         train_on_ranks(project(amp="torch"), other, "--resume", source, "--max-steps", "33", "--amp-dtype", dtype)
         saved = checkpoint(other)
         assert saved["progress"]["step"] == 33
-        assert bool(saved["precision"]) == (dtype == "fp16")
+        assert bool(saved["scaler"]) == (dtype == "fp16")
         assert logged(other, "train/loss")[33] < logged(run_dir, "train/loss")[20]
 
 
@@ -146,21 +149,22 @@ def test_bfloat16_saves_no_scaler_and_the_types_can_change_on_resume(
 
 def take_single_steps() -> None:
     """What a rank does for the fixture `steps`: it joins the others as train.py does, and saves what it saw."""
-    distributed: Any = importlib.import_module("ddp_project.distributed")
+    distributed: Any = importlib.import_module("ddp_project.runtime.process_group")
     config_module: Any = importlib.import_module("ddp_project.config")
+    command_line: Any = importlib.import_module("ddp_project.runtime.command_line")
     program: Any = importlib.import_module("train")
 
     def work(config: Any, world: Any, device: torch.device) -> int:
         seen: dict[str, Any] = {}
         for dtype, clip_norm in itertools.product(("fp16", "bf16"), (0.0, 0.5, 1000.0)):
             own = replace(config, clip_norm=clip_norm, amp_dtype=dtype)
-            seen[f"step {dtype} {clip_norm}"] = one_step(program, program.set_up(own, world, device))
+            seen[f"step {dtype} {clip_norm}"] = one_step(program, program.Run(own, world, device))
             if dtype == "fp16":
-                seen[f"overflow {clip_norm}"] = overflow_on_one_rank(program, program.set_up(own, world, device))
+                seen[f"overflow {clip_norm}"] = overflow_on_one_rank(program, program.Run(own, world, device))
         torch.save(seen, f"{os.environ['SEEN']}-{world.rank}.pt")
         return 0
 
-    sys.exit(distributed.run_rank(work, config_module.parse_config(), distributed.read_world()))
+    sys.exit(distributed.run_rank(work, command_line.parse(config_module.Config), distributed.read_world()))
 
 
 def weights_of(run: Any) -> list[Tensor]:
@@ -170,7 +174,7 @@ def weights_of(run: Any) -> list[Tensor]:
 
 def overflow_on_one_rank(program: Any, run: Any) -> dict[str, Any]:
     """Take a step in which the gradient of rank 1 is infinite before it is reduced, and one more."""
-    window = next(iter(run.training))
+    window = [*next(iter(run.training))]
     finite_before_reduction = []
 
     def spoil(gradient: Tensor) -> Tensor:
@@ -179,11 +183,11 @@ def overflow_on_one_rank(program: Any, run: Any) -> dict[str, Any]:
         return spoiled
 
     hook = next(run.model.parameters()).register_hook(spoil)
-    weights, scales = [weights_of(run)], [run.precision.scaler.get_scale()]
+    weights, scales = [weights_of(run)], [run.scaler.get_scale()]
     for _ in range(2):
         program.train_step(run, window, 1e-3)
         weights.append(weights_of(run))
-        scales.append(run.precision.scaler.get_scale())
+        scales.append(run.scaler.get_scale())
         hook.remove()
     return {"weights": weights, "scales": scales, "finite": finite_before_reduction}
 
@@ -192,8 +196,8 @@ def one_step(program: Any, run: Any) -> dict[str, Any]:
     """Take a step, and compute its gradient without a scaler: on the same weights, samples and dropout."""
     [(images, labels)] = next(iter(run.training))
     rng = torch.get_rng_state()
-    with torch.autocast("cpu", run.precision.dtype):
-        loss = F.cross_entropy(run.ddp(images), labels)
+    with program.update.autocast(run.config, run.device):
+        loss = run.update.loss(run.ddp((images, labels)), 1)
     torch.autograd.backward(loss)
     expected = gradients_of(run)
     run.optimizer.zero_grad()
@@ -202,7 +206,7 @@ def one_step(program: Any, run: Any) -> dict[str, Any]:
     run.model.classifier[-1].register_forward_hook(lambda layer, args, output: dtypes.append(output.dtype))
     run.optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: applied.append(gradients_of(run)))
     program.train_step(run, [(images, labels)], 1e-3)
-    run.progress.advance(run.sampler.micro_batch_size)
+    run.progress.advance(run.training.sampler.micro_batch_size)
     program.evaluate(run)
     return {"expected": expected, "applied": applied[0], "dtypes": [*map(str, dtypes)]}
 
@@ -270,7 +274,7 @@ def float32(project: Render, folder: Path) -> dict[str, Any]:
 def pretended_gpu(project: Render, folder: Path) -> Path:
     """The project for apex, which believes that it computes on a GPU. What it imports as apex is up to the test."""
     copy = shutil.copytree(project(amp="apex"), folder / "pretended-gpu")
-    Rewrite("Precision($CONFIG, $DEVICE)", 'Precision($CONFIG, torch.device("cuda"))').apply(copy / "train.py")
+    Rewrite("$M.Precision($CONFIG, $DEVICE)", '$M.Precision($CONFIG, torch.device("cuda"))').apply(copy / "train.py")
     return copy
 
 

@@ -54,8 +54,8 @@ def first_of(batches: Iterable[Any]) -> int:
 
 def training(package: Callable[[str], Any], samples: int, place: float, ranks: int) -> Any:
     """The sampler of the last rank, some way into an epoch."""
-    world = package("distributed").World(ranks - 1, 0, ranks, 1)
-    sampler = package("loaders").ResumableDistributedSampler(samples, BATCH * ranks, world, 0)
+    world = package("runtime.launcher").World(ranks - 1, 0, ranks, 1)
+    sampler = package("runtime.sampling").ResumableDistributedSampler(samples, BATCH * ranks, world, 0)
     sampler.set_epoch(1, int(samples * place) // (BATCH * ranks) * BATCH * ranks)
     return sampler
 
@@ -75,23 +75,25 @@ def test_the_memory_of_an_epoch_does_not_grow_with_the_samples(
 def test_no_more_of_the_order_is_computed_than_is_used_soon(
     place: float, samples: int, package: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scramble, computed = package("shuffling").Permutation.scramble, 0
+    scramble, computed = package("runtime.permutation").Permutation.scramble, 0
 
     def counting(self: Any, numbers: Any) -> Any:
         nonlocal computed
         computed += numbers.size
         return scramble(self, numbers)
 
-    monkeypatch.setattr(package("shuffling").Permutation, "scramble", counting)
+    monkeypatch.setattr(package("runtime.permutation").Permutation, "scramble", counting)
     next(iter(training(package, samples, place, 1)))
     # Numbers that fall out of range are computed again, of four at most three.
-    assert computed <= 4 * 1.1 * package("loaders").COMPUTED_AT_ONCE
+    assert computed <= 4 * 1.1 * package("runtime.sampling").COMPUTED_AT_ONCE
 
 
 @pytest.mark.parametrize("ranks", [1, MANY_RANKS])
 def test_the_memory_of_an_evaluation_does_not_grow_with_the_samples(ranks: int, package: Callable[[str], Any]) -> None:
     def evaluate(samples: int, ranks: int) -> int:
-        batches = package("loaders").evaluation_batches(samples, BATCH, package("distributed").World(0, 0, ranks, 1))
+        batches = package("runtime.sampling").evaluation_batches(
+            samples, BATCH, package("runtime.launcher").World(0, 0, ranks, 1)
+        )
         assert len(batches) == math.ceil(math.ceil(samples / ranks) / BATCH)
         return first_of(batches)
 
@@ -109,10 +111,11 @@ def test_to_go_on_costs_a_rank_no_more_among_many(package: Callable[[str], Any],
     read, records, memory, sizes = [], [], [], []
     for ranks in (FEW_RANKS, MANY_RANKS):
         config = package("config").Config(run_dir=tmp_path / str(ranks))
-        checkpoints = package("checkpoint").Checkpoints(config, norms_of_resnet_50())
+        progress = package("runtime.meter").Progress()
+        checkpoints = package("runtime.checkpoint").Checkpoints(config, progress, norms_of_resnet_50())
         path = checkpoints.folder / "last.pt"
         with one_of(ranks):
-            checkpoints.save(package("checkpoint").Progress())
+            checkpoints.save()
         with one_of(ranks, ranks - 1):
             memory.append(peak(partial(checkpoints._load, path)))
             before = read_so_far()
@@ -144,10 +147,11 @@ def test_what_a_rank_sends_to_save_does_not_grow_with_the_ranks(package: Callabl
         assert rows is None
         sent.append(own.nbytes)
 
-    checkpoints = package("checkpoint").Checkpoints(package("config").Config(run_dir=tmp_path), norms_of_resnet_50())
+    config, progress = package("config").Config(run_dir=tmp_path), package("runtime.meter").Progress()
+    checkpoints = package("runtime.checkpoint").Checkpoints(config, progress, norms_of_resnet_50())
     for ranks in (FEW_RANKS, MANY_RANKS):
         with one_of(ranks, ranks - 1), mock.patch.object(dist, "gather", gather):
-            checkpoints.save(package("checkpoint").Progress())
+            checkpoints.save()
     few, many = sent[: len(sent) // 2], sent[len(sent) // 2 :]
     assert few == many != []
     assert not [*tmp_path.iterdir()], "only the first rank writes"

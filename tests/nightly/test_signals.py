@@ -108,6 +108,46 @@ def test_a_signal_to_one_rank_stops_all(victim: int, project: Render, tmp_path: 
     assert "stopped after step" in printed
 
 
+@pytest.mark.parametrize("launcher", ["torchrun", "launch", "spawn"])
+def test_a_signal_to_a_run_with_loader_workers_loses_nothing(launcher: str, project: Render, tmp_path: Path) -> None:
+    """torchrun signals the whole process group of each rank, and with it the processes that load data."""
+    for attempt in range(3):
+        run_dir = tmp_path / str(attempt) / "run"
+        run_dir.parent.mkdir()
+        with running(project(launcher=launcher), run_dir, launcher, "--workers", "2") as process:
+            workers = ranks_of(run_dir)
+            assert len(workers) == 4, "the leaves: two loader workers for each rank"
+            for worker in workers:
+                os.kill(worker, signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=seconds(30))
+        printed = (run_dir.parent / "output.log").read_text()
+        assert "DataLoader worker" not in printed, printed
+        stopped_at = checkpoint(run_dir)["progress"]["step"]
+        assert f"stopped after step {stopped_at};" in (run_dir / "train.log").read_text()
+        assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()], "a worker is left"
+
+
+def test_workers_end_with_a_rank_that_is_killed(project: Render, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with running(project(launcher="spawn"), run_dir, "spawn", "--workers", "2") as process:
+        workers = ranks_of(run_dir)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        deadline = time.monotonic() + seconds(5)
+        while [worker for worker in workers if is_alive(worker)]:
+            assert time.monotonic() < deadline, "a worker lives on"
+            time.sleep(0.1)
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(project: Render, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with running(project(launcher="spawn"), run_dir, "spawn") as process:

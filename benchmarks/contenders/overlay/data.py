@@ -3,6 +3,6 @@
 from benchmarks.contenders.workloads import Batches, chosen_workload
 
 
-def load_data() -> tuple[Batches, Batches]:
+def load_data(config: object = None) -> tuple[Batches, Batches]:
     """Give the training set and the validation set."""
     return chosen_workload().load_data()

@@ -15,8 +15,11 @@ LONE = "if torch.distributed.get_rank() == 0:\n    torch.distributed.all_reduce(
 # Where rank 0 is made to reduce alone.
 PLACES = {
     "evaluation": ("train.py", Rewrite("$MODEL.eval()", f"{{}}\n{LONE}", "evaluate")),
-    "saving": ("ddp_project/checkpoint.py", Rewrite("self.folder.mkdir($$$A)", f"{{}}\n{LONE}", "Checkpoints._write")),
-    "leaving": ("train.py", Rewrite("return ExitCode.DONE", f"{LONE}\n{{}}", "main")),
+    "saving": (
+        "ddp_project/runtime/checkpoint.py",
+        Rewrite("self.folder.mkdir($$$A)", f"{{}}\n{LONE}", "Checkpoints._write"),
+    ),
+    "leaving": ("train.py", Rewrite("return exits.ExitCode.DONE", f"{LONE}\n{{}}", "main")),
 }
 
 

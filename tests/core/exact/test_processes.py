@@ -1,5 +1,6 @@
 """Any number of processes arrives where a plain loop of one process does."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from tests import plain_loop as plain
 from tests.conftest import Measured
 from tests.launching import checkpoint
 from tests.programs import Program, relative_difference, run_all
+from tools.rewriting import Rewrite
 
 CLIP_NORM = 0.05
 OPTIONS = {"global_batch_size": 24, "epochs": plain.EPOCHS, "lr": 0.01, "warmup_steps": 5, "clip_norm": CLIP_NORM}
@@ -33,6 +35,32 @@ def test_one_two_and_four_processes_arrive_where_plain_pytorch_does(
     for size, difference in found.items():
         measured("processes", f"world size {size}, --accum-steps {accum_steps}", difference)
         assert difference <= 1e-5, f"{size} processes"
+
+
+# A third of the samples do not count: other numbers of them on each rank and in each micro-batch.
+UNEVEN = Rewrite(
+    '"loss": $X',
+    '"loss": Mean(F.cross_entropy(logits, labels, reduction="sum", ignore_index=0), (labels != 0).sum())',
+    "compute",
+)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, CLIP_NORM])
+@pytest.mark.parametrize("accum_steps", [1, 3])
+def test_uneven_counts_arrive_there_too(
+    accum_steps: int, clip_norm: float, plain_project: Path, orders: list[list[int]], tmp_path: Path, measured: Measured
+) -> None:
+    project = shutil.copytree(plain_project, tmp_path / "project")
+    UNEVEN.apply(project / "ddp_project" / "task.py")
+    options = OPTIONS | {"accum_steps": accum_steps, "clip_norm": clip_norm}
+    programs = {size: Program(project, tmp_path / str(size), options, size) for size in (1, 2, 4)}
+    run_all([[program] for program in programs.values()])
+    expected, _ = plain.train(recipe(accum_steps, clip_norm), orders, ignored=0)
+    for size in programs:
+        weights = checkpoint(tmp_path / str(size))["model"]
+        difference = max((weights[name] - expected[name]).abs().max().item() for name in expected)
+        measured("uneven", f"world size {size}, --accum-steps {accum_steps}, --clip-norm {clip_norm}", difference)
+        assert difference <= 1e-6, f"{size} processes"
 
 
 def test_batch_norm_sees_the_part_of_its_process(

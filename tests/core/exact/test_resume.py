@@ -36,7 +36,7 @@ def assert_ends_like(whole: Program, stopped: Program, *, best: bool = False) ->
     """Compare all that is saved and recorded. --max-steps ends with an evaluation that the whole run does not have."""
     one, other = state(whole.run_dir), state(stopped.run_dir)
     if not best:
-        one["progress"].pop("best_accuracy"), other["progress"].pop("best_accuracy")
+        one["progress"].pop("best"), other["progress"].pop("best")
     assert differences(one, other) == [], stopped.run_dir.name
     records = metrics(stopped.run_dir)
     for name, values in metrics(whole.run_dir).items():

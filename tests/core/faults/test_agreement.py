@@ -1,4 +1,4 @@
-"""Ranks that differ in their options, code, data or versions are found at the start and named, in one exchange."""
+"""Ranks that differ in their options, code, data or versions are found at the start and named, in two exchanges."""
 
 import os
 import runpy
@@ -84,6 +84,6 @@ def test_data_of_another_length_is_named(own_project: Render, tmp_path: Path, me
     printed = train_on_ranks(project, tmp_path / "run", code=2, entry=counting_collectives, timeout=30)
     assert "the length of the training set is 1437 on rank 0 and 1436 on rank 1" in printed[0]
     for text in printed:
-        # One all_gather_object: of the lengths, then of the pickles.
-        assert "collectives: 2" in text, "one exchange, before any other"
-    measured("agreement", "exchanges at the start", 1)
+        # Two times all_gather_object, each of the lengths and then of the pickles: is the data there, and the same?
+        assert "collectives: 4" in text, "two exchanges, before any other"
+    measured("agreement", "exchanges at the start", 2)

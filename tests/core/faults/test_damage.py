@@ -20,8 +20,8 @@ PROGRAM = """
 import json, logging, sys
 from pathlib import Path
 
-from ddp_project.checkpoint import first_whole
-from ddp_project.manifest import Manifest
+from ddp_project.runtime.checkpoint import first_whole
+from ddp_project.runtime.storage import Manifest
 
 folder, changes = Path(sys.argv[1]), json.loads(sys.argv[2])
 newest = folder / "last.pt"

@@ -12,8 +12,8 @@ from tests.launching import module_of
 def test_the_readme_of_every_project_lists_the_exit_codes(legal: Sequence[Combination], project: Render) -> None:
     for combination in covering(legal, 1):
         folder = project(**dict(combination.answers))
-        package = next(folder.glob("*/exits.py")).parent
-        codes = [int(code) for code in module_of(package / "exits.py").ExitCode]
+        (exits,) = folder.glob("*/runtime/exits.py")
+        codes = [int(code) for code in module_of(exits).ExitCode]
         assert [
             int(code) for code in re.findall(r"^\| (\d+) \| \w", (folder / "README.md").read_text(), re.MULTILINE)
         ] == codes

@@ -49,7 +49,7 @@ def test_settings_of_the_user_do_not_matter(tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "x" / ".git").exists(), refused
     history = clone_history(tmp_path / "clone", read_releases())
     (tmp_path / "trial").mkdir()
-    assert carry(history.folder, Route(("v0.1.0", NEXT)), {}, tmp_path / "trial") == []
+    assert carry(history.folder, Route(("v1.0.0", NEXT)), {}, tmp_path / "trial") == []
     edits = choose_edits([ChangedFile("a.md", "one\n\ntwo\n\nthree\n", "one\n\ntwo\n\n3\n")])
     assert carry_edits(edits, tmp_path / "edits") == []
     assert (tmp_path / "edits" / "project" / edits[0].path).read_text().endswith("3\n")

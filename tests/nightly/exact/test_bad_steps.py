@@ -29,14 +29,14 @@ place = {sample: i for i, sample in enumerate(Permutation(1437, 0, 0)[np.arange(
 fetched = Digits.__getitems__
 Digits.__getitems__ = spoiled
 '''
-IMPORTS = "import os\nfrom typing import Any\nfrom .shuffling import Permutation\n"
+IMPORTS = "import os\nfrom typing import Any\nfrom .runtime.permutation import Permutation\n"
 OPTIONS = {"epochs": 1, "save_every": 1, "keep": 99, "log_every": 1}
 STEPS = 22  # of the epoch
 BAD_STEPS = (3, 9, 10)
 LAST_GOOD = 4  # where all steps after it are bad
-SGD = "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=False)"
+SGD = '__import__("torch").optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=False)'
 # How a GPU would do it; fused optimizers can do it on a CPU, too.
-ON_THE_DEVICE = Rewrite("self.asks = device.type == $CPU or $OTHER", "self.asks = $OTHER")
+ON_THE_DEVICE = Rewrite("self.waits = self.on_cpu or $OTHER", "self.waits = $OTHER")
 
 
 @pytest.fixture
@@ -47,9 +47,9 @@ def program(own_project: Render, tmp_path: Path) -> Any:
         project = own_project(**answers)
         extend(project / "ddp_project" / "data.py", SPOILING, imports=IMPORTS)
         if optimizer:
-            Rewrite("AdamW($$$A)", optimizer).apply(project / "train.py")
+            Rewrite("AdamW($$$A)", optimizer).apply(project / "ddp_project" / "task.py")
         if on_device:
-            ON_THE_DEVICE.apply(project / "ddp_project" / "finite.py")
+            ON_THE_DEVICE.apply(project / "ddp_project" / "runtime" / "update.py")
         return Program(project, tmp_path / "run", OPTIONS)
 
     return get

@@ -34,14 +34,14 @@ class Mistake:
 MISTAKES = [
     Mistake(
         "every epoch has the same order",
-        "train.py",
+        "ddp_project/runtime/loading.py",
         Rewrite("$SAMPLER.set_epoch($EPOCH, $$$A)", "$SAMPLER.set_epoch(0, $$$A)"),
         NUMBERS,
     ),
     Mistake(
         "a short window is divided by --accum-steps",
         "train.py",
-        Rewrite("($LOSS / $BATCHES).backward()", "($LOSS / run.config.accum_steps).backward()"),
+        Rewrite("run.update.loss($MEANS, $BATCHES)", "run.update.loss($MEANS, run.config.accum_steps)"),
         NUMBERS,
     ),
     Mistake(
@@ -59,13 +59,13 @@ MISTAKES = [
     Mistake(
         "training goes past DistributedDataParallel",
         "train.py",
-        Rewrite("run.ddp($IMAGES)", "run.model($IMAGES)"),
+        Rewrite("run.ddp($BATCH)", "run.ddp.module($BATCH)"),
         NUMBERS,
     ),
     Mistake(
         "clipping is forgotten",
         "train.py",
-        Rewrite("gradient_norm($OPTIMIZER, $LARGEST)", "gradient_norm($OPTIMIZER, 0)"),
+        Rewrite("run.update.clip_gradients($LARGEST)", "run.update.clip_gradients(0)"),
         NUMBERS,
     ),
     Mistake(
@@ -76,13 +76,13 @@ MISTAKES = [
     ),
     Mistake(
         "every rank trains on the same samples",
-        "ddp_project/loaders.py",
+        "ddp_project/runtime/sampling.py",
         Rewrite("self.skip + $OWN", "self.skip"),
         NUMBERS,
     ),
     Mistake(
         "evaluation drops what does not fill a batch of every rank",
-        "ddp_project/loaders.py",
+        "ddp_project/runtime/sampling.py",
         Rewrite(
             "range($RANK, $SAMPLES, $RANKS)",
             "range($RANK, $SAMPLES - $SAMPLES % $RANKS, $RANKS)",
@@ -92,8 +92,8 @@ MISTAKES = [
     ),
     Mistake(
         "rank 0 logs its own validation loss",
-        "train.py",
-        Rewrite("reduce_tensor($TOTALS, $OP)", "$TOTALS", "evaluate"),
+        "ddp_project/runtime/meter.py",
+        Rewrite("reduce_tensor($COUNTS, $OP)", "({} if self.finite_only else $COUNTS)", "Meter.reduce"),
         NUMBERS,
     ),
     Mistake(
@@ -104,38 +104,38 @@ MISTAKES = [
     ),
     Mistake(
         "an epoch begins anew after a stop",
-        "train.py",
+        "ddp_project/runtime/loading.py",
         Rewrite("$SAMPLER.set_epoch($EPOCH, skip=$X)", "$SAMPLER.set_epoch($EPOCH, skip=0)"),
         RESUME,
     ),
     Mistake(
         "the optimizer is not saved",
         "train.py",
-        Rewrite("Checkpoints($$$PARTS, optimizer=$X)", "Checkpoints($$$PARTS)"),
+        Rewrite("$M.Checkpoints($$$PARTS, optimizer=$X, $$$REST)", "$M.Checkpoints($$$PARTS, $$$REST)"),
         RESUME,
     ),
     Mistake(
         "random numbers begin anew after a stop",
-        "ddp_project/checkpoint.py",
+        "ddp_project/runtime/checkpoint.py",
         Rewrite("set_generator_states($X)", ""),
         RESUME,
     ),
     Mistake(
         "the running statistics of a rank are not restored",
-        "ddp_project/checkpoint.py",
+        "ddp_project/runtime/checkpoint.py",
         Rewrite("$BUFFER.copy_($SAVED)", "", "set_rank_state"),
         RESUME,
     ),
     Mistake(
         "files are written in their place",
-        "ddp_project/files.py",
+        "ddp_project/runtime/storage.py",
         Rewrite("os.replace($$$A)", "shutil.copy($$$A)", "whole_file"),
         KILL,
     ),
     Mistake(
         "a stop writes no checkpoint",
         "train.py",
-        Rewrite("run.checkpoints.save(progress)", "", "main"),
+        Rewrite("run.checkpoints.save()", "", "main"),
         STOP,
     ),
     Mistake(
@@ -146,7 +146,7 @@ MISTAKES = [
     ),
     Mistake(
         "a damaged checkpoint is not noticed",
-        "ddp_project/checkpoint.py",
+        "ddp_project/runtime/checkpoint.py",
         Rewrite("problem = $X", "problem = None", "first_whole"),
         DAMAGE,
     ),

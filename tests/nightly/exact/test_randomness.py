@@ -118,7 +118,7 @@ STATISTICS: dict[Statistic, int] = {
 @pytest.fixture
 def shuffling(project: Render) -> ModuleType:
     """The module of the default project."""
-    return module_of(project() / "ddp_project" / "shuffling.py")
+    return module_of(project() / "ddp_project" / "runtime" / "permutation.py")
 
 
 @pytest.mark.parametrize("statistic", STATISTICS)

@@ -18,9 +18,9 @@ PLACE = 2 * STEP + MICRO_BATCH + MICRO_BATCH // 2
 # Appended to data.py: one sample is brighter than all others,
 BRIGHT = '''
 
-def with_a_bright_sample(load: Any = load_data) -> Any:
+def with_a_bright_sample(config: Any, load: Any = load_data) -> Any:
     """Mark a sample."""
-    training, validation = load()
+    training, validation = load(config)
     training.dataset.images[SAMPLE] = 7.0
     return training, validation
 

@@ -53,7 +53,7 @@ def changed_elsewhere(path: str, text: str, seed: int) -> str:
 def test_an_edit_at_any_place_stays_there_or_is_a_visible_conflict(
     seed: int, files: dict[str, list[str]], workers: Workers, tmp_path: Path
 ) -> None:
-    assert {"train.py", "README.md", "pyproject.toml", "launch.sh", "ddp_project/checkpoint.py"} <= files.keys()
+    assert {"train.py", "README.md", "pyproject.toml", "launch.sh", "ddp_project/runtime/checkpoint.py"} <= files.keys()
     versions = [
         ChangedFile(path, text, changed_elsewhere(path, text, seed)) for path, texts in files.items() for text in texts
     ]

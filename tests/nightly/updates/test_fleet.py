@@ -32,20 +32,20 @@ def projects(history: History, tmp_path_factory: pytest.TempPathFactory) -> Path
     """A folder with projects in all states."""
     folder = tmp_path_factory.mktemp("fleet")
     for name in ("edited", "conflicting", "dirty", "unknown", "without-git", "no-answers"):
-        copy_project(history.folder, "v0.1.0", {}, folder / name)
+        copy_project(history.folder, "v1.0.0", {}, folder / name)
     new_option(folder / "edited")
     replace(folder / "conflicting" / "README.md", "all others | the template's", "all else | the template's")
-    replace(folder / "unknown" / ANSWERS_FILE, "_commit: v0.1.0", "_commit: v0.1.0-3-gabcdef0")
+    replace(folder / "unknown" / ANSWERS_FILE, "_commit: v1.0.0", "_commit: v1.0.0-3-gabcdef0")
     (folder / "no-answers" / ANSWERS_FILE).write_text("{")
     (folder / "foreign").mkdir()
-    (folder / "foreign" / ANSWERS_FILE).write_text("_commit: v0.1.0\n_src_path: gh:someone/other\nname: x\n")
+    (folder / "foreign" / ANSWERS_FILE).write_text("_commit: v1.0.0\n_src_path: gh:someone/other\nname: x\n")
     for name in ("edited", "conflicting", "dirty", "unknown", "no-answers", "foreign"):
         put_under_git(folder / name)
     (folder / "dirty" / "notes.md").write_text("not committed\n")
     shutil.copytree(folder / "edited", folder / os.fsdecode(b"odd-name-\xe9"))
     monorepo = folder / "monorepo"
     monorepo.mkdir()
-    copy_project(history.folder, "v0.1.0", {"launcher": "slurm"}, monorepo / "training")
+    copy_project(history.folder, "v1.0.0", {"launcher": "slurm"}, monorepo / "training")
     put_under_git(monorepo)
     (folder / "no project").mkdir()
     return folder
@@ -68,15 +68,15 @@ def test_each_project_is_told_of_and_none_is_touched(projects: Path) -> None:
     assert code == 1
     states = {name: (report["version"], report["state"]) for name, report in reports.items()}
     assert states == {
-        "edited": ("v0.1.0", "clean"),
-        "conflicting": ("v0.1.0", "conflicts"),
-        "dirty": ("v0.1.0", "clean"),
-        "unknown": ("v0.1.0-3-gabcdef0", "impossible"),
+        "edited": ("v1.0.0", "clean"),
+        "conflicting": ("v1.0.0", "conflicts"),
+        "dirty": ("v1.0.0", "clean"),
+        "unknown": ("v1.0.0-3-gabcdef0", "impossible"),
         "without-git": ("?", "impossible"),
         "no-answers": ("?", "impossible"),
-        "foreign": ("v0.1.0", "impossible"),
-        "odd-name-\udce9": ("v0.1.0", "clean"),
-        "training": ("v0.1.0", "clean"),
+        "foreign": ("v1.0.0", "impossible"),
+        "odd-name-\udce9": ("v1.0.0", "clean"),
+        "training": ("v1.0.0", "clean"),
         "no project": ("?", "impossible"),
         "nowhere": ("?", "impossible"),
     }
@@ -86,7 +86,7 @@ def test_each_project_is_told_of_and_none_is_touched(projects: Path) -> None:
     assert any(re.fullmatch(r"A \+\d+ -0 launch\.sh", each) for each in reports["training"]["changes"])
     for name, reason in {
         "dirty": "what is not committed, which Copier wants to be, was left out",
-        "unknown": "v0.1.0-3-gabcdef0 is no revision of this clone",
+        "unknown": "v1.0.0-3-gabcdef0 is no revision of this clone",
         "foreign": "this is a project of another template",
         "without-git": "git has no commit of it",
         "no-answers": "names no version",
@@ -95,12 +95,12 @@ def test_each_project_is_told_of_and_none_is_touched(projects: Path) -> None:
     }.items():
         assert reason in reports[name]["reason"]
         assert reports[name]["reason"] in printed
-    assert f"{projects / 'edited'}: v0.1.0, clean\n" in printed
+    assert f"{projects / 'edited'}: v1.0.0, clean\n" in printed
 
 
 def test_what_fleet_foretells_is_what_an_update_does(history: History, projects: Path, tmp_path: Path) -> None:
     folder = tmp_path / "own"
-    copy_project(history.folder, "v0.1.0", {}, folder)
+    copy_project(history.folder, "v1.0.0", {}, folder)
     new_option(folder)
     put_under_git(folder)
     _, printed, reports = fleet(tmp_path, str(folder), "--changes")
@@ -113,7 +113,7 @@ def test_what_fleet_foretells_is_what_an_update_does(history: History, projects:
 
 
 def test_a_version_to_update_to_can_be_chosen(projects: Path) -> None:
-    code, _, reports = fleet(projects, str(projects / "edited"), str(projects / "conflicting"), "--to", "0.1.0")
+    code, _, reports = fleet(projects, str(projects / "edited"), str(projects / "conflicting"), "--to", "1.0.0")
     assert (code, {report["state"] for report in reports.values()}) == (0, {"nothing to do"})
 
 
@@ -125,7 +125,7 @@ def test_a_version_that_is_none_is_refused_in_one_line(projects: Path) -> None:
 
 
 def test_projects_of_other_versions_than_released_ones_are_found(history: History, tmp_path: Path) -> None:
-    commit = run(history.folder, "rev-parse", "v0.1.0")
+    commit = run(history.folder, "rev-parse", "v1.0.0")
     copy_project(history.folder, commit, {}, tmp_path / "project")
     put_under_git(tmp_path / "project")
     code, _, reports = fleet(tmp_path, str(tmp_path / "project"))
@@ -137,7 +137,7 @@ def test_a_project_is_on_the_version_that_it_has_committed(history: History, tmp
     copy_project(history.folder, commit, {}, tmp_path / "project")
     put_under_git(tmp_path / "project")
     answers = (tmp_path / "project" / ANSWERS_FILE).read_text()
-    (tmp_path / "project" / ANSWERS_FILE).write_text(re.sub("_commit: .*", "_commit: v0.1.0", answers))
+    (tmp_path / "project" / ANSWERS_FILE).write_text(re.sub("_commit: .*", "_commit: v1.0.0", answers))
     _, _, reports = fleet(tmp_path, str(tmp_path / "project"), "--to", "HEAD")
     assert reports["project"]["version"].endswith(commit[:7])
     assert reports["project"]["state"] == "nothing to do"

@@ -68,11 +68,11 @@ class Owner:
 def make_owner(project: Path, elsewhere: Path, template: Path) -> Owner:
     """Make a project of the version before NEXT whose update merges edits, adds files and has a conflict."""
     elsewhere.mkdir()
-    copy_project(template, "v0.1.0", {}, project)
+    copy_project(template, "v1.0.0", {}, project)
     put_under_git(project)
     for name in TOGETHER:
         EDITS[name](project)
-    replace(project / "README.md", "all others | the template's", "ALL others | the template's")
+    replace(project / "UPDATING.md", "replaces what you left alone", "REPLACES what you left alone")
     commit_all(project)
     (project / "runs" / "default").mkdir(parents=True)
     (project / "runs" / "default" / "train.log").write_text("a run that git ignores\n")

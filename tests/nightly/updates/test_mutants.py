@@ -30,7 +30,8 @@ def test_files_that_are_renamed_dropped_conditional_or_taken_from_the_owner(made
     (template / "launch.sh.jinja").rename(template / "start.sh.jinja")
     (template / ".gitignore").unlink()
     package = made_up.folder / PACKAGE
-    (package / "precision.py.jinja").rename(package / "{% if amp != 'none' %}precision.py{% endif %}.jinja")
+    runtime = package / "runtime"
+    (runtime / "update.py.jinja").rename(runtime / "{% if amp != 'none' %}update.py{% endif %}.jinja")
     settings = made_up.folder / "copier.yml"
     kept = [line for line in settings.read_text().splitlines(keepends=True) if "/model.py" not in line]
     settings.write_text("".join(kept))
@@ -39,7 +40,7 @@ def test_files_that_are_renamed_dropped_conditional_or_taken_from_the_owner(made
     assert f"files: .gitignore {lost}" in wrong
     assert f"files: launch.sh {lost}" in wrong
     assert "files: ddp_project/model.py was the owner's, and is not any more" in wrong
-    conditional = "files: ddp_project/precision.py is not written for torchrun-auto-none-false-console: "
+    conditional = "files: ddp_project/runtime/update.py is not written for torchrun-auto-none-false-console: "
     assert [line for line in wrong if line.startswith(conditional)]
 
 
@@ -64,12 +65,12 @@ def {name}(totals: dict[str, float]) -> dict[str, float]:
 
 
 def test_repeated_lines_and_the_edit_that_they_misplace(made_up: MadeUp, workers: Workers) -> None:
-    module = made_up.folder / PACKAGE / "shuffling.py"
+    module = made_up.folder / PACKAGE / "runtime" / "permutation.py"
     code = module.read_text()
     first, second = (REPEATED.format(name=name, factor=2) for name in ("doubled", "twice"))
     module.write_text(code + first + second)
     made_up.release("1.1.0")
-    assert "repeats: ddp_project/shuffling.py: the lines around line " in found(
+    assert "repeats: ddp_project/runtime/permutation.py: the lines around line " in found(
         made_up, workers, "history", "files", "repeats"
     )
     module.write_text(
@@ -99,16 +100,16 @@ ANOTHER_FORMAT = Rewrite('"model": $MODEL', '"weights": $MODEL', "Checkpoints.__
     ("path", "edit", "wrong"),
     [
         (
-            "template/train.py.jinja",
-            Rewrite("$TRAINING, $VALIDATION = load_data()", "$TRAINING, $VALIDATION, _ = load_data()"),
+            f"{PACKAGE}/runtime/loading.py",
+            Rewrite("training, validation = $X", "training, validation, _ = $X", "load"),
             "updated project ",
         ),
         (
-            f"{PACKAGE}/checkpoint.py",
-            Rewrite("return Progress($$$A)", "return Progress() or Progress($$$A)", "Checkpoints._load"),
+            f"{PACKAGE}/runtime/meter.py",
+            Rewrite("vars(self).update($X)", "pass", "Progress.load_state_dict"),
             "updated project ",
         ),
-        (f"{PACKAGE}/checkpoint.py", ANOTHER_FORMAT, "old checkpoint is refused"),
+        (f"{PACKAGE}/runtime/checkpoint.py", ANOTHER_FORMAT, "old checkpoint is refused"),
     ],
     ids=["asks more of the owner's data", "begins anew", "has another format"],
 )
@@ -119,7 +120,7 @@ def test_runs_that_cannot_go_on(path: str, edit: Rewrite, wrong: str, made_up: M
 
 
 def test_a_new_format_of_checkpoints_is_told(made_up: MadeUp, workers: Workers) -> None:
-    ANOTHER_FORMAT.apply(made_up.folder / PACKAGE / "checkpoint.py")
+    ANOTHER_FORMAT.apply(made_up.folder / PACKAGE / "runtime" / "checkpoint.py")
     assert "and CHANGELOG.md tells nobody" in found(made_up, workers, "history", "resume")
     told = "## Not released yet\n\n### What you must do\n\nFinish your runs: checkpoints have another format.\n"
     (made_up.folder / "CHANGELOG.md").write_text(told)

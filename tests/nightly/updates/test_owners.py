@@ -42,7 +42,7 @@ def test_edits_and_another_answer_meet_in_no_conflict(
     answers: dict[str, str], old_project: OldProject, history: History, tmp_path: Path
 ) -> None:
     names = [
-        name for name in EDITS if name != "renamed_readme" and (name != "second_optimizer" or "amp" not in answers)
+        name for name in EDITS if name != "renamed_readme" and (name != "averaged_weights" or "amp" not in answers)
     ]
     project = edited(old_project(NEXT), *names)
     update(project, NEXT, answers)
@@ -59,5 +59,5 @@ def test_an_edited_project_trains_and_goes_on_over_the_update(old_project: OldPr
     train(project, tmp_path / "run", "--max-steps", "9", "--label-smoothing", "0.1", "--resume")
     left = checkpoint(tmp_path / "run")
     assert left["progress"]["step"] == 9
-    assert {"optimizer", "biases"} <= left.keys()
+    assert {"optimizer", "average"} <= left.keys()
     assert "epoch/validation_error" in (tmp_path / "run" / "train.log").read_text()

@@ -1,4 +1,4 @@
-"""The README's section on updates, followed word by word."""
+"""UPDATING.md, followed word by word."""
 
 import os
 import re
@@ -14,14 +14,13 @@ from generator.trees import read_files
 from generator.updates.hermetic import run
 from generator.updates.replay import commit_all, conflicts, copy_project, put_under_git
 from tests.guide import read_guide
-from tests.histories import MadeUp, replace
+from tests.histories import MadeUp, change_many_files, replace
 from tests.launching import output_of
 from tests.owners import EDITS, another_data_set, another_model
 from tools.rewriting import Rewrite
 
 Shell = Callable[..., str]
-# With a second optimizer, the owner would also edit the plain loop that the project's own tests compare with.
-REAL_EDITS = ("new_option", "added_metric", "added_dependency", "own_file")
+REAL_EDITS = ("averaged_weights", "new_option", "added_metric", "early_end", "added_dependency", "own_file")
 
 
 @pytest.fixture(scope="session")
@@ -55,15 +54,7 @@ def project(made_up: MadeUp, tmp_path: Path) -> Path:
 
 def release_next(versions: MadeUp) -> None:
     """Release 1.1.0, which changes something in many files."""
-    package = "template/{{package_name}}"
-    for path, edit in {
-        "template/train.py.jinja": Rewrite("run.model.eval()", "{}  # no dropout"),
-        f"{package}/config.py.jinja": Rewrite("epochs: Count = $N", "epochs: Count = 21", "Config"),
-        f"{package}/model.py": Rewrite("class $NAME(nn.Module): $$$BODY", "# The template's network.\n{}"),
-    }.items():
-        edit.apply(versions.folder / path)
-    versions.replace("template/pyproject.toml.jinja", '    "numpy>=1.26",\n', '    "numpy>=1.26.4",\n')
-    (versions.folder / package / "sums.py").write_text('"""New in this version."""\n')
+    change_many_files(versions)
     versions.release("1.1.0")
 
 
@@ -78,12 +69,13 @@ def test_an_update_is_taken_over(project: Path, made_up: MadeUp, shell: Shell) -
         "train.py": "run.model.eval()  # no dropout",
         "ddp_project/config.py": "epochs: Count = 21",
         "pyproject.toml": "numpy>=1.26.4",
-        "ddp_project/sums.py": "New in this version",
+        "ddp_project/runtime/sums.py": "New in this version",
         ".copier-answers.yml": "_commit: v1.1.0",
     }.items():
         assert text in after[path][1].decode()
     for path, text in {
-        "train.py": "epoch/validation_error",
+        "train.py": "good enough",
+        "ddp_project/task.py": '"error"',
         "ddp_project/config.py": "label_smoothing",
         "pyproject.toml": "einops",
         "notes.md": "What I tried",
@@ -220,17 +212,17 @@ def test_settings_of_the_owners_git_drop_no_edit(project: Path, made_up: MadeUp,
     copy = tmp_path / "project-update"
     assert "run.model.eval()  # mine" in (copy / "train.py").read_text()
     assert "label_smoothing" in (copy / "ddp_project" / "config.py").read_text()
-    assert "ddp_project/sums.py" in printed
+    assert "ddp_project/runtime/sums.py" in printed
 
 
 def test_files_that_git_ignores_are_not_overwritten(project: Path, made_up: MadeUp, shell: Shell) -> None:
     (project / ".git" / "info").mkdir(exist_ok=True)
     (project / ".git" / "info" / "exclude").write_text("sums.py\n")
-    (project / "ddp_project" / "sums.py").write_text("# mine\n")
+    (project / "ddp_project" / "runtime" / "sums.py").write_text("# mine\n")
     release_next(made_up)
     guide = read_guide(project)
     shell(f"{guide.start}git add --all --force && git commit --quiet --message Updated\n{guide.take_over}", project)
-    assert (project / "ddp_project" / "sums.py").read_text() == "# mine\n"
+    assert (project / "ddp_project" / "runtime" / "sums.py").read_text() == "# mine\n"
 
 
 def test_a_package_behind_a_symbolic_link_is_refused(project: Path, made_up: MadeUp, shell: Shell) -> None:

@@ -8,7 +8,7 @@ import copier
 import pytest
 from copier.errors import DirtyLocalWarning
 
-from generator.rendering import ANSWERS_FILE, render
+from generator.rendering import ANSWERS_FILE, NAME, render
 from generator.trees import read_files
 from generator.updates.hermetic import run
 from generator.updates.history import NEXT, History
@@ -110,10 +110,15 @@ def test_an_update_does_to_each_file_what_the_table_says(everything_changed: Mad
 @pytest.mark.parametrize(
     ("path", "before", "after", "edit"),
     [
-        ("ddp_project/precision.py", {"amp": "torch"}, {"amp": "none"}, line_after("self.scaler.step($OPTIMIZER)")),
-        ("ddp_project/precision.py", {"amp": "apex"}, {"amp": "torch"}, line_after("from apex import amp")),
         (
-            "ddp_project/tracking.py",
+            "ddp_project/runtime/update.py",
+            {"amp": "torch"},
+            {"amp": "none"},
+            line_after("super().load_state_dict(state_dict)"),
+        ),
+        ("ddp_project/runtime/update.py", {"amp": "apex"}, {"amp": "torch"}, line_after("from apex import amp")),
+        (
+            "ddp_project/runtime/tracking.py",
             {"logging": "wandb"},
             {"logging": "console"},
             line_after("self.run = wandb.init($$$A)"),
@@ -154,26 +159,13 @@ def test_what_the_owner_deletes_stays_deleted(old_project: OldProject) -> None:
     assert [path for path in deleted if (project / path).exists()] == []
 
 
-def test_a_file_that_is_no_part_of_the_template_any_more_stays(
-    old_project: OldProject, capfd: pytest.CaptureFixture[str]
-) -> None:
-    project = old_project("v0.1.0", launcher="slurm")
-    replace(project / "train.sbatch", "--time=01:00:00", "--time=72:00:00")
-    commit_all(project)
-    before = read_files(project)
-    update(project, NEXT, quiet=False)
-    assert read_files(project)["train.sbatch"] == before["train.sbatch"]
-    assert "launch.sh takes its place: copy your edits into launch.sh" in capfd.readouterr().err
-    assert (project / "launch.sh").exists()
-
-
 def test_a_new_file_of_the_template_and_one_of_the_owner_meet_in_a_conflict(old_project: OldProject) -> None:
-    project = old_project("v0.1.0", launcher="spawn")
-    (project / "launch.sh").write_text("#!/bin/sh\nexec python train.py --nproc 8\n")
+    project, new = old_project(), "ddp_project/runtime/sums.py"
+    (project / new).write_text("# mine\n")
     commit_all(project)
     update(project, NEXT)
-    assert conflicts(read_files(project)) == ["launch.sh"]
-    assert "exec python train.py --nproc 8\n" in (project / "launch.sh").read_text()
+    assert conflicts(read_files(project)) == [new]
+    assert "# mine\n" in (project / new).read_text()
 
 
 def test_no_answer_renames_the_package(old_project: OldProject) -> None:
@@ -210,7 +202,7 @@ def test_a_copy_of_uncommitted_changes_says_so_and_loses_nothing(made_up: MadeUp
     made_up.replace("template/README.md.jinja", "## Start\n", "## Begin\n")
     project = tmp_path / "project"
     with pytest.warns(DirtyLocalWarning):
-        copier.run_copy(str(made_up.folder), project, defaults=True, quiet=True, vcs_ref="HEAD")
+        copier.run_copy(str(made_up.folder), project, data=NAME, defaults=True, quiet=True, vcs_ref="HEAD")
     put_under_git(project)
     made_up.release("1.1.0")
     before = read_files(project)

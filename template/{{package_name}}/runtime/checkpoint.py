@@ -1,0 +1,229 @@
+"""Checkpoints: written by rank 0, whole or not at all, and enough to go on as if nothing had happened."""
+
+import copy
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..config import Config
+from .collectives import averaged_buffers, gather, on_every_rank, on_main, stack_on_main
+from .command_line import AUTO, NEWEST, as_plain_dict
+from .exits import Diverged, UserError
+from .heartbeat import HERE
+from .launcher import job_name
+from .meter import Progress
+from .reproducibility import generator_states, set_generator_states
+from .storage import HashedFile, Manifest, link_atomically, sync_folder, whole_file
+
+RUNS = Path("runs")
+STARTS = "starts"  # a file of the run directory
+STARTS_WITHOUT_PROGRESS = 3  # in a row, with --resume auto; then something is wrong that no restart fixes
+IF_IT_DOES_NOT_FIT = "go on with the version of the program that wrote it, or start a run in another --run-dir"
+
+
+def claim_run_dir(config: Config) -> tuple[Config, list[Path]]:
+    """Make the run directory. All ranks call it.
+
+    Returns the options with the directory that was chosen, and the checkpoints to resume from, the newest first,
+    or the one that was named. Raises UserError, with nothing written, if the checkpoint is missing, or if two runs
+    would mix.
+    """
+    config = replace(config, run_dir=on_main(lambda: choose_run_dir(config)))
+    return config, on_main(lambda: claim(config))
+
+
+def choose_run_dir(config: Config) -> Path:
+    """Return the run directory: for --run-dir auto that of this job, the newest one for --resume, or a new one."""
+    if config.run_dir != Path(AUTO):
+        return config.run_dir
+    job = job_name()
+    if job and config.resume != NEWEST:
+        return RUNS / job
+    saved = sorted(RUNS.glob("*/checkpoints/last.pt"), key=lambda file: file.stat().st_mtime_ns)
+    if saved and config.resume in (NEWEST, AUTO):
+        return saved[-1].parent.parent
+    name = time.strftime("%Y-%m-%d_%H-%M-%S")
+    names = [name, *(f"{name}_{number}" for number in range(2, 100))]
+    return next(RUNS / name for name in names if not (RUNS / name).exists())
+
+
+def claim(config: Config) -> list[Path]:
+    """Make the run directory with config.json, on rank 0."""
+    newest = Manifest(config.run_dir / "checkpoints").newest_first()
+    chosen = newest if config.resume in (NEWEST, AUTO) else [Path(config.resume)] if config.resume else []
+    if config.resume not in (None, AUTO) and not (chosen and chosen[0].is_file()):
+        missing = chosen[0] if chosen else config.run_dir / "checkpoints" / "last.pt"
+        raise UserError(f"there is no checkpoint {missing}: leave out --resume to start from the beginning")
+    if newest and (config.resume is None or chosen[0].resolve().parent != newest[0].resolve().parent):
+        raise UserError(f"{config.run_dir} holds a run already: go on with --resume, or choose another --run-dir")
+    try:
+        config.run_dir.mkdir(parents=True, exist_ok=True)
+        count_starts(config, newest)
+        with whole_file(config.run_dir / "config.json") as file:
+            file.write((json.dumps(as_plain_dict(config), indent=2) + "\n").encode())
+    except OSError as error:
+        raise UserError(f"cannot write to --run-dir {config.run_dir}: {error.strerror}") from error
+    return chosen
+
+
+def count_starts(config: Config, checkpoints: list[Path]) -> None:
+    """Count the starts with --resume auto since the newest checkpoint. Raises UserError if there are too many."""
+    file = config.run_dir / STARTS
+    if config.resume != AUTO:
+        file.unlink(missing_ok=True)
+        return
+    newest = str(checkpoints[0].stat().st_mtime_ns) if checkpoints else "none"
+    # A line for each start, with the time of the newest checkpoint.
+    starts = (file.read_text().split() if file.exists() else []).count(newest) + 1
+    if starts > STARTS_WITHOUT_PROGRESS:
+        raise UserError(
+            f"the run was started {STARTS_WITHOUT_PROGRESS} times in a row and wrote no checkpoint: fix what ends it, "
+            f"then start it once with --resume, or delete {file}"
+        )
+    file.write_text(f"{newest}\n" * starts)
+
+
+class Checkpoints:
+    """The checkpoints of one run directory: step-00000120.pt and its like, last.pt and best.pt.
+
+    last.pt and best.pt are further names (hard links) of numbered files, so retention never takes them away. What
+    the bytes of each must be is in manifest.json.
+    """
+
+    def __init__(self, config: Config, progress: Progress, model: nn.Module, **parts: Any) -> None:
+        """Take what to save: the unwrapped model and, in the order of loading, whatever else has a state_dict()."""
+        self.folder = config.run_dir / "checkpoints"
+        self.manifest = Manifest(self.folder)
+        self.config = config
+        self.progress = progress
+        self.model = model
+        self.parts = {"model": model, **parts, "progress": progress}
+
+    def save(self, *, best: bool = False) -> None:
+        """Write a checkpoint. All ranks call it, since each has a state of its own; it returns when the disk has it.
+
+        Raises UserError on every rank if the disk does not take it, and Diverged if a weight is not finite.
+        """
+        if not all(gather(weights_are_finite(self.model))):
+            raise Diverged(f"weights are not finite after step {self.progress.step}: {self.advice()}")
+        ranks = {kind: stack_on_main(own) for kind, own in rank_state(self.model).items()}
+        about = {"config": as_plain_dict(self.config), "ranks": ranks, "world_size": dist.get_world_size()}
+        HERE.phase = "saving"
+        with averaged_buffers(self.model):
+            states = {name: part.state_dict() for name, part in self.parts.items()}
+            on_main(lambda: self._write(about | states, best))
+
+    def _write(self, checkpoint: dict[str, Any], best: bool) -> None:
+        step = self.progress.step
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for left_by_a_kill in self.folder.glob("*.tmp"):
+            left_by_a_kill.unlink()
+        path = self.folder / f"step-{step:08d}.pt"
+        options = json.dumps(checkpoint["config"], sort_keys=True).encode()
+        with whole_file(path, size=lambda: size_of(checkpoint)) as file:
+            torch.save(checkpoint, file)
+            entry = {"file": path.name, "size": file.size, "step": step, "best": best}
+            entry |= {"world_size": checkpoint["world_size"], "config_sha256": hashlib.sha256(options).hexdigest()}
+            self.manifest.enter(file.sha256(), entry)
+        for name in ("last.pt", "best.pt") if best else ("last.pt",):
+            link_atomically(path, self.folder / name)
+        sync_folder(self.folder)
+        for old in self.manifest.numbered()[: -self.config.keep]:
+            old.unlink()
+
+    def restore(self, candidates: list[Path]) -> None:
+        """Load the first of the checkpoints that is whole, if there are any. All ranks call it.
+
+        Raises UserError on every rank if none is whole, or if it does not fit.
+        """
+        if not candidates:
+            return
+        path = on_main(lambda: first_whole(candidates))
+        on_every_rank(lambda: self._load(path))
+        logging.info("resumed from %s: epoch %d, step %d", path, self.progress.epoch + 1, self.progress.step)
+
+    def _load(self, path: Path) -> None:
+        checkpoint = read_checkpoint(path, required=(*self.parts, "ranks", "world_size"))
+        try:
+            for name, part in self.parts.items():
+                # A copy, since an optimizer on a CPU would go on in the file.
+                part.load_state_dict(copy.deepcopy(checkpoint[name]))
+                # RNG and running statistics belong to a rank: other ranks start again, from the means.
+                if part is self.model and checkpoint["world_size"] == dist.get_world_size():
+                    set_rank_state(self.model, checkpoint["ranks"], dist.get_rank())
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"{path} does not fit this program: {reason:.300}; {IF_IT_DOES_NOT_FIT}") from error
+
+    def complete(self) -> None:
+        """Forget how often the run was started: it has come to its end. All ranks call it."""
+        on_main(lambda: (self.folder.parent / STARTS).unlink(missing_ok=True))
+
+    def advice(self) -> str:
+        """Return what to do if the numbers are not finite any more. All ranks call it."""
+        saved = on_main(self.manifest.numbered)
+        good = f"{saved[-1]} is the last checkpoint, and good" if saved else "there is no checkpoint yet"
+        return f"{good}; look at the data and the learning rate from there on"
+
+
+def first_whole(candidates: list[Path]) -> Path:
+    """Return the first checkpoint that is not damaged, and warn of those before it. Raises UserError if all are."""
+    for path in candidates:
+        problem = Manifest(path.parent).problem(path)
+        if problem is None:
+            return path
+        logging.warning("%s", problem)
+    raise UserError(f"no checkpoint is left to go on from: {problem}")
+
+
+def size_of(checkpoint: dict[str, Any]) -> int:
+    """Return the bytes that a checkpoint takes on the disk."""
+    with HashedFile(Path(os.devnull)) as nothing:
+        torch.save(checkpoint, nothing)
+    return nothing.size
+
+
+def read_checkpoint(path: Path, required: Iterable[str]) -> dict[str, Any]:
+    """Read the file. Raises UserError if it is damaged, or no checkpoint that has all that is required."""
+    try:
+        # weights_only: a checkpoint holds plain types alone, so that one from a stranger cannot run code.
+        # mmap: each rank reads its own part of what differs from rank to rank, not that of all.
+        checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception as error:  # damaged bytes make torch.load raise nearly anything
+        reason = " ".join(f"{type(error).__name__} {error}".split())
+        raise UserError(f"{path} cannot be read as a checkpoint: {reason:.200}") from error
+    if not isinstance(checkpoint, dict) or not set(required) <= set(checkpoint):
+        lacking = ", ".join(sorted(set(required) - set(checkpoint if isinstance(checkpoint, dict) else ())))
+        raise UserError(f"{path} is not a checkpoint of this program: it does not hold {lacking}; {IF_IT_DOES_NOT_FIT}")
+    return checkpoint
+
+
+def weights_are_finite(model: nn.Module) -> bool:
+    """Return whether no weight is inf or NaN."""
+    return bool(nn.utils.get_total_norm(model.parameters()).isfinite())
+
+
+def rank_state(model: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """Return what differs from rank to rank: the random number generators, and the model's running statistics."""
+    device = next(model.parameters()).device
+    generators = {name: state.to(device) for name, state in generator_states(device).items()}
+    return {"generators": generators, "buffers": dict(model.named_buffers())}
+
+
+def set_rank_state(model: nn.Module, ranks: dict[str, dict[str, Tensor]], rank: int) -> None:
+    """Go on with what rank_state() has returned on a rank, of the states of all ranks in a checkpoint."""
+    # Clones, since torch.set_rng_state() misreads what lies within a larger tensor.
+    state = {kind: {name: rows[rank].clone() for name, rows in of_all.items()} for kind, of_all in ranks.items()}
+    set_generator_states(state["generators"])
+    for name, buffer in model.named_buffers():
+        buffer.copy_(state["buffers"][name])

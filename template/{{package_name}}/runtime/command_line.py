@@ -1,0 +1,88 @@
+"""What an option can be, and how the command line is read: all options are the fields of one dataclass, Config."""
+
+import io
+import math
+import re
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
+
+from .exits import UserError
+
+DESCRIPTION = "Train on any number of processes. README.md says how to start them."
+NEWEST = "newest"
+AUTO = "auto"
+
+T = TypeVar("T")
+
+
+def at_least(
+    minimum: int, number: Callable[[str], float] = int, *, or_auto: bool = False
+) -> PrimitiveConstructorSpec[Any]:
+    """The command-line form of a finite number that may not be less than minimum, or of the word auto."""
+
+    def parse_number(words: list[str]) -> float | str:
+        if or_auto and words[0] == AUTO:
+            return AUTO
+        value = number(words[0])
+        if not minimum <= value < math.inf:
+            raise ValueError(f"{words[0]} is not a number of at least {minimum}")
+        return value
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="auto|" * or_auto + number.__name__.upper(),
+        instance_from_str=parse_number,
+        is_instance=lambda value: isinstance(value, (int, float)) or (or_auto and value == AUTO),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def path_or_newest(words: list[str]) -> str:
+    """Read what follows --resume: nothing, auto or one path."""
+    if len(words) > 1:
+        raise ValueError(f"give one path at most, not {' '.join(words)}")
+    return words[0] if words else NEWEST
+
+
+Count = Annotated[int, at_least(1)]
+CountOrZero = Annotated[int, at_least(0)]
+CountOrAuto = Annotated[int | str, at_least(0, or_auto=True)]
+Amount = Annotated[float, at_least(0, float)]
+Checkpoint = Annotated[
+    str | None,
+    PrimitiveConstructorSpec(
+        nargs=(0, 1),
+        metavar="[auto|PATH]",
+        instance_from_str=path_or_newest,
+        is_instance=lambda value: value is None or isinstance(value, str),
+        str_from_instance=lambda value: [value] if value else [],
+    ),
+]
+
+
+def parse(config: type[T], arguments: Sequence[str] | None = None, *, quiet: bool = False) -> T:
+    """Read the options from the command line; a quiet rank leaves --help to others.
+
+    Raises UserError if an option is unknown or has an impossible value.
+    """
+    complaint = io.StringIO()
+    try:
+        with redirect_stderr(complaint):
+            return tyro.cli(config, description=DESCRIPTION, args=arguments, console_outputs=not quiet)
+    except SystemExit as leaving:
+        if leaving.code == 0:
+            raise
+        # tyro draws a box with a title: take the words out of it.
+        words = re.sub("[\u2500-\u257f]", " ", complaint.getvalue().partition("\n")[2]).split()
+        raise UserError(" ".join(words)) from None
+
+
+def as_plain_dict(config: Any) -> dict[str, Any]:
+    """Return the options as JSON and checkpoints take them: numbers and text."""
+    return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}

@@ -1,0 +1,74 @@
+"""How a run ends: its exit codes, the errors that the user can fix, and the signals that ask it to stop."""
+
+import ctypes
+import logging
+import signal
+import sys
+from enum import IntEnum
+from types import FrameType
+
+PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class ExitCode(IntEnum):
+    """What the program tells the shell, the launcher or the scheduler."""
+
+    DONE = 0  # the training is done
+    FAILED = 1  # a programming error; its traceback names the rank
+    REFUSED = 2  # an option, a file or the machine does not fit; one line says what to do
+    DIVERGED = 65  # the numbers are not finite any more; one line names the last good checkpoint
+    LOST = 69  # a rank is gone or silent; one line says which: start again with --resume
+    STOPPED = 75  # a signal asked it to stop and a checkpoint is written: start again with --resume
+
+
+class UserError(Exception):
+    """Something the user can fix. The message is one line: what is wrong, and what would work."""
+
+    code = ExitCode.REFUSED
+
+
+class Diverged(UserError):
+    """Gradients or weights are inf or NaN, on all ranks: to go on would be a waste."""
+
+    code = ExitCode.DIVERGED
+
+
+class RankLost(UserError):
+    """Another rank is gone, or does not do its part; one of those that are left speaks for all."""
+
+    code = ExitCode.LOST
+
+    def __init__(self, message: str, *, speaks: bool) -> None:
+        super().__init__(message)
+        self.speaks = speaks
+
+
+class StopSignals:
+    """Remembers that TERM, INT or USR1 reached this rank.
+
+    A handler may run in the middle of anything, so it only sets a flag. The ranks agree on it when they reduce their
+    metrics, and leave together after the same step.
+    """
+
+    def __init__(self) -> None:
+        self.received = False  # by this rank
+        self.agreed = False  # by all ranks: one of them has received a signal
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._remember)
+
+    def leave(self, step: int) -> ExitCode:
+        """Ignore further signals: a launcher sends TERM to the others as soon as the first rank has left."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        logging.info("stopped after step %d; --resume goes on from here", step)
+        return ExitCode.STOPPED
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.received = True
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process as soon as what started it is gone: it would train on, or wait for ever."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

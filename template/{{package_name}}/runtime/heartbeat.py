@@ -1,0 +1,125 @@
+"""Where each rank is: a run that waits for a rank in vain can say for which one, after what step, and doing what."""
+
+import json
+import logging
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from .exits import RankLost
+
+BEAT = 0.25  # seconds between two signs of life
+SILENT = 3 * BEAT  # seconds without one, after which a rank counts as missing if a collective has failed
+PATIENCE = 3.0  # seconds in which the same collective has failed on all ranks that came to it
+
+
+@dataclass
+class Whereabouts:
+    """What a rank is doing."""
+
+    step: int = 0  # the last one that is complete
+    phase: str = "starting"
+    failed: bool = False  # a collective, in which it waited for others
+    end: str = ""  # why it has left
+    beat: int = 0  # how often it has said so
+    since: float = field(default=0.0, compare=False)  # time.monotonic() at which another rank saw it first
+
+    def __str__(self) -> str:
+        return f"{self.phase}, after step {self.step}"
+
+
+HERE = Whereabouts()  # the training loop only sets it, which costs nothing; a thread tells the others
+
+
+class SignsOfLife:
+    """Tells the others where this rank is and hears where they are, through the store at which the group has met."""
+
+    def __init__(self, rank: int, world_size: int, patience: float) -> None:
+        """Begin. If the next rank is silent for longer than the patience (seconds), the log says so."""
+        self.rank = rank
+        self.patience = patience
+        self.others = [other for other in range(world_size) if other != rank]
+        # Each rank listens to the next one: so all are watched, and none has much to read.
+        self.heeded = [(rank + 1) % world_size]
+        self.seen: dict[int, Whereabouts] = {}
+        store = dist.distributed_c10d._get_default_store()
+        if hasattr(store, "clone"):  # a client of its own, whose timeout is another; old versions of torch have none
+            store = store.clone()
+            store.set_timeout(timedelta(seconds=5))
+        self.store = dist.PrefixStore("whereabouts", store)
+        self.answered = time.monotonic()  # the store, last
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._live, daemon=True)  # it hangs for ever if the store is frozen
+        self._tell()
+        self.thread.start()
+
+    def leave(self, end: str) -> None:
+        """Tell the others that this rank ends, and why, if the store still answers."""
+        HERE.end = end
+        self.over.set()
+        self.thread.join(timeout=SILENT)
+
+    def blame(self, error: RuntimeError) -> None:
+        """After a collective has failed: raise RankLost if another rank has ended, is silent or does not come."""
+        if not self.others:
+            return
+        HERE.failed, self.heeded = True, self.others
+        missing = self._missing(SILENT + 2 * BEAT)
+        if not missing and "imed out" in str(error):
+            # Whoever came to the collective fails in it, too, a little sooner or later.
+            self._missing(PATIENCE)
+            places = self.seen.items()
+            missing = {rank: f"does not come: it is {place}" for rank, place in places if not place.failed}
+        if missing:
+            if "is silent" not in "".join(missing.values()):  # then the program may be at fault, here or there
+                logging.warning("a collective has failed", exc_info=error)
+            left = [rank for rank in (self.rank, *self.others) if rank not in missing]
+            found = "; ".join(f"rank {rank} {what}" for rank, what in missing.items())
+            raise RankLost(f"{found}; start again with --resume", speaks=self.rank == min(left)) from error
+
+    def _missing(self, seconds: float) -> dict[int, str]:
+        """Listen to the others for some seconds, and say which have ended or are silent."""
+        time.sleep(seconds)
+        now, seen = time.monotonic(), dict(self.seen)
+        if now > self.answered + SILENT:
+            # Rank 0 or its launcher keeps the store, and the last rank listens to rank 0.
+            speaks = self.rank > max(seen, default=-1)
+            last = "".join(f"; rank {rank} was {place}" for rank, place in seen.items())
+            raise RankLost(f"the store at which the ranks met is silent{last}", speaks=speaks)
+        ended = {rank: f"has ended: {place.end}" for rank, place in seen.items() if place.end}
+        return ended or {
+            rank: f"is silent: it was {place}" for rank, place in seen.items() if now > place.since + SILENT
+        }
+
+    def _live(self) -> None:
+        warned = False
+        while not self.over.wait(BEAT):
+            try:
+                self._tell()
+                self._hear()
+                self.answered = time.monotonic()
+            except RuntimeError:  # what keeps the store is busy, or gone
+                continue
+            silent = [rank for rank, place in self.seen.items() if time.monotonic() > place.since + self.patience]
+            if silent and not warned:
+                place = self.seen[silent[0]]
+                logging.warning("rank %d is silent for %.0f s: it was %s", silent[0], self.patience, place)
+            warned = bool(silent)
+        with suppress(RuntimeError):  # rank 0 may have ended, and the store with it
+            self._tell()
+
+    def _tell(self) -> None:
+        HERE.beat += 1
+        self.store.set(str(self.rank), json.dumps(asdict(HERE)))
+
+    def _hear(self) -> None:
+        ranks = self.heeded
+        for rank, text in zip(ranks, self.store.multi_get([str(rank) for rank in ranks]), strict=True):
+            place = Whereabouts(**json.loads(text))
+            if place != self.seen.get(rank):
+                place.since = time.monotonic()
+                self.seen[rank] = place

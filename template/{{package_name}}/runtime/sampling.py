@@ -1,0 +1,108 @@
+"""Which rank gets which samples, in which order."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from ..config import Config
+from .exits import UserError
+from .launcher import World
+from .permutation import Permutation
+
+COMPUTED_AT_ONCE = 1 << 14  # samples of the order: one by one, each would take 200 times as long
+
+
+class Batch(NamedTuple):
+    """What a sampler yields: the samples to load, and what makes their augmentation repeatable."""
+
+    indices: list[int]
+    rng_key: tuple[int, ...]  # other numbers for every batch of a run
+
+
+class ResumableDistributedSampler(Sampler[Batch]):
+    """Deals the training set out to the ranks, in micro-batches of equal size, from any place in an epoch.
+
+    Let p = Permutation(n, seed, epoch) be the order of the n samples, m the size of a micro-batch over all ranks,
+    b = m / world_size, and skip the samples of the epoch that are trained already. Then micro-batch i of rank r is
+
+        p[skip + i*m + r*b : skip + i*m + (r+1)*b]        for 0 <= i < (n - skip) // m
+
+    So all ranks get equally many samples and steps, no sample is used twice, the n % m last ones of the permutation
+    wait for another epoch, and who trains on what depends on the seed, the epoch and the place in it alone: a run can
+    go on with another number of processes. To go on late in an epoch costs no more than to begin it.
+    """
+
+    def __init__(self, samples: int, micro_batch_size: int, world: World, seed: int) -> None:
+        self.samples = samples
+        self.micro_batch_size = micro_batch_size
+        self.world = world
+        self.seed = seed
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int, skip: int = 0) -> None:
+        """Choose the epoch to iterate over, and how many of its samples to leave out because they are trained."""
+        self.epoch = epoch
+        self.skip = skip
+
+    def __len__(self) -> int:
+        """Micro-batches that are left of the epoch."""
+        return (self.samples - self.skip) // self.micro_batch_size
+
+    def __iter__(self) -> Iterator[Batch]:
+        order = Permutation(self.samples, self.seed, self.epoch)
+        size = self.micro_batch_size // self.world.world_size
+        first = self.skip + self.world.rank * size
+        at_once = max(1, COMPUTED_AT_ONCE // size)
+        for i in range(0, len(self), at_once):
+            starts = first + self.micro_batch_size * np.arange(i, min(i + at_once, len(self)))
+            for start, indices in zip(starts.tolist(), order[starts[:, None] + np.arange(size)].tolist(), strict=True):
+                yield Batch(indices, (self.seed, self.epoch, start))
+
+
+class Batches(Sampler[Batch]):
+    """Samples in batches, of which the last may be smaller. Each is cut when its turn comes: none is kept."""
+
+    def __init__(self, samples: range, batch_size: int) -> None:
+        self.samples = samples
+        self.starts = range(0, len(samples), batch_size)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for start in self.starts:
+            yield Batch([*self.samples[start : start + self.starts.step]], (start,))
+
+
+def evaluation_batches(samples: int, batch_size: int, world: World) -> Batches:
+    """Deal a set out to the ranks with no sample twice and none left out, so that the last batches may be uneven."""
+    return Batches(range(world.rank, samples, world.world_size), batch_size)
+
+
+def micro_batch_size(config: Config, world: World, samples: int) -> int:
+    """Return the samples of a micro-batch over all ranks. Raises UserError if the global batch cannot be split."""
+    size, accum_steps = config.global_batch_size, config.accum_steps
+    parts = world.world_size * accum_steps
+    if size % parts:
+        raise UserError(
+            f"--global-batch-size {size} is no multiple of {parts}, world size {world.world_size} x --accum-steps "
+            f"{accum_steps}: {sizes_that_fit(size, accum_steps, world.world_size)}"
+        )
+    if size // accum_steps > samples:
+        raise UserError(
+            f"the {samples} training samples do not fill a micro-batch of {size // accum_steps} over all ranks: "
+            "give a smaller --global-batch-size, or start fewer processes"
+        )
+    return size // accum_steps
+
+
+def sizes_that_fit(size: int, accum_steps: int, world_size: int) -> str:
+    """Return which global batches, and which world sizes for this one, would do and are nearest."""
+    parts = world_size * accum_steps
+    smaller = size - size % parts
+    said = f"{f'{smaller} or ' if smaller else ''}{smaller + parts} would do"
+    fitting = [number for number in range(1, size + 1) if size % (number * accum_steps) == 0]
+    nearest = [n for n in fitting if n < world_size][-1:] + [n for n in fitting if n > world_size][:1]
+    return f"{said}, or a world size of {' or '.join(map(str, nearest))}" if nearest else said

@@ -1,0 +1,43 @@
+"""What is trained: the loss, the metrics, the optimizer, the learning rate. This file is yours; it knows no ranks."""
+
+import math
+from typing import Any
+
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import AdamW, Optimizer
+
+from .config import Config
+from .runtime.meter import Mean
+
+BEST = "accuracy"  # the validation metric that decides which checkpoint is best.pt
+HIGHER_IS_BETTER = True
+
+
+def compute(model: nn.Module, batch: Any) -> dict[str, Mean]:
+    """Return the loss and the metrics of a batch, each as Mean(sum, count). Training and evaluation both call it.
+
+    What is minimised is "loss": the sum over all micro-batches and ranks, divided by the count over all of them.
+    """
+    images, labels = batch
+    logits = model(images)
+    return {
+        "loss": Mean(F.cross_entropy(logits, labels, reduction="sum"), len(labels)),
+        "accuracy": Mean((logits.argmax(dim=1) == labels).sum(), len(labels)),
+    }
+
+
+def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
+    """Choose the optimizer and its groups of parameters. The lr_scale of a group multiplies its learning rate."""
+    return AdamW(model.parameters(), weight_decay=config.weight_decay, fused=True)
+
+
+def lr_at(step: int, total_steps: int, config: Config) -> float:
+    """Return the learning rate of a step, counted from 0: a linear warm-up, then a cosine down to zero.
+
+    It depends on the step alone, so there is no scheduler to save and resume.
+    """
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    share = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
+    return config.lr * (1 + math.cos(math.pi * min(1.0, share))) / 2

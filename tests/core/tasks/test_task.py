@@ -1,0 +1,150 @@
+"""Whatever task.py and model.py hold, it trains, or one line says what to put there instead."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Render
+from tests.core.exact.test_resume import assert_ends_like, stopped_at
+from tests.programs import Program, ends_of, run_all
+from tools.rewriting import Rewrite, extend
+
+OPTIONS = {"global_batch_size": 24, "epochs": 1, "log_every": 2, "save_every": 2}
+RANK = "__import__('torch').distributed.get_rank()"
+NONSENSE = {
+    "a loss of each sample": (
+        Rewrite('reduction="sum"', 'reduction="none"', "compute"),
+        'task.py: the sum of "loss" must be a scalar, not of shape (12,)',
+    ),
+    "a loss that cannot be trained": (
+        Rewrite("F.cross_entropy($$$A)", "{}.detach()", "compute"),
+        'task.py: "loss" has no gradient',
+    ),
+    "no loss": (
+        Rewrite('"loss": $X', '"error": $X', "compute"),
+        "task.py: compute() must return a dict with \"loss\": Mean(sum, count), not a dict of ['error', 'accuracy']",
+    ),
+    "no dict": (
+        Rewrite("return $X", "return logits.sum()", "compute"),
+        'task.py: compute() must return a dict with "loss": Mean(sum, count), not Tensor',
+    ),
+    "a metric without a count": (
+        Rewrite('"accuracy": $X', '"accuracy": 0.5', "compute"),
+        'task.py: "accuracy" must be a Mean(sum, count) of tensors or numbers, not 0.5',
+    ),
+    "a metric that is no number": (
+        Rewrite('"accuracy": $X', '"accuracy": Mean(logits.sum(dim=0), 1)', "compute"),
+        'task.py: "accuracy" has shape (10,): let summarize() make a number of it',
+    ),
+    "nothing that counts": (
+        Rewrite('"loss": Mean($X, $Y)', '"loss": Mean($X, 0)', "compute"),
+        'task.py: the count of "loss" is 0 over all ranks',
+    ),
+    "other names on another rank": (
+        Rewrite('"accuracy": $X', f'f"accuracy{{{RANK}}}": $X', "compute"),
+        "task.py: compute() must return the same names and shapes on every rank",
+    ),
+    "a best metric that is none": (
+        Rewrite('BEST = "accuracy"', 'BEST = "f1"'),
+        'task.py: BEST is "f1", which is none of the metrics: loss, accuracy',
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", NONSENSE)
+def test_nonsense_is_refused_in_one_line(mistake: str, small: Render, tmp_path: Path) -> None:
+    project = shutil.copytree(small(), tmp_path / "project")
+    edit, words = NONSENSE[mistake]
+    edit.apply(project / "ddp_project" / "task.py")
+    [[ended]] = run_all([[Program(project, tmp_path / "run", OPTIONS, code=2)]])
+    errors = [line for text in ended.output for line in text.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, ended.output
+    assert words in errors[0]
+    assert "Traceback" not in "".join(ended.output)
+    assert not [*(tmp_path / "run").glob("checkpoints/*.pt")]
+
+
+NOTHING_TO_EVALUATE = """
+
+def without_validation(config: Any, load: Any = load_data) -> Any:
+    training, validation = load(config)
+    return training, Subset(validation, [])
+
+
+load_data = without_validation
+"""
+
+
+def test_an_empty_validation_set_is_refused(small: Render, tmp_path: Path) -> None:
+    project = shutil.copytree(small(), tmp_path / "project")
+    extend(project / "ddp_project" / "data.py", NOTHING_TO_EVALUATE)
+    [[ended]] = run_all([[Program(project, tmp_path / "run", OPTIONS, code=2)]])
+    errors = [line for text in ended.output for line in text.splitlines() if line.startswith("error: ")]
+    assert errors == ["error: data.py: the validation set is empty: load_data() must return samples to evaluate on"]
+    assert not (tmp_path / "run").exists()
+
+
+WRAPPED = '''
+
+def changed(build: Any = build_model) -> nn.Module:
+    """Change the network."""
+    network: Any = build()
+    {change}
+    return network
+
+
+build_model = changed
+'''
+CLASSIFIER = "network.classifier[2]"
+UNUSED = "network.unused = nn.Linear(3, 3)"
+ON_ONE_RANK = f"""
+    network.sometimes = nn.Linear(10, 10)
+    network.classifier.register_forward_hook(
+        lambda _, __, logits: network.sometimes(logits) if {RANK} == 1 or not network.training else logits
+    )
+"""
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "frozen parameters": ("network.features.requires_grad_(False)", {}),
+    "unused parameters": (UNUSED, {"find_unused_parameters": None}),
+    "parameters that one rank alone uses": (ON_ONE_RANK.strip(), {"find_unused_parameters": None}),
+    "tied weights": (
+        "network.classifier.append(nn.Linear(10, 10))\n"
+        "    network.classifier.append(nn.Linear(10, 10))\n"
+        "    network.classifier[4].weight = network.classifier[3].weight",
+        {},
+    ),
+    "integer buffers": ('network.register_buffer("seen", __import__("torch").zeros(3, dtype=int))', {}),
+    "no BatchNorm": ("network.features = nn.Sequential(nn.Conv2d(1, 64, 4, stride=4))", {}),
+}
+
+
+def changed_model(project: Path, place: Path, change: str) -> Path:
+    """Copy a project, and change its network."""
+    shutil.copytree(project, place)
+    extend(place / "ddp_project" / "model.py", WRAPPED.format(change=change), imports="from typing import Any\n\n")
+    return place
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_trains_and_goes_on_after_a_stop(kind: str, small: Render, tmp_path: Path) -> None:
+    change, options = MODELS[kind]
+    whole = Program(
+        changed_model(small(logging="csv"), tmp_path / "project", change), tmp_path / "whole", OPTIONS | options
+    )
+    stopped = stopped_at(whole, 3)
+    run_all([[whole], stopped])
+    assert_ends_like(whole, stopped[-1])
+
+
+@pytest.mark.parametrize(
+    ("change", "name"), [(UNUSED, "unused.weight, unused.bias"), (ON_ONE_RANK, "sometimes.weight")]
+)
+def test_parameters_that_take_no_part_are_named(change: str, name: str, small: Render, tmp_path: Path) -> None:
+    project = changed_model(small(), tmp_path / "project", change.strip())
+    [[ended]] = ends_of([[Program(project, tmp_path / "run", OPTIONS)]])
+    assert set(ended.codes) <= {2, 69}, "of the rank that notices, and of one that waits for it"
+    [error] = [line for text in ended.output for line in text.splitlines() if line.startswith("error: parameters")]
+    assert error.startswith(f"error: parameters took no part in a step: {name}")
+    assert "--find-unused-parameters" in error

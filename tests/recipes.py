@@ -1,0 +1,83 @@
+"""RECIPES.md of a project, as its owner follows it: what each block of code replaces is found by its name."""
+
+import ast
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Block:
+    """Code that goes into a file."""
+
+    file: str
+    place: str  # the class that it goes into; "" for the file itself
+    code: str
+
+
+def read_recipes(project: Path) -> dict[str, list[Block]]:
+    """Return the blocks of each recipe, by its title."""
+    sections = re.split(r"^## (?:\d+\. )?", (project / "RECIPES.md").read_text(), flags=re.MULTILINE)[1:]
+    block = re.compile(r"^`([\w/]+\.py)`(?:, in `(\w+)`|[^\n]*):\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    return {text.split("\n")[0]: [Block(*found) for found in block.findall(text)] for text in sections}
+
+
+def follow(project: Path, blocks: list[Block]) -> None:
+    """Do what a recipe says."""
+    for block in blocks:
+        file = project / block.file
+        change = put_in_class if block.place else put_in
+        file.write_text(change(block.code, file.read_text(), *filter(None, [block.place])))
+
+
+def put_in_class(new: str, code: str, place: str) -> str:
+    """Replace the method of the same name in a class, or add something at its end."""
+    lines = code.splitlines(keepends=True)
+    (owner,) = (node for node in ast.parse(code).body if name_of(node) == place)
+    assert isinstance(owner, ast.ClassDef)
+    added = name_of(ast.parse(textwrap.dedent(new)).body[0])
+    old = next((node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == added), None)
+    first, last = (first_line(old) - 1, old.end_lineno) if old else (owner.end_lineno, owner.end_lineno)
+    lines[first:last] = [new]
+    return "".join(lines)
+
+
+def put_in(new: str, code: str) -> str:
+    """Replace what has the same name as something new, and add the rest below the imports."""
+    added: set[str | None] = set()
+    for node in ast.parse(new).body:
+        text = "".join(new.splitlines(keepends=True)[first_line(node) - 1 : node.end_lineno])
+        lines = code.splitlines(keepends=True)
+        old = next((each for each in ast.parse(code).body if name_of(each) == name_of(node) is not None), None)
+        if old is not None:
+            lines[first_line(old) - 1 : old.end_lineno] = [text]
+        elif name_of(node) is None:
+            lines.insert(last_import(code), text)
+        else:
+            below = [each for each in ast.parse(code).body if isinstance(each, ast.FunctionDef | ast.ClassDef)]
+            first = next(first_line(each) for each in below if name_of(each) not in added)
+            lines.insert(first - 1, f"{text}\n\n")
+            added.add(name_of(node))
+        code = "".join(lines)
+    return code
+
+
+def last_import(code: str) -> int:
+    """Return the last line of the imports."""
+    imports = [each for each in ast.parse(code).body if isinstance(each, ast.Import | ast.ImportFrom)]
+    return max(each.end_lineno or 0 for each in imports)
+
+
+def first_line(node: ast.stmt) -> int:
+    """Return the first line of a statement, with its decorators."""
+    return min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+
+
+def name_of(node: ast.stmt) -> str | None:
+    """Return the name that a statement defines, if it does."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return node.name
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        return node.targets[0].id
+    return None
