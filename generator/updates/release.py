@@ -10,6 +10,7 @@ from .hermetic import run
 from .releases import FILE, Release, parse_version, read_releases
 
 CHANGES = "CHANGELOG.md"
+METADATA = "pyproject.toml"
 # What a version tells the people who update to it.
 TOLD = ("### What changes in your project", "### What you must do")
 
@@ -19,6 +20,7 @@ def check_release(version: str, template: Path = TEMPLATE) -> None:
     releases = read_releases(template)
     check_version(version, releases)
     check_changes(version, (template / CHANGES).read_text())
+    check_metadata(version, template)
     # What git ignores would be tried with the others, and not be released.
     changed = run(template, "status", "--porcelain", "--untracked-files=all")
     ignored = run(template, "status", "--porcelain", "--ignored", "--untracked-files=all", "--", *PARTS)
@@ -46,6 +48,12 @@ def check_changes(version: str, changes: str) -> None:
         told = re.search(rf"^{re.escape(heading)}\n+(?!#)\S", section[1], flags=re.MULTILINE)
         if not told:
             raise RenderError(f"the section '## {version}' of {CHANGES} says nothing under '{heading}'")
+
+
+def check_metadata(version: str, template: Path) -> None:
+    """Raise RenderError unless this is the version of the template's own package."""
+    if f'\nversion = "{version}"\n' not in (template / METADATA).read_text():
+        raise RenderError(f"{METADATA} has another version: write {version} there, and commit it")
 
 
 def tells_of_checkpoints(template: Path, since: str) -> bool:

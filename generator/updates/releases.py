@@ -27,7 +27,7 @@ class Release:
 
 
 def read_releases(template: Path = TEMPLATE) -> list[Release]:
-    """Give all released versions, the oldest first.
+    """Return all released versions, the oldest first; none before the first release.
 
     Raises RenderError where the file is not there, or lists what is no version or in another order.
     """
@@ -35,8 +35,10 @@ def read_releases(template: Path = TEMPLATE) -> list[Release]:
         listed = yaml.compose((template / FILE).read_text())  # all of it is text: 1.10 is not 1.1
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise RenderError(f"{FILE} cannot be read: {error}") from None
+    if listed is None:
+        return []
     if not isinstance(listed, yaml.MappingNode):
-        raise RenderError(f"{FILE} has no line such as 0.1.0: COMMIT")
+        raise RenderError(f"{FILE} has no line such as 1.0.0: COMMIT")
     releases = [Release(str(version.value), str(commit.value)) for version, commit in listed.value]
     versions = [parse_version(release.version) for release in releases]
     for before, after in itertools.pairwise(versions):

@@ -11,7 +11,14 @@ from generator.questions import TEMPLATE
 from generator.rendering import RenderError
 from generator.updates.hermetic import run
 from generator.updates.history import NEXT, clone_history
-from generator.updates.release import TOLD, check_changes, check_release, steps_of_release, tells_of_checkpoints
+from generator.updates.release import (
+    TOLD,
+    check_changes,
+    check_metadata,
+    check_release,
+    steps_of_release,
+    tells_of_checkpoints,
+)
 from generator.updates.releases import FILE, read_releases
 from generator.updates.replay import commit_all
 from tests.histories import MadeUp
@@ -23,15 +30,22 @@ SECTION = f"# Changes\n\n## 1.1.0\n\n{TOLD[0]}\n\n- Nothing.\n\n{TOLD[1]}\n\n- N
 def ready(made_up: MadeUp) -> MadeUp:
     """A history of which 1.1.0 can be released."""
     (made_up.folder / "CHANGELOG.md").write_text(SECTION)
+    (made_up.folder / "pyproject.toml").write_text('[project]\nversion = "1.1.0"\n')
     commit_all(made_up.folder)
     return made_up
 
 
 def test_all_released_versions_are_in_this_clone_and_told_of() -> None:
     changes = (TEMPLATE / "CHANGELOG.md").read_text()
+    released = [release.version for release in read_releases()]
+    assert released, "there is a version to update from"
     for release in read_releases():
         assert run(TEMPLATE, "cat-file", "-t", release.commit) == "commit"
         check_changes(release.version, changes)
+    told_of = re.findall(r"^## (.+)$", changes, re.MULTILINE)[::-1]
+    assert told_of[: len(released)] == released
+    assert len(told_of) <= len(released) + 1, "of the next version at most"
+    check_metadata(told_of[-1], TEMPLATE)
 
 
 def test_a_version_that_is_ready_passes(ready: MadeUp) -> None:
@@ -52,6 +66,12 @@ def test_a_version_that_is_ready_passes(ready: MadeUp) -> None:
 def test_names_that_are_no_new_version(version: str, reason: str, ready: MadeUp) -> None:
     with pytest.raises(RenderError, match=re.escape(reason)):
         check_release(version, ready.folder)
+
+
+def test_the_package_has_the_version_too(ready: MadeUp) -> None:
+    ready.replace("pyproject.toml", "1.1.0", "1.0.0")
+    with pytest.raises(RenderError, match=r"write 1\.1\.0 there"):
+        check_release("1.1.0", ready.folder)
 
 
 @pytest.mark.parametrize("heading", TOLD)
