@@ -13,7 +13,7 @@ from generator.proofs import seconds
 from .durations import RESULTS
 from .folders import TESTS
 
-SIZE_OF_SLICE = 1200  # seconds of its tests, one after another: half of that on two cores
+SIZE_OF_SLICE = 900  # seconds of its tests, one after another: half of that on two cores
 UNKNOWN = 30.0  # seconds of a file that was never measured
 
 
