@@ -14,7 +14,8 @@ from ..workers import Workers
 from .gate import Gate
 from .hermetic import run
 from .release import check_release, steps_of_release
-from .trial import PARTS
+from .releases import read_releases
+from .trial import PARTS, Part
 from .update_check_command import ROOM, show
 
 
@@ -29,9 +30,9 @@ def release_check(
     take_term_as_ctrl_c()
     with errors_in_one_line():
         check_release(version)
-        with scratch_folder(ROOM) as folder, Workers() as workers, ShownProgress(PARTS) as progress:
-            parts = Gate(stop_early=True, progress=progress).run(workers, folder)
-    show(parts, Console())
+        parts = try_updates() if read_releases() else []  # there is nothing to update from before the first version
+    if parts:
+        show(parts, Console())
     if any(part.wrong for part in parts):
         typer.echo(f"error: {version} cannot be released: updates to it lose what is named above", err=True)
         raise typer.Exit(1)
@@ -40,3 +41,9 @@ def release_check(
     if script:
         with errors_in_one_line():
             script.write_text(commands)
+
+
+def try_updates() -> list[Part]:
+    """Update projects of all released versions, and return what was found."""
+    with scratch_folder(ROOM) as folder, Workers() as workers, ShownProgress(PARTS) as progress:
+        return Gate(stop_early=True, progress=progress).run(workers, folder)

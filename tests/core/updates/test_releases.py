@@ -48,6 +48,15 @@ def test_all_released_versions_are_in_this_clone_and_told_of() -> None:
     check_metadata(told_of[-1], TEMPLATE)
 
 
+def test_the_first_version_has_nothing_to_update_from(ready: MadeUp) -> None:
+    (ready.folder / FILE).write_text("# None yet.\n")
+    run(ready.folder, "tag", "--delete", "v1.0.0")
+    commit_all(ready.folder)
+    done = run_command(ready.folder, "release-check", "1.1.0")
+    assert done.returncode == 0, done.stderr
+    assert "git tag --annotate v1.1.0" in done.stdout
+
+
 def test_a_version_that_is_ready_passes(ready: MadeUp) -> None:
     check_release("1.1.0", ready.folder)
 
@@ -158,7 +167,7 @@ def test_what_was_told_of_checkpoints_counts_for_all_older_versions(tmp_path: Pa
 
 def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command of a made-up history on that history itself."""
-    for name in ("generator", "pyproject.toml", "README.md"):
+    for name in ("generator", "README.md"):
         subprocess.run(["cp", "-r", str(TEMPLATE / name), str(folder)], check=True)
     (folder / ".gitignore").write_text("__pycache__/\n.cache/\n")
     commit_all(folder)

@@ -14,6 +14,7 @@ from tests.histories import MadeUp
 def ready(made_up: MadeUp) -> MadeUp:
     """A history of which 1.1.0 can be released."""
     (made_up.folder / "CHANGELOG.md").write_text(SECTION)
+    (made_up.folder / "pyproject.toml").write_text('[project]\nversion = "1.1.0"\n')
     commit_all(made_up.folder)
     return made_up
 
