@@ -71,7 +71,8 @@ def last_import(code: str) -> int:
 
 def first_line(node: ast.stmt) -> int:
     """Return the first line of a statement, with its decorators."""
-    return min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(each.lineno for each in decorators)])
 
 
 def name_of(node: ast.stmt) -> str | None:

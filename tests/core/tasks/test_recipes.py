@@ -53,8 +53,9 @@ def added_lines(before: Path, after: Path) -> dict[str, int]:
     files = [path for path in new if not path.startswith("images/") and new[path] != old.get(path)]
     added = {}
     for path in files:
-        lines = [tree[path][1].decode().splitlines() if path in tree else [] for tree in (old, new)]
-        added[path] = sum(line.startswith("+ ") for line in difflib.ndiff(*lines))
+        before_lines = old[path][1].decode().splitlines() if path in old else []
+        delta = difflib.ndiff(before_lines, new[path][1].decode().splitlines())
+        added[path] = sum(line.startswith("+ ") for line in delta)
     return added
 
 
