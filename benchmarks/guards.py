@@ -105,7 +105,7 @@ class Steps:
         self.make_tracker = partial(make_tracker, options=options, world=world)
         self.batches = [*next(iter(self.run.training))]
         self.clocks = {what: Clock() for what in ("judging", "bar", "log")} | {"signs": Clock(time.thread_time)}
-        for name in ("clip_gradients", "accepts"):
+        for name in ("correct_gradients", "accepts"):
             setattr(self.run.update, name, self.clocks["judging"].around(getattr(self.run.update, name)))
         self.signs = heartbeat.SignsOfLife(rank, RANKS, patience=60)
         for name in ("_tell", "_hear"):

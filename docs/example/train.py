@@ -46,8 +46,7 @@ class Run:
 
         with reproducibility.same_numbers(config.seed, world.rank):
             model = build_model()
-        # Unwrapped: its state_dict has plain keys, and evaluating it waits for no other rank.
-        self.model = process_group.place(model, config, device)
+        self.model = process_group.place(model, config, device)  # not wrapped: its state_dict has plain keys
         self.optimizer = task.build_optimizer(self.model, config)
         # task.compute() on the same model, wrapped: its backward pass averages the gradients over the ranks.
         objective = update.Objective(task.compute, self.model, device)
@@ -113,7 +112,9 @@ def train_step(run: Run, micro_batches: loading.MicroBatches, lr: float) -> None
             means = run.ddp(batch)  # calls task.compute()
             run.update.loss(means, len(micro_batches)).backward()
         run.sums.add(means)
-    norm = run.update.clip_gradients(run.config.clip_norm)
+    norm = run.update.correct_gradients()  # exact for uneven counts
+    if run.config.clip_norm:
+        torch.nn.utils.clip_grads_with_norm_(run.update.weights, run.config.clip_norm, norm)
     for group in run.optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
     if run.update.accepts(norm):
@@ -124,8 +125,8 @@ def train_step(run: Run, micro_batches: loading.MicroBatches, lr: float) -> None
 def report(run: Run, lr: float, *, due: bool) -> None:
     """Add up over the ranks what was trained since the last report, and record it if a record is due.
 
-    This is the loop's one exchange beside that of the gradients, and its wait for the device. If no record is due,
-    the next one has it too: so a run records the same, wherever it is saved, stopped and resumed.
+    Beside the exchange of gradients, this is the loop's only one, and the only time it waits for the device. If no
+    record is due, the next one has it too: so a run records the same, wherever it is saved, stopped and resumed.
     """
     progress = run.progress
     totals, [stops, *left_out] = run.sums.reduce(run.stop.received, *run.update.left_out)
@@ -145,7 +146,7 @@ def evaluate(run: Run) -> bool:
     run.model.eval()
     with collectives.averaged_buffers(run.model):
         for batch in run.validation:
-            sums.add(meter.checked(task.compute(run.model, batch)))
+            sums.add(meter.checked(task.compute(run.model, batch)))  # not run.ddp: a rank may have fewer batches
     metrics = reporting.metrics_of(sums.reduce()[0])
     run.reporter.log_evaluation(run.progress, metrics)
     return run.progress.is_best(metrics[task.BEST], higher=task.HIGHER_IS_BETTER)

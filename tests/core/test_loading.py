@@ -46,6 +46,13 @@ class OneByOne(Dataset[Any]):
         return torch.tensor(index)
 
 
+class Pair(OneByOne):
+    """Whole batches as lists, which stand for samples."""
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        return [torch.tensor(indices), torch.tensor(indices)]
+
+
 class InMemory(OneByOne):
     """The same, which can return many at once."""
 
@@ -77,6 +84,11 @@ def test_other_data_has_the_further_cores_of_the_rank(loading: ModuleType, monke
     assert workers(loading, OneByOne(), workers=0) == 0
     monkeypatch.setattr(loading, "MOST_WORKERS", 3)
     assert workers(loading, OneByOne()) == 3
+
+
+def test_a_whole_batch_that_is_a_list_is_refused(loading: ModuleType) -> None:
+    with pytest.raises(loading.UserError, match="a list of 2 for 3 indices: return a tuple or dict"):
+        [*batches(loading, Pair(), [loading.Batch([1, 2, 3], (0,))])]
 
 
 def test_a_rank_with_one_core_loads_its_data_itself(loading: ModuleType) -> None:

@@ -197,7 +197,7 @@ MUTANTS = [
         "exit code 0, exit code 1",
     ),
     Mutant(
-        "a rank waits for ever",
+        "a rank waits forever",
         "train.py",
         Rewrite(
             "run.checkpoints.complete()",

@@ -16,7 +16,7 @@ class ExitCode(IntEnum):
 
     DONE = 0  # the training is done
     FAILED = 1  # a programming error; its traceback names the rank
-    REFUSED = 2  # an option, a file or the machine does not fit; one line says what to do
+    REFUSED = 2  # an option, a file or the machine is wrong; one line says what to do
     DIVERGED = 65  # the numbers are not finite any more; one line names the last good checkpoint
     LOST = 69  # a rank is gone or silent; one line says which: start again with --resume
     STOPPED = 75  # a signal asked it to stop and a checkpoint is written: start again with --resume
@@ -69,6 +69,6 @@ class StopSignals:
 
 
 def end_with_parent() -> None:
-    """Let the kernel kill this process as soon as what started it is gone: it would train on, or wait for ever."""
+    """Let the kernel kill this process as soon as what started it is gone: it would train on, or wait forever."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -53,7 +53,7 @@ class SignsOfLife:
         self.store = dist.PrefixStore("whereabouts", store)
         self.answered = time.monotonic()  # the store, last
         self.over = threading.Event()
-        self.thread = threading.Thread(target=self._live, daemon=True)  # it hangs for ever if the store is frozen
+        self.thread = threading.Thread(target=self._live, daemon=True)  # it hangs forever if the store is frozen
         self._tell()
         self.thread.start()
 

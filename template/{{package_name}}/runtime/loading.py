@@ -111,7 +111,12 @@ class BatchDataset(Dataset[Pinnable]):
                 fetched = self.dataset.__getitems__(batch.indices)
             else:
                 fetched = [self.dataset[index] for index in batch.indices]
-            return Pinnable(collate(fetched) if isinstance(fetched, list) else fetched)
+            if not isinstance(fetched, list):
+                return Pinnable(fetched)
+            if len(fetched) != len(batch.indices):
+                found = f"a list of {len(fetched)} for {len(batch.indices)} indices"
+                raise UserError(f"data.py: __getitems__ returned {found}: return a tuple or dict for a whole batch")
+            return Pinnable(collate(fetched))
         finally:
             torch.set_rng_state(before)
 

@@ -65,7 +65,7 @@ MISTAKES = [
     Mistake(
         "clipping is forgotten",
         "train.py",
-        Rewrite("run.update.clip_gradients($LARGEST)", "run.update.clip_gradients(0)"),
+        Rewrite("torch.nn.utils.clip_grads_with_norm_($WEIGHTS, $LARGEST, $NORM)", "pass"),
         NUMBERS,
     ),
     Mistake(
