@@ -80,7 +80,7 @@ def test_a_forking_process_that_still_waits_for_names_gives_way_to_another() -> 
 
 
 PROGRAM = """
-def load_data():
+def load_data(config):
     return list(range(1000)), list(range(100))
 """
 

@@ -57,7 +57,9 @@ def ranks_of(run_dir: Path) -> list[int]:
             continue
         commands[int(folder.name)] = command
     named = {pid for pid, command in commands.items() if str(run_dir).encode() in command}
-    named |= {pid for pid, command in commands.items() if b"multiprocessing.spawn" in command and parents[pid] in named}
+    for _ in ("ranks", "their loader workers"):
+        spawned = {pid for pid, command in commands.items() if b"multiprocessing.spawn" in command}
+        named |= {pid for pid in spawned if parents[pid] in named}
     return sorted(pid for pid in named if pid not in {parents[other] for other in named})
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,25 @@ import pytest
 from typer.testing import CliRunner
 
 from generator.cli import app
-from generator.questions import TEMPLATE
 from generator.rendering import ANSWERS_FILE
+from generator.updates import fleet_command
 from generator.updates.hermetic import run
 from generator.updates.history import NEXT, History
-from generator.updates.replay import copy_project, put_under_git
-from tests.histories import replace
+from generator.updates.replay import commit_all, copy_project, put_under_git
+from tests.histories import MadeUp, change_many_files, replace
 from tests.owners import new_option
 
 
 def everything(folder: Path) -> dict[Path, tuple[bytes, int]]:
     """All files below a folder, those of git among them, with the times at which they were written."""
     return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.fixture(autouse=True)
+def _of_the_made_up_clone(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the command take the made-up history for its own clone."""
+    of_clone = partial(fleet_command.examine_all, template=history.folder)
+    monkeypatch.setattr(fleet_command, "examine_all", of_clone)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +42,7 @@ def projects(history: History, tmp_path_factory: pytest.TempPathFactory) -> Path
     for name in ("edited", "conflicting", "dirty", "unknown", "without-git", "no-answers"):
         copy_project(history.folder, "v1.0.0", {}, folder / name)
     new_option(folder / "edited")
-    replace(folder / "conflicting" / "README.md", "all others | the template's", "all else | the template's")
+    replace(folder / "conflicting" / "UPDATING.md", "replaces what you left alone", "replaces what nobody edited")
     replace(folder / "unknown" / ANSWERS_FILE, "_commit: v1.0.0", "_commit: v1.0.0-3-gabcdef0")
     (folder / "no-answers" / ANSWERS_FILE).write_text("{")
     (folder / "foreign").mkdir()
@@ -80,10 +88,10 @@ def test_each_project_is_told_of_and_none_is_touched(projects: Path) -> None:
         "no project": ("?", "impossible"),
         "nowhere": ("?", "impossible"),
     }
-    assert reports["conflicting"]["conflicts"] == ["README.md"]
+    assert reports["conflicting"]["conflicts"] == ["UPDATING.md"]
     # How many lines depends on what the template is now.
     assert any(re.fullmatch(r"M \+\d+ -\d+ ddp_project/config\.py", each) for each in reports["edited"]["changes"])
-    assert any(re.fullmatch(r"A \+\d+ -0 launch\.sh", each) for each in reports["training"]["changes"])
+    assert any(re.fullmatch(r"A \+1 -0 ddp_project/runtime/sums\.py", each) for each in reports["training"]["changes"])
     for name, reason in {
         "dirty": "what is not committed, which Copier wants to be, was left out",
         "unknown": "v1.0.0-3-gabcdef0 is no revision of this clone",
@@ -124,20 +132,25 @@ def test_a_version_that_is_none_is_refused_in_one_line(projects: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_projects_of_other_versions_than_released_ones_are_found(history: History, tmp_path: Path) -> None:
-    commit = run(history.folder, "rev-parse", "v1.0.0")
-    copy_project(history.folder, commit, {}, tmp_path / "project")
+def test_projects_of_other_versions_than_released_ones_are_found(
+    made_up: MadeUp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    of_clone = partial(fleet_command.examine_all, template=made_up.folder)
+    monkeypatch.setattr(fleet_command, "examine_all", of_clone)
+    made_up.replace("template/README.md.jinja", "## Start\n", "## Begin\n")
+    commit_all(made_up.folder)
+    copy_project(made_up.folder, "HEAD", {}, tmp_path / "project")
     put_under_git(tmp_path / "project")
+    change_many_files(made_up)
     code, _, reports = fleet(tmp_path, str(tmp_path / "project"))
+    assert reports["project"]["version"].startswith("v1.0.0-1-g")
     assert (code, reports["project"]["state"]) == (0, "clean")
 
 
 def test_a_project_is_on_the_version_that_it_has_committed(history: History, tmp_path: Path) -> None:
-    commit = run(TEMPLATE, "rev-parse", "HEAD")
-    copy_project(history.folder, commit, {}, tmp_path / "project")
+    copy_project(history.folder, NEXT, {}, tmp_path / "project")
     put_under_git(tmp_path / "project")
     answers = (tmp_path / "project" / ANSWERS_FILE).read_text()
     (tmp_path / "project" / ANSWERS_FILE).write_text(re.sub("_commit: .*", "_commit: v1.0.0", answers))
     _, _, reports = fleet(tmp_path, str(tmp_path / "project"), "--to", "HEAD")
-    assert reports["project"]["version"].endswith(commit[:7])
-    assert reports["project"]["state"] == "nothing to do"
+    assert (reports["project"]["version"], reports["project"]["state"]) == (NEXT, "nothing to do")

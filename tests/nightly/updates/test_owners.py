@@ -7,6 +7,7 @@ import pytest
 
 from generator.trees import read_files
 from generator.updates.history import NEXT, History
+from generator.updates.ownership import read_ownership
 from generator.updates.replay import commit_all, copy_project, differing, update
 from tests.launching import checkpoint, train
 from tests.owners import EDITS
@@ -27,11 +28,13 @@ def test_an_update_and_an_edit_commute(
     names: tuple[str, ...], old_project: OldProject, history: History, tmp_path: Path
 ) -> None:
     project = edited(old_project(), *names)
+    before = read_files(project)
     update(project, NEXT)
     copy_project(history.folder, NEXT, {}, tmp_path / "fresh")
     for name in names:
         EDITS[name](tmp_path / "fresh")
-    expected = read_files(tmp_path / "fresh")
+    kept = read_ownership(history.folder).kept
+    expected = read_files(tmp_path / "fresh") | {path: file for path, file in before.items() if kept(path)}
     if "renamed_readme" in names:  # what the owner has renamed is the owner's
         expected["docs/training.md"] = read_files(project)["docs/training.md"]
     assert differing(read_files(project), expected) == []

@@ -43,15 +43,16 @@ def line_in_batch_script(file: Path) -> None:
 
 
 def classes(project: Path) -> dict[str, str]:
-    """Whose each file of a project is, by the table of its README."""
-    _, _, section = (project / "README.md").read_text().partition("\n## Which files are yours\n")
+    """Whose each file of a project is, by the table of its UPDATING.md."""
+    _, _, section = (project / "UPDATING.md").read_text().partition("\n## Which files are yours\n")
     rows = [line.strip("|").split(" | ") for line in section.partition("\n## ")[0].splitlines() if line.startswith("|")]
-    named = {path: row[1] for row in rows[2:] for path in re.findall("`(.+?)`", row[0])}
-    [others] = (row[1] for row in rows[2:] if row[0].strip() == "all others")
-    return {path: named.pop(path, others) for path in read_files(project) if path != ANSWERS_FILE} | named
+    *rows, others = [(cells[0].strip(), cells[1]) for cells in rows[2:]]
+    assert others[0].startswith("all others")
+    named = {path: whose for paths, whose in rows for path in re.findall("`(.+?)`", paths)}
+    return {path: named.pop(path, others[1]) for path in read_files(project) if path != ANSWERS_FILE} | named
 
 
-def test_the_table_of_the_readme_is_that_of_copier_yml(project: Render) -> None:
+def test_the_table_of_updating_md_is_that_of_copier_yml(project: Render) -> None:
     told = classes(project())
     owned = read_ownership()
     assert set(told.values()) == {"yours", "shared", "the template's"}
@@ -64,7 +65,7 @@ def everything_changed(made_up: MadeUp) -> MadeUp:
     """A second version, 1.1.0, with another last line in each text file, whosever it is."""
     for file in (made_up.folder / "template").rglob("*"):
         if file.is_file() and is_text(file.read_bytes()) and "answers_file" not in file.name:
-            comment = "Last line." if "README" in file.name else "# Last line."
+            comment = "Last line." if ".md" in file.name else "# Last line."
             file.write_text(f"{file.read_text()}\n{comment}\n")
     made_up.release("1.1.0")
     return made_up
@@ -227,9 +228,9 @@ def test_a_project_of_this_clone_with_changes_is_recorded_as_one_of_its_last_com
     render(project, {}, template=made_up.folder)
     assert "copier update will take these changes for yours" in record_origin(project, made_up.folder)
     put_under_git(project)
-    made_up.replace("template/README.md.jinja", "## What the words mean\n", "## Words\n")
+    made_up.replace("template/README.md.jinja", "## What a run leaves\n", "## Files of a run\n")
     made_up.release("1.1.0")
     update(project)
     assert conflicts(read_files(project)) == []
     readme = (project / "README.md").read_text()
-    assert (readme.count("## Begin\n"), readme.count("## Words\n")) == (1, 1)
+    assert (readme.count("## Begin\n"), readme.count("## Files of a run\n")) == (1, 1)
