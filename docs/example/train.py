@@ -129,7 +129,7 @@ def report(run: Run, lr: float, *, due: bool) -> None:
     record is due, the next one has it too: so a run records the same, wherever it is saved, stopped and resumed.
     """
     progress = run.progress
-    totals, [stops, *left_out] = run.sums.reduce(run.stop.received, *run.update.left_out)
+    totals, [stops, *left_out] = run.sums.reduce(run.stop.received, run.update.left_out)
     run.stop.agreed = stops > 0
     progress.count(totals)
     run.update.report(progress.step, left_out, run.checkpoints.advice)

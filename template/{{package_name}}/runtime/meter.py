@@ -23,7 +23,7 @@ class Mean(NamedTuple):
     count: Tensor | float  # type: ignore[assignment]  # of samples, of tokens, or of whatever else the mean is over
 
 
-Totals = dict[str, Mean]  # over all ranks: sums are tensors of float64 on the CPU, counts are floats
+Totals = dict[str, Mean]  # over all ranks, as floats; a sum that is no scalar is a tensor of float64 on the CPU
 
 
 def checked(means: Any) -> dict[str, Mean]:
@@ -51,7 +51,7 @@ class Meter:
         self.batches: list[dict[str, Mean]] = []  # that are not in the totals yet
         self.shapes: dict[str, torch.Size] = {}  # of the sums
         self.agreed = False  # whether the shapes are those of all ranks
-        self.totals: Tensor | float = 0.0  # each sum, flattened, and its count, in a row
+        self.totals: Tensor | None = None  # each sum, flattened, and its count, in a row; None if nothing was added
 
     def add(self, means: dict[str, Mean]) -> None:
         """Add the means of a batch. Raises UserError if their names are not those of the batches before."""
@@ -64,8 +64,8 @@ class Meter:
         if len(self.batches) >= AT_ONCE:
             self._add_up()
 
-    def reduce(self, *scalars: Tensor | float) -> tuple[Totals, list[float]]:
-        """Return the totals of all ranks since the last call, and the sums of further scalars over all ranks.
+    def reduce(self, *further: Tensor | float) -> tuple[Totals, list[float]]:
+        """Return the totals of all ranks since the last call, and the sums of further numbers over all ranks.
 
         One all-reduce, which waits for the device. Raises UserError on every rank if their names differ.
         """
@@ -74,13 +74,17 @@ class Meter:
         if not self.agreed:
             self.shapes, self.agreed = agreed_shapes(self.shapes), True
         lengths = [length for shape in self.shapes.values() for length in (shape.numel(), 1)]
-        own = torch.zeros(sum(lengths), dtype=torch.float64, device=self.device) + self.totals
-        self.totals = 0.0
-        further = [torch.as_tensor(scalar, dtype=own.dtype, device=own.device).view(1) for scalar in scalars]
-        everything = reduce_tensor(torch.cat([own, *further]), "sum").cpu()
+        if self.totals is None:
+            self.totals = torch.zeros(sum(lengths), dtype=torch.float64, device=self.device)
+        own, self.totals = self.totals, None
+        numbers = [torch.as_tensor(each, dtype=own.dtype, device=own.device).view(-1) for each in further]
+        everything = reduce_tensor(torch.cat([own, *numbers]), "sum").cpu()
         parts = everything[: len(own)].split(lengths)
         means = zip(self.shapes.items(), parts[::2], parts[1::2], strict=True)
-        totals = {name: Mean(total.view(shape), count.item()) for (name, shape), total, count in means}
+        totals = {
+            name: Mean(total.view(shape) if shape else total.item(), count.item())
+            for (name, shape), total, count in means
+        }
         for name, total in totals.items():
             if total.count == 0 and not self.finite_only:
                 raise UserError(f'task.py: the count of "{name}" is 0 over all batches and ranks')
@@ -89,13 +93,14 @@ class Meter:
     def _add_up(self) -> None:
         if not self.batches:
             return
-        finite = self._rows([batch["loss"].sum for batch in self.batches]).isfinite() if self.finite_only else None
-        totals = []
+        columns: dict[str, list[Tensor]] = {}
         for name in self.shapes:
-            sums, counts = zip(*(batch[name] for batch in self.batches), strict=True)
-            rows = torch.cat((self._rows(sums), self._rows(counts)), dim=1)
-            totals.append((rows if finite is None else torch.where(finite, rows, 0.0)).sum(dim=0))
-        self.totals = torch.cat(totals) + self.totals
+            columns[name] = [self._rows(parts) for parts in zip(*(batch[name] for batch in self.batches), strict=True)]
+        rows = torch.cat([part for parts in columns.values() for part in parts], dim=1)
+        if self.finite_only:
+            rows = torch.where(columns["loss"][0].isfinite(), rows, 0.0)
+        added = rows.sum(dim=0)
+        self.totals = added if self.totals is None else self.totals + added
         self.batches = []
 
     def _rows(self, values: Any) -> Tensor:
