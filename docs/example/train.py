@@ -125,8 +125,8 @@ def train_step(run: Run, micro_batches: loading.MicroBatches, lr: float) -> None
 def report(run: Run, lr: float, *, due: bool) -> None:
     """Add up over the ranks what was trained since the last report, and record it if a record is due.
 
-    Beside the exchange of gradients, this is the loop's only one, and the only time it waits for the device. If no
-    record is due, the next one has it too: so a run records the same, wherever it is saved, stopped and resumed.
+    Beside the exchange of gradients, this is the loop's only one. If no record is due, the next one has it too: so a
+    run records the same, wherever it is saved, stopped and resumed.
     """
     progress = run.progress
     totals, [stops, *left_out] = run.sums.reduce(run.stop.received, run.update.left_out)

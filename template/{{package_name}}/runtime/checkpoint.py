@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -150,6 +151,8 @@ class Checkpoints:
             return
         path = on_main(lambda: first_whole(candidates))
         on_every_rank(lambda: self._load(path))
+        if path.resolve().parent != self.folder.resolve():
+            self.progress.best = math.nan  # the best.pt of another run is not here
         logging.info("resumed from %s: epoch %d, step %d", path, self.progress.epoch + 1, self.progress.step)
 
     def _load(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where each rank is: a run that waits for a rank in vain can say for which one, after what step, and doing what."""
+"""Where each rank is: a run that loses a rank can say which one, after what step, and what it was doing."""
 
 import json
 import logging

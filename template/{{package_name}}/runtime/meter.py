@@ -32,7 +32,7 @@ def checked(means: Any) -> dict[str, Mean]:
         found = f"a dict of {[*means]}" if isinstance(means, dict) else type(means).__name__
         raise UserError(f'task.py: compute() must return a dict with "loss": Mean(sum, count), not {found}')
     for name, mean in means.items():
-        if not isinstance(mean, Mean) or not all(isinstance(part, NUMBERS) for part in mean):
+        if not (isinstance(mean, Mean) and isinstance(mean[0], NUMBERS) and isinstance(mean[1], NUMBERS)):
             found = " ".join(repr(mean).split())
             raise UserError(f'task.py: "{name}" must be a Mean(sum, count) of tensors or numbers, not {found:.60}')
     if isinstance(loss := means["loss"].sum, Tensor) and loss.dim():
@@ -51,7 +51,7 @@ class Meter:
         self.batches: list[dict[str, Mean]] = []  # that are not in the totals yet
         self.shapes: dict[str, torch.Size] = {}  # of the sums
         self.agreed = False  # whether the shapes are those of all ranks
-        self.totals: Tensor | None = None  # each sum, flattened, and its count, in a row; None if nothing was added
+        self.totals: Tensor | float = 0.0  # each sum, flattened, and its count, in a row
 
     def add(self, means: dict[str, Mean]) -> None:
         """Add the means of a batch. Raises UserError if their names are not those of the batches before."""
@@ -74,19 +74,14 @@ class Meter:
         if not self.agreed:
             self.shapes, self.agreed = agreed_shapes(self.shapes), True
         lengths = [length for shape in self.shapes.values() for length in (shape.numel(), 1)]
-        if self.totals is None:
-            self.totals = torch.zeros(sum(lengths), dtype=torch.float64, device=self.device)
-        own, self.totals = self.totals, None
+        own, self.totals = torch.zeros(sum(lengths), dtype=torch.float64, device=self.device) + self.totals, 0.0
         numbers = [torch.as_tensor(each, dtype=own.dtype, device=own.device).view(-1) for each in further]
         everything = reduce_tensor(torch.cat([own, *numbers]), "sum").cpu()
         parts = everything[: len(own)].split(lengths)
-        means = zip(self.shapes.items(), parts[::2], parts[1::2], strict=True)
-        totals = {
-            name: Mean(total.view(shape) if shape else total.item(), count.item())
-            for (name, shape), total, count in means
-        }
-        for name, total in totals.items():
-            if total.count == 0 and not self.finite_only:
+        totals: Totals = {}
+        for (name, shape), total, count in zip(self.shapes.items(), parts[::2], parts[1::2], strict=True):
+            totals[name] = Mean(total.view(shape) if shape else total.item(), count.item())
+            if totals[name].count == 0 and not self.finite_only:
                 raise UserError(f'task.py: the count of "{name}" is 0 over all batches and ranks')
         return totals, everything[len(own) :].tolist()
 
@@ -99,16 +94,16 @@ class Meter:
         rows = torch.cat([part for parts in columns.values() for part in parts], dim=1)
         if self.finite_only:
             rows = torch.where(columns["loss"][0].isfinite(), rows, 0.0)
-        added = rows.sum(dim=0)
-        self.totals = added if self.totals is None else self.totals + added
+        self.totals = rows.sum(dim=0) + self.totals
         self.batches = []
 
     def _rows(self, values: Any) -> Tensor:
         """Return a value of each batch as a row of float64."""
-        if not isinstance(values[0], Tensor):
+        if not any(isinstance(value, Tensor) for value in values):
             # A copy of so few bytes, from memory that is not pinned, does not wait for the device.
             return torch.tensor(values, dtype=torch.float64).to(self.device, non_blocking=True)[:, None]
-        return torch.stack(values).double().reshape(len(values), -1)
+        tensors = [torch.as_tensor(value, device=self.device) for value in values]
+        return torch.stack(tensors).double().reshape(len(values), -1)
 
 
 def detached(value: Tensor | float) -> Tensor | float:
@@ -137,7 +132,7 @@ class Progress:
     epoch: int = 0  # epochs completed
     samples_in_epoch: int = 0  # trained in the current epoch, over all ranks
     samples_seen: int = 0  # trained in the whole run, over all ranks
-    best: float | None = None  # value of the metric that decides, on the validation set
+    best: float = math.nan  # value of the metric that decides, on the validation set
     of_epoch: Totals = field(default_factory=dict)  # of the current epoch, without losses that are not finite
     recent: Totals = field(default_factory=dict)  # the same since metrics were due
 
@@ -180,8 +175,7 @@ class Progress:
 
     def is_best(self, value: float, *, higher: bool) -> bool:
         """Return whether a value of the metric that decides is the best so far, and remember it if it is."""
-        best = self.best
-        if best is None or math.isnan(best) or (value > best if higher else value < best):
+        if math.isnan(self.best) or (value > self.best if higher else value < self.best):
             self.best = value
             return True
         return False
@@ -194,5 +188,6 @@ class Progress:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state. Raises TypeError if it is none."""
         totals = {name: {key: Mean(*mean) for key, mean in state[name].items()} for name in ("of_epoch", "recent")}
-        vars(self).update(vars(Progress(**state | totals)))
+        best = math.nan if state["best"] is None else state["best"]  # None: from version 1.0.0, before an evaluation
+        vars(self).update(vars(Progress(**state | totals | {"best": best})))
         HERE.step = self.step

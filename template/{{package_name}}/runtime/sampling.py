@@ -18,7 +18,7 @@ class Batch(NamedTuple):
     """What a sampler yields: the samples to load, and what makes their augmentation repeatable."""
 
     indices: list[int]
-    rng_key: tuple[int, ...]  # other numbers for every batch of a run
+    rng_key: tuple[int, ...]  # seeds the generators: another one for every batch of the training
 
 
 class ResumableDistributedSampler(Sampler[Batch]):

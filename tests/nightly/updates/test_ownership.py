@@ -45,8 +45,8 @@ def line_in_batch_script(file: Path) -> None:
 def classes(project: Path) -> dict[str, str]:
     """Whose each file of a project is, by the table of its UPDATING.md."""
     _, _, section = (project / "UPDATING.md").read_text().partition("\n## Which files are yours\n")
-    rows = [line.strip("|").split(" | ") for line in section.partition("\n## ")[0].splitlines() if line.startswith("|")]
-    *rows, others = [(cells[0].strip(), cells[1]) for cells in rows[2:]]
+    lines = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    *rows, others = [line.strip("| ").split(" | ")[:2] for line in lines[2:]]
     assert others[0].startswith("all others")
     named = {path: whose for paths, whose in rows for path in re.findall("`(.+?)`", paths)}
     return {path: named.pop(path, others[1]) for path in read_files(project) if path != ANSWERS_FILE} | named
