@@ -185,7 +185,7 @@ MUTANTS = [
     Mutant(
         "the loss grows",
         "train.py",
-        Rewrite("$LOSS.backward()", "(-$LOSS).backward()"),
+        Rewrite("run.update.backward(*$LOSS, $BATCHES)", "run.update.backward(-$LOSS.sum, $LOSS.count, $BATCHES)"),
         "train",
         "the loss does not fall",
     ),

@@ -197,8 +197,8 @@ def one_step(program: Any, run: Any) -> dict[str, Any]:
     [(images, labels)] = next(iter(run.training))
     rng = torch.get_rng_state()
     with program.update.autocast(run.config, run.device):
-        loss = run.update.loss(run.ddp((images, labels)), 1)
-    torch.autograd.backward(loss)
+        means = run.ddp((images, labels))
+    run.update.backward(*means["loss"], 1)
     expected = gradients_of(run)
     run.optimizer.zero_grad()
     torch.set_rng_state(rng)

@@ -48,7 +48,7 @@ class Meter:
         """Begin at zero. With finite_only, a batch whose loss is inf or NaN does not count."""
         self.device = device
         self.finite_only = finite_only
-        self.batches: list[dict[str, Mean]] = []  # that are not in the totals yet
+        self.batches: list[dict[str, tuple[Tensor | float, Tensor | float]]] = []  # that are not in the totals yet
         self.shapes: dict[str, torch.Size] = {}  # of the sums
         self.agreed = False  # whether the shapes are those of all ranks
         self.totals: Tensor | float = 0.0  # each sum, flattened, and its count, in a row
@@ -60,7 +60,7 @@ class Meter:
         if means.keys() != self.shapes.keys():
             both = f"{', '.join(self.shapes)} and then {', '.join(means)}"
             raise UserError(f"task.py: compute() must return the same names for every batch, not {both}")
-        self.batches.append({name: Mean(detached(mean.sum), detached(mean.count)) for name, mean in means.items()})
+        self.batches.append({name: (detached(total), detached(count)) for name, (total, count) in means.items()})
         if len(self.batches) >= AT_ONCE:
             self._add_up()
 

@@ -60,8 +60,7 @@ def metrics_of(totals: Totals) -> dict[str, float]:
     """
     means: dict[str, Any] = {}
     for name, (total, count) in totals.items():
-        mean = torch.as_tensor(total) / (count or math.nan)
-        means[name] = mean if mean.dim() else mean.item()
+        means[name] = total / (count or math.nan)
     metrics: dict[str, Any] = getattr(task, "summarize", dict)(means)
     for name, value in metrics.items():
         if isinstance(value, Tensor) and value.dim():
