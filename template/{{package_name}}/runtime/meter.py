@@ -102,8 +102,9 @@ class Meter:
         if not any(isinstance(value, Tensor) for value in values):
             # A copy of so few bytes, from memory that is not pinned, does not wait for the device.
             return torch.tensor(values, dtype=torch.float64).to(self.device, non_blocking=True)[:, None]
-        tensors = [torch.as_tensor(value, device=self.device) for value in values]
-        return torch.stack(tensors).double().reshape(len(values), -1)
+        if not all(isinstance(value, Tensor) for value in values):
+            values = [torch.as_tensor(value, device=self.device) for value in values]
+        return torch.stack(values).double().reshape(len(values), -1)
 
 
 def detached(value: Tensor | float) -> Tensor | float:
