@@ -149,6 +149,22 @@ def test_a_run_resumed_by_path_in_another_run_directory_ends_the_same(
     assert names(whole) == before
 
 
+def test_a_run_that_begins_with_a_checkpoint_has_a_best_of_its_own(
+    project: Render, stopped: Path, tmp_path: Path
+) -> None:
+    saved = checkpoint(stopped)
+    saved["progress"]["best"] = 2.0  # which no accuracy beats
+    torch.save(saved, tmp_path / "start.pt")
+    step = saved["progress"]["step"]
+    options = ("--resume", str(tmp_path / "start.pt"), "--max-steps")
+    train_on_ranks(project(), tmp_path / "run", *options, str(step + 1))
+    assert checkpoint(tmp_path / "run", "best.pt")["progress"]["step"] == step + 1
+    # Nothing is left to train, and nothing was evaluated.
+    printed = train_on_ranks(project(), tmp_path / "other", *options, str(step))
+    assert "done: best validation accuracy nan" in printed[0]
+    assert "Traceback" not in printed[0]
+
+
 def test_a_checkpoint_that_is_due_at_the_end_of_an_epoch_is_saved(project: Render, tmp_path: Path) -> None:
     options = ("--save-every", "11", "--eval-every", "9", "--max-steps", "45", "--keep", "9")
     train_on_ranks(project(), tmp_path / "run", *options)

@@ -99,11 +99,10 @@ class Meter:
 
     def _rows(self, values: Any) -> Tensor:
         """Return a value of each batch as a row of float64."""
-        if not any(isinstance(value, Tensor) for value in values):
-            # A copy of so few bytes, from memory that is not pinned, does not wait for the device.
-            return torch.tensor(values, dtype=torch.float64).to(self.device, non_blocking=True)[:, None]
         if not all(isinstance(value, Tensor) for value in values):
-            values = [torch.as_tensor(value, device=self.device) for value in values]
+            # A copy of so few bytes, from memory that is not pinned, does not wait for the device.
+            numbers = [float(value) for value in values]
+            return torch.tensor(numbers, dtype=torch.float64).to(self.device, non_blocking=True)[:, None]
         return torch.stack(values).double().reshape(len(values), -1)
 
 
