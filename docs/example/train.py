@@ -110,7 +110,7 @@ def train_step(run: Run, micro_batches: loading.MicroBatches, lr: float) -> None
         # Only the last backward pass averages over the ranks; no_sync() must hold the others' forward pass too.
         with nullcontext() if i == len(micro_batches) else run.ddp.no_sync():
             means = run.ddp(batch)  # calls task.compute()
-            run.update.backward(*means["loss"], len(micro_batches))
+            run.update.backward(means["loss"].sum, means["loss"].count, len(micro_batches))
         run.sums.add(means)
     norm = run.update.correct_gradients()  # exact for uneven counts
     if run.config.clip_norm:

@@ -185,7 +185,7 @@ MUTANTS = [
     Mutant(
         "the loss grows",
         "train.py",
-        Rewrite("run.update.backward(*$LOSS, $BATCHES)", "run.update.backward(-$LOSS.sum, $LOSS.count, $BATCHES)"),
+        Rewrite("run.update.backward($TOTAL, $$$A)", "run.update.backward(-$TOTAL, $$$A)"),
         "train",
         "the loss does not fall",
     ),

@@ -41,7 +41,7 @@ MISTAKES = [
     Mistake(
         "a short window is divided by --accum-steps",
         "train.py",
-        Rewrite("run.update.backward($LOSS, $BATCHES)", "run.update.backward($LOSS, run.config.accum_steps)"),
+        Rewrite("run.update.backward($$$LOSS, len($N))", "run.update.backward($$$LOSS, run.config.accum_steps)"),
         NUMBERS,
     ),
     Mistake(
