@@ -49,7 +49,7 @@ class Run:
         self.model = process_group.place(model, config, device)  # not wrapped: its state_dict has plain keys
         self.optimizer = task.build_optimizer(self.model, config)
         # task.compute() on the same model, wrapped: its backward pass averages the gradients over the ranks.
-        objective = update.Objective(task.compute, self.model, device)
+        objective = update.Objective(task.compute, self.model, config, device)
         self.ddp = process_group.wrap(objective, config)
         self.update = update.Update(objective, self.optimizer, config, device)
 

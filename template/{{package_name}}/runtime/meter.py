@@ -48,7 +48,7 @@ class Meter:
         """Begin at zero. With finite_only, a batch whose loss is inf or NaN does not count."""
         self.device = device
         self.finite_only = finite_only
-        self.batches: list[dict[str, tuple[Tensor | float, Tensor | float]]] = []  # that are not in the totals yet
+        self.batches: list[list[Tensor | float]] = []  # that are not in the totals yet: each sum and its count, in turn
         self.shapes: dict[str, torch.Size] = {}  # of the sums
         self.agreed = False  # whether the shapes are those of all ranks
         self.totals: Tensor | float = 0.0  # each sum, flattened, and its count, in a row
@@ -60,7 +60,8 @@ class Meter:
         if means.keys() != self.shapes.keys():
             both = f"{', '.join(self.shapes)} and then {', '.join(means)}"
             raise UserError(f"task.py: compute() must return the same names for every batch, not {both}")
-        self.batches.append({name: (detached(total), detached(count)) for name, (total, count) in means.items()})
+        values = [value for name in self.shapes for value in means[name]]
+        self.batches.append([value.detach() if isinstance(value, Tensor) else value for value in values])
         if len(self.batches) >= AT_ONCE:
             self._add_up()
 
@@ -88,12 +89,10 @@ class Meter:
     def _add_up(self) -> None:
         if not self.batches:
             return
-        columns: dict[str, list[Tensor]] = {}
-        for name in self.shapes:
-            columns[name] = [self._rows(parts) for parts in zip(*(batch[name] for batch in self.batches), strict=True)]
-        rows = torch.cat([part for parts in columns.values() for part in parts], dim=1)
+        columns = [self._rows(values) for values in zip(*self.batches, strict=True)]
+        rows = torch.cat(columns, dim=1)
         if self.finite_only:
-            rows = torch.where(columns["loss"][0].isfinite(), rows, 0.0)
+            rows = torch.where(columns[2 * [*self.shapes].index("loss")].isfinite(), rows, 0.0)
         self.totals = rows.sum(dim=0) + self.totals
         self.batches = []
 
@@ -101,14 +100,8 @@ class Meter:
         """Return a value of each batch as a row of float64."""
         if not all(isinstance(value, Tensor) for value in values):
             # A copy of so few bytes, from memory that is not pinned, does not wait for the device.
-            numbers = [float(value) for value in values]
-            return torch.tensor(numbers, dtype=torch.float64).to(self.device, non_blocking=True)[:, None]
+            return torch.tensor([*map(float, values)], dtype=torch.float64).to(self.device, non_blocking=True)[:, None]
         return torch.stack(values).double().reshape(len(values), -1)
-
-
-def detached(value: Tensor | float) -> Tensor | float:
-    """Return a tensor without its graph, and a number as it is."""
-    return value.detach() if isinstance(value, Tensor) else value
 
 
 def agreed_shapes(own: dict[str, torch.Size]) -> dict[str, torch.Size]:
