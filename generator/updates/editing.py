@@ -16,6 +16,7 @@ from .replay import MARKERS, commit_all, copy_project, put_under_git, update
 SETTINGS_OF_TEMPLATE = "_subdirectory: template\n_templates_suffix: .jinja\n"
 ANSWERS = "{{ _copier_conf.answers_file }}.jinja"
 OLD, NEW = "v1", "v2"
+NEAREST = 2  # lines on each side of an edit
 
 
 @dataclass(frozen=True)
@@ -160,9 +161,10 @@ def judge(edit: Edit, project: Path, chains: set[Chain]) -> str:
 
 
 def keeps_company(edit: Edit, text: str) -> bool:
-    """Whether the lines before an edit, or those after it, are the ones that it was made between."""
+    """Whether an edit is between the lines that it was made between: all of one side, or the nearest of both."""
     sides = []
     for lines in (edit.edited.splitlines(), text.splitlines()):
         at = next(i for i, line in enumerate(lines) if edit.name in line.split())
-        sides.append((lines[max(0, at - CONTEXT) : at], lines[at + 1 :][:CONTEXT]))
+        nearest = lines[max(0, at - NEAREST) : at], lines[at + 1 :][:NEAREST]
+        sides.append((lines[max(0, at - CONTEXT) : at], lines[at + 1 :][:CONTEXT], nearest))
     return any(before == after for before, after in zip(*sides, strict=True))
