@@ -42,8 +42,8 @@ def dependencies(project: Render) -> dict[str, importlib.metadata.Distribution]:
     """All that pip installs for a project with any answer, by canonical name."""
     needed: list[Requirement] = []
     for answer in single_answers():
-        metadata = tomllib.loads((project(**answer) / "pyproject.toml").read_text())["project"]
-        needed += map(Requirement, [*metadata["dependencies"], *metadata["optional-dependencies"]["dev"]])
+        metadata = tomllib.loads((project(**answer) / "pyproject.toml").read_text())
+        needed += map(Requirement, [*metadata["project"]["dependencies"], *metadata["dependency-groups"]["dev"]])
     found: dict[str, importlib.metadata.Distribution] = {}
     seen = set()
     while needed:
