@@ -31,7 +31,7 @@ def test_files_that_are_renamed_dropped_conditional_or_taken_from_the_owner(made
     (template / ".gitignore").unlink()
     package = made_up.folder / PACKAGE
     runtime = package / "runtime"
-    (runtime / "update.py.jinja").rename(runtime / "{% if amp != 'none' %}update.py{% endif %}.jinja")
+    (runtime / "heartbeat.py").rename(runtime / "{% if amp != 'none' %}heartbeat.py{% endif %}.jinja")
     settings = made_up.folder / "copier.yml"
     kept = [line for line in settings.read_text().splitlines(keepends=True) if "/model.py" not in line]
     settings.write_text("".join(kept))
@@ -40,7 +40,7 @@ def test_files_that_are_renamed_dropped_conditional_or_taken_from_the_owner(made
     assert f"files: .gitignore {lost}" in wrong
     assert f"files: launch.sh {lost}" in wrong
     assert "files: ddp_project/model.py was the owner's, and is not any more" in wrong
-    conditional = "files: ddp_project/runtime/update.py is not written for torchrun-auto-none-false-console: "
+    conditional = "files: ddp_project/runtime/heartbeat.py is not written for torchrun-auto-none-false-console: "
     assert [line for line in wrong if line.startswith(conditional)]
 
 
