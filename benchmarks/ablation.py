@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from generator.questions import TEMPLATE
+from generator.answers.questions import TEMPLATE
 
 from .contenders.workloads import WORKLOADS
 from .edits import ALL, EDITS

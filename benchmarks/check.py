@@ -15,9 +15,9 @@ from typing import Annotated, Any
 
 import typer
 
-from generator.combinations import legal_combinations, shaping_questions
-from generator.questions import TEMPLATE
-from generator.workers import Workers
+from generator.answers.combinations import shaping_questions
+from generator.answers.questions import TEMPLATE
+from generator.render.workers import Workers, legal_combinations
 
 from .failures import failures_told
 from .machines import machine

@@ -19,8 +19,8 @@ from typing import Annotated
 
 import typer
 
-from generator.questions import TEMPLATE
-from generator.updates.hermetic import SETTINGS
+from generator.answers.questions import TEMPLATE
+from generator.render.git import SETTINGS
 
 from .clock import seconds_of
 from .failures import CommandError, failures_told

@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from generator.questions import TEMPLATE
-from generator.rendering import render
-from generator.snapshot import take_snapshot
+from generator.answers.questions import TEMPLATE
+from generator.render.project import render
+from generator.render.snapshot import take_snapshot
 
 RESULTS = TEMPLATE / "benchmarks" / "results" / "faults.json"
 SIZES = {1: 60, 10: 30, 100: 12, 1000: 5, 2000: 5}  # MB, and how often each is saved

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from generator.questions import TEMPLATE
+from generator.answers.questions import TEMPLATE
 
 from .contenders.recording import RECORDS
 from .contenders.workloads import LOG_EVERY, NAME, STEPS, WORKLOADS, Workload

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from generator.questions import TEMPLATE
-from generator.rendering import render
-from generator.snapshot import take_snapshot
+from generator.answers.questions import TEMPLATE
+from generator.render.project import render
+from generator.render.snapshot import take_snapshot
 
 from .machines import machine
 

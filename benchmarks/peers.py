@@ -7,7 +7,7 @@ import sys
 import venv
 from pathlib import Path
 
-from generator.questions import TEMPLATE
+from generator.answers.questions import TEMPLATE
 
 from .failures import CommandError
 

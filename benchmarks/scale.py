@@ -24,9 +24,9 @@ import torch
 import typer
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from generator.questions import TEMPLATE
-from generator.rendering import render
-from generator.snapshot import take_snapshot
+from generator.answers.questions import TEMPLATE
+from generator.render.project import render
+from generator.render.snapshot import take_snapshot
 
 from .machines import machine
 from .progress import say

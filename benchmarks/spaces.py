@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from generator.questions import TEMPLATE, Question
-from generator.snapshot import PARTS
+from generator.answers.questions import TEMPLATE, Question
+from generator.render.snapshot import PARTS
 
 CODE = ("generator", "benchmarks")
 EXTRA = "extra"  # the question that is added

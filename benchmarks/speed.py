@@ -16,8 +16,8 @@ from typing import Annotated
 
 import typer
 
-from generator.questions import TEMPLATE
-from generator.speeds import BASELINE, FRAMEWORKS, TUNED
+from generator.answers.questions import TEMPLATE
+from tools.docs.speed import BASELINE, FRAMEWORKS, TUNED
 
 from .contenders.workloads import ON_CPUS, WORKLOADS
 from .failures import CommandError, failures_told

@@ -9,8 +9,8 @@ import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from generator.questions import TEMPLATE
-from generator.speeds import BASELINE, TUNED, title
+from generator.answers.questions import TEMPLATE
+from tools.docs.speed import BASELINE, TUNED, title
 
 from .speed import RESULTS
 

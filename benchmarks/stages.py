@@ -6,13 +6,15 @@ from contextlib import ExitStack
 
 import typer
 
-from generator.checking import Check, State
-from generator.combinations import legal_combinations, shaping_questions
-from generator.questions import TEMPLATE
-from generator.results import Verdict
-from generator.scratch import remove, working_folder
-from generator.static import distinct
-from generator.workers import Workers
+from generator.answers.combinations import shaping_questions
+from generator.answers.questions import TEMPLATE
+from generator.check.reading import Reading
+from generator.check.rendering import Projects
+from generator.check.results import Verdict
+from generator.check.static import distinct
+from generator.check.work import Order, Work
+from generator.render.scratch import remove, working_folder
+from generator.render.workers import Workers, legal_combinations
 
 
 def measure() -> dict[str, float]:
@@ -25,16 +27,15 @@ def measure() -> dict[str, float]:
     with Workers() as workers, working_folder(2**32) as folder, ExitStack() as stack:
         combinations = legal_combinations(TEMPLATE, workers)
         asked = time.perf_counter()
-        verdict = Verdict([], shaping_questions())
-        state = State(Check(combinations, cache=None), folder, workers, verdict, stack)
-        state.render()
-        state.recall()
+        work = Work(Order(combinations, cache=None), Verdict([], shaping_questions()), folder, workers, stack)
+        Projects(work).render()
         rendered = time.perf_counter()
-        state.end_static(state.begin_static())
+        reading = Reading(work)
+        reading.take()
         read = time.perf_counter()
-        files = distinct(file for files in state.sources.values() for file in files)
+        files = distinct(file for files in reading.sources.values() for file in files)
         remove(folder)
-    wrong = [failure for outcome in state.outcomes.values() for failure in outcome.failures]
+    wrong = [failure for outcome in work.outcomes.values() for failure in outcome.failures]
     if wrong:
         raise RuntimeError(f"{len(wrong)} failures, such as {wrong[0].stage}: {wrong[0].text}")
     seconds = {"enumerate": asked - started, "render": rendered - asked, "static": read - rendered}

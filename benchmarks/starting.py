@@ -17,9 +17,9 @@ from typing import Annotated
 
 import typer
 
-from generator.questions import TEMPLATE
-from generator.rendering import render
-from generator.snapshot import take_snapshot
+from generator.answers.questions import TEMPLATE
+from generator.render.project import render
+from generator.render.snapshot import take_snapshot
 from tools.rewriting import Rewrite
 
 from .clock import seconds_of

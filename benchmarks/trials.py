@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from generator.questions import TEMPLATE
-from generator.rendering import render
-from generator.snapshot import take_snapshot
+from generator.answers.questions import TEMPLATE
+from generator.render.project import render
+from generator.render.snapshot import take_snapshot
 
 from .contenders.recording import COUNTING, RECORDS
 from .contenders.settings import RANKS

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from generator.combinations import Combination
-from generator.questions import TEMPLATE
+from generator.answers.combinations import Combination
+from generator.answers.questions import TEMPLATE
 
 SETTINGS = yaml.safe_load((TEMPLATE / "copier.yml").read_text())
 ANSWERS: dict[str, list[Any]] = {

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from generator.questions import TEMPLATE
-from generator.snapshot import PARTS
+from generator.answers.questions import TEMPLATE
+from generator.render.snapshot import PARTS
 from tests.launching import output_of
 
 COMMAND = Path(sys.executable).with_name("ddp-template")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
-from generator.cli import app
+from generator.cli.main import app
 
 __all__ = ["Result", "ddp_template"]
 

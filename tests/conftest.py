@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from plumbum import local
 
-from generator.combinations import Combination, legal_combinations
-from generator.launchers import slurm
-from generator.rendering import render
-from generator.snapshot import take_snapshot
-from generator.training.forking import free_ports
-from generator.updates.hermetic import SETTINGS
-from generator.workers import Workers
+from generator.answers.combinations import Combination
+from generator.check.launchers import slurm
+from generator.check.train.forking import free_ports
+from generator.render.git import SETTINGS
+from generator.render.project import render
+from generator.render.snapshot import take_snapshot
+from generator.render.workers import Workers, legal_combinations
+from tests.slurm import Cluster
 
 pytest_plugins = ["tests.folders", "tests.durations", "tests.schedule"]
 
@@ -87,12 +88,12 @@ def free_port(ports: Iterator[int]) -> int:
 
 
 @pytest.fixture(scope="session")
-def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.SlurmCluster]:
+def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A Slurm cluster of two nodes, n1 and n2, on this machine."""
     reason = slurm.missing()
     if reason:
         pytest.skip(reason)
-    with slurm.slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+    with Cluster(tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster
 
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from benchmarks.machines import machine
-from generator.proofs import folder_table
+from tools.docs.tests import folder_table
 
 from .folders import TESTS
 

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from generator.cache import Cache
-from generator.scratch import scratch_folder
-from generator.snapshot import take_snapshot
-from generator.updates.hermetic import run
-from generator.updates.history import NEXT, History
-from generator.updates.releases import FILE, read_releases
-from generator.updates.replay import commit_all, copy_project, put_under_git
-from generator.workers import Workers
+from generator.render.cache import Cache
+from generator.render.git import run
+from generator.render.scratch import scratch_folder
+from generator.render.snapshot import take_snapshot
+from generator.render.workers import Workers
+from generator.update.history import FILE, NEXT, History, read_releases
+from generator.update.replay import commit_all, copy_project, put_under_git
 from tools.rewriting import Rewrite
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from generator.launchers import mpi
+from tests import mpi
 
 from .pace import seconds
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from generator.training.forking import Ended, Job, Run, train_all
-from generator.training.program import environment
-from generator.training.records import History, read_csv
+from generator.check.train.forking import Ended, Job, Run, train_all
+from generator.check.train.records import History, read_csv
+from generator.check.train.trial import environment
 from tests.launching import ON_CPU, checkpoint
 
 from .pace import seconds

@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from generator.training.forking import free_ports
+from generator.check.train.forking import free_ports
 from tests.launching import ON_CPU, differences
 
 from .pace import seconds

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from generator.proofs import seconds
+from tools.docs.tests import seconds
 
 from .durations import RESULTS
 from .folders import TESTS

@@ -8,7 +8,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from generator.training.forking import forking
+from generator.check.train.forking import forking
 from tests import plain_loop as plain
 from tests.conftest import Render
 from tests.launching import module_of

@@ -3,9 +3,9 @@
 import itertools
 from collections.abc import Callable
 
-from generator.combinations import Combination, shaping_questions
-from generator.questions import Choice, Question
-from generator.results import STAGES, Failure, Outcome, Verdict
+from generator.answers.combinations import Combination, shaping_questions
+from generator.answers.questions import Choice, Question
+from generator.check.results import STAGES, Failure, Outcome, Verdict
 
 HOSTILE = (
     "</script><script>window.harmed = 1</script>\n<img src=x onerror='window.harmed = 1'> {{ 7 * 7 }} [bold]&amp;\n"

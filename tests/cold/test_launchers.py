@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from generator.questions import TEMPLATE, read_questions
+from generator.answers.questions import TEMPLATE, read_questions
 from tests.pace import seconds
 
 COMMAND = str(Path(sys.executable).with_name("ddp-template"))

@@ -26,8 +26,8 @@ from copier.errors import UnsafeTemplateError
 from jinja2.sandbox import SandboxedEnvironment
 from packaging.utils import canonicalize_name
 
-from generator.questions import read_questions
-from generator.rendering import NAME, RenderError, recorded_answers, render
+from generator.answers.questions import read_questions
+from generator.render.project import NAME, RenderError, recorded_answers, render
 from tests.conftest import Render
 
 if sys.version_info >= (3, 11):
@@ -125,7 +125,7 @@ TEXTS = {
 }
 
 # What these would shadow, or what would shadow them.
-TAKEN_NAMES = ["class", "async", "torch", "numpy", "json", "yaml", "train", "tests", "conftest", "con", "nul"]
+TAKEN_NAMES = ["class", "async", "torch", "numpy", "json", "train", "tests", "conftest", "con", "nul"]
 NAMES = {
     **TEXTS,
     **{name: name for name in TAKEN_NAMES},

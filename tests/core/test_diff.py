@@ -11,21 +11,20 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from generator import diff_command
-from generator.cache import Cache
-from generator.cli import app
-from generator.combinations import Combination
-from generator.descriptions import describe, smallest_filter
-from generator.differences import Version, changed_combinations, read_version
-from generator.git import GitError
-from generator.questions import Choice, Question
-from generator.rendering import RenderError, render
-from generator.selection import SelectionError, select
-from generator.sides import compare_answers, read_side
-from generator.snapshot import snapshot_of_revision, take_snapshot
-from generator.trees import tree_digest
-from generator.versions import VersionDiff, compare_versions
-from generator.workers import Workers
+from generator.answers.combinations import Combination
+from generator.answers.questions import Choice, Question
+from generator.answers.selection import SelectionError, describe, select, smallest_filter
+from generator.cli import diff as diff_command
+from generator.cli.main import app
+from generator.diff.answers import compare_answers, read_side
+from generator.diff.comparison import VersionDiff, compare_versions
+from generator.diff.versions import Version, changed_combinations, read_version
+from generator.render.cache import Cache
+from generator.render.git import GitError
+from generator.render.project import RenderError, render
+from generator.render.snapshot import snapshot_of_revision, take_snapshot
+from generator.render.trees import tree_digest
+from generator.render.workers import Workers
 
 COMMAND = Path(sys.executable).with_name("ddp-template")
 

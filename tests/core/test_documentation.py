@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from generator.costs import NOT_MEASURED
-from generator.documentation import documented_files
-from generator.questions import TEMPLATE, read_questions
-from generator.results import STAGES
+from generator.answers.questions import TEMPLATE, read_questions
+from generator.check.results import STAGES
 from tests.conftest import Render
 from tests.nightly.test_mutants import MUTANTS
+from tools.docs.check import NOT_MEASURED
+from tools.docs.pages import documented_files
 
 MADE_FILES = [
     "README.md",

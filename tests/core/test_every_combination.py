@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from generator.combinations import Combination
+from generator.answers.combinations import Combination
 from tests.conftest import Measured
 from tests.pace import seconds
 

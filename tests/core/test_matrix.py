@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from generator.combinations import Combination, legal_combinations, text
-from generator.documentation import question_table
-from generator.matrix import SIZE_OF_SHARD, jobs_as_json, shard_sizes
-from generator.options import MOST_PARTS
-from generator.projects import write_projects
-from generator.questions import TEMPLATE, read_questions
-from generator.rendering import RenderError
-from generator.selection import SelectionError, assign, covering, digest, shard
-from generator.workers import Workers
+from generator.answers.combinations import Combination, text
+from generator.answers.questions import TEMPLATE, read_questions
+from generator.answers.selection import SelectionError, assign, covering, digest, shard
+from generator.cli.matrix import SIZE_OF_SHARD, jobs_as_json, shard_sizes
+from generator.cli.options import MOST_PARTS
+from generator.cli.render import write_projects
+from generator.render.project import RenderError
+from generator.render.workers import Workers, legal_combinations
 from tests.answer_space import ANSWERS, PRODUCT, name_of, names
 from tests.commands import ddp_template
 from tests.conftest import Render
+from tools.docs.pages import question_table
 
 
 @pytest.fixture(scope="module")
@@ -332,7 +332,7 @@ def test_a_destination_that_was_filled_meanwhile_is_left_as_it_is(
         place.mkdir()
         (place / "mine").write_text("mine\n")
 
-    monkeypatch.setattr("generator.projects.name_source", fill)
+    monkeypatch.setattr("generator.cli.render.name_source", fill)
     with pytest.raises(OSError, match="not empty"):
         write_projects(place, legal[:1], snapshot)
     assert everything_in(tmp_path) == {str(place): b"", str(place / "mine"): b"mine\n"}

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from generator.cache import Cache
-from generator.combinations import Combination, legal_combinations
-from generator.covers import greedy_cover
-from generator.questions import TEMPLATE
-from generator.remembered import Remembered
-from generator.scratch import IN_MEMORY, forget_killed, scratch_root
-from generator.snapshot import take_snapshot
-from generator.workers import Workers
+from generator.answers.combinations import Combination
+from generator.answers.questions import TEMPLATE
+from generator.answers.selection import greedy_cover
+from generator.render.cache import Cache, Remembered
+from generator.render.scratch import IN_MEMORY, forget_killed, scratch_root
+from generator.render.snapshot import take_snapshot
+from generator.render.workers import Workers, legal_combinations
 
 CSV = "partials/tracking/csv.py.jinja"
 CONSOLE = "partials/tracking/console.py.jinja"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from generator.questions import TEMPLATE, read_questions
-from generator.rendering import RenderError, recorded_answers
+from generator.answers.questions import TEMPLATE, read_questions
+from generator.render.project import RenderError, recorded_answers
 from tests.conftest import Render
 
 Choice = tuple[str, Any]  # key of a question and the value of one of its choices

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from generator.matrix import jobs_as_json
-from generator.questions import TEMPLATE
+from generator.answers.questions import TEMPLATE
+from generator.cli.matrix import jobs_as_json
 from tests.conftest import Render
 
 FOLDER = TEMPLATE / ".github" / "workflows"

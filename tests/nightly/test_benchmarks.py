@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.spaces import candidates, copy_repository, resize
-from generator.combinations import Combination, legal_combinations, shaping_questions
-from generator.costs import check_table, growth_table
-from generator.scales import agreement_table, checkpoint_table, evaluation_table, training_table
-from generator.workers import Workers
+from generator.answers.combinations import Combination, shaping_questions
+from generator.render.workers import Workers, legal_combinations
+from tools.docs.check import check_table, growth_table
+from tools.docs.scale import agreement_table, checkpoint_table, evaluation_table, training_table
 
 
 @pytest.mark.parametrize(("size", "expected"), [(50, 48), (480, 480), (1500, 1440)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from generator.launchers import mpi
+from tests import mpi
 from tests.conftest import Render
 from tests.launching import train
 from tests.ranks import train_on_ranks

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.training.forking import Ended, Job, Task, forking, train_all
+from generator.check.train.forking import Ended, Job, Task, forking, train_all
 from tests.pace import seconds
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from generator.launchers import mpi
-from generator.launchers.slurm import SlurmCluster
+from tests import mpi
 from tests.conftest import Render
 from tests.launching import ON_CPU, assert_same_weights, checkpoint, train
 from tests.pace import seconds
+from tests.slurm import Cluster
 from tools.rewriting import Rewrite
 
 STEPS = ("--max-steps", "12")
@@ -66,7 +66,7 @@ def test_one_process_needs_no_launcher(launcher: str, project: Render, tmp_path:
 
 
 def test_srun_over_two_nodes_gives_the_same_weights(
-    project: Render, reference: dict[str, Any], slurm_cluster: SlurmCluster, tmp_path: Path
+    project: Render, reference: dict[str, Any], slurm_cluster: Cluster, tmp_path: Path
 ) -> None:
     program = [*ONE_CORE, sys.executable, "train.py", *ON_CPU, "--run-dir", str(tmp_path / "run"), *STEPS]
     slurm_cluster.run("srun", "--chdir", str(project(launcher="slurm")), "--nodes=2", "--ntasks=2", *program)
@@ -74,7 +74,7 @@ def test_srun_over_two_nodes_gives_the_same_weights(
 
 
 def test_sbatch_runs_the_file_of_the_project(
-    project: Render, reference: dict[str, Any], slurm_cluster: SlurmCluster, tmp_path: Path
+    project: Render, reference: dict[str, Any], slurm_cluster: Cluster, tmp_path: Path
 ) -> None:
     options = [*ON_CPU, "--run-dir", str(tmp_path / "run"), *STEPS]
     python_first = f"ALL,PATH={Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -15,11 +15,11 @@ from typing import Any
 import copier
 import pytest
 
-from generator.combinations import Combination
-from generator.questions import TEMPLATE
-from generator.rendering import NAME
-from generator.selection import covering, shard
-from generator.workers import Workers
+from generator.answers.combinations import Combination
+from generator.answers.questions import TEMPLATE
+from generator.answers.selection import covering, shard
+from generator.render.project import NAME
+from generator.render.workers import Workers
 from tests.answer_space import PRODUCT, name_of, names
 from tests.commands import ddp_template
 from tests.core.test_matrix import everything_in
@@ -73,7 +73,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def matrix_of(clone: Path, *arguments: str) -> str:
     """Run `ddp-template matrix` of a clone for a few combinations, and give what it prints."""
     few = ["launcher=spawn,mpirun", "amp=none", "sync_bn=false"]
-    command = [sys.executable, "-c", "from generator.cli import main; main()", "matrix", *few, *arguments]
+    command = [sys.executable, "-c", "from generator.cli.main import main; main()", "matrix", *few, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(clone)}
     done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from generator.combinations import Combination, shaping_questions
-from generator.static import source_files
-from generator.training.forking import forking, train_all
-from generator.training.imports import imports_of
-from generator.training.program import Trained, Trial, compare, first_uses, try_out
+from generator.answers.combinations import Combination, shaping_questions
+from generator.check.static import source_files
+from generator.check.train.forking import forking, train_all
+from generator.check.train.modules import imports_of
+from generator.check.train.trial import Trained, Trial, compare, first_uses, try_out
 from tests.conftest import Render
 from tools.rewriting import Rewrite
 

@@ -21,17 +21,6 @@ def single_answers() -> list[dict[str, Any]]:
     return [{}, *({question.key: choice.value} for question, choice in pairs if choice.value != question.default)]
 
 
-def required_here(distribution: importlib.metadata.Distribution, extras: set[str]) -> list[Requirement]:
-    """What this distribution, with these extras, requires on this machine."""
-    requirements = map(Requirement, distribution.requires or [])
-    environments = [{"extra": extra} for extra in (*extras, "")]
-    return [
-        requirement
-        for requirement in requirements
-        if requirement.marker is None or any(map(requirement.marker.evaluate, environments))
-    ]
-
-
 @pytest.fixture(scope="module")
 def questionnaire(snapshot: Path) -> Questionnaire:
     return Questionnaire(snapshot)
@@ -39,21 +28,12 @@ def questionnaire(snapshot: Path) -> Questionnaire:
 
 @pytest.fixture(scope="module")
 def dependencies(project: Render) -> dict[str, importlib.metadata.Distribution]:
-    """All that pip installs for a project with any answer, by canonical name."""
+    """What a project with any answer asks pip for, by canonical name."""
     needed: list[Requirement] = []
     for answer in single_answers():
         metadata = tomllib.loads((project(**answer) / "pyproject.toml").read_text())
         needed += map(Requirement, [*metadata["project"]["dependencies"], *metadata["dependency-groups"]["dev"]])
-    found: dict[str, importlib.metadata.Distribution] = {}
-    seen = set()
-    while needed:
-        requirement = needed.pop()
-        if str(requirement) not in seen:
-            seen.add(str(requirement))
-            distribution = importlib.metadata.distribution(requirement.name)
-            found[canonicalize_name(requirement.name)] = distribution
-            needed += required_here(distribution, requirement.extras)
-    return found
+    return {canonicalize_name(each.name): importlib.metadata.distribution(each.name) for each in needed}
 
 
 def top_level_modules(distribution: importlib.metadata.Distribution) -> set[str]:
@@ -72,7 +52,7 @@ def test_no_package_takes_the_name_of_a_module_that_its_dependencies_bring(
     questionnaire: Questionnaire, dependencies: dict[str, importlib.metadata.Distribution]
 ) -> None:
     modules = set().union(*map(top_level_modules, dependencies.values()))
-    assert {"torch", "sklearn", "wandb", "mlflow", "yaml", "pytest"} <= modules
+    assert {"torch", "wandb", "mlflow", "pytest"} <= modules
     questionnaire.assert_all_taken(modules)
 
 
@@ -80,13 +60,13 @@ def test_no_project_is_called_like_one_of_its_dependencies(
     questionnaire: Questionnaire, dependencies: dict[str, importlib.metadata.Distribution]
 ) -> None:
     """pip would take the project itself, which is 0.1.0, for the dependency, and give up."""
-    assert "scikit-learn" in dependencies
+    assert "tensorboard" in dependencies
     questionnaire.assert_all_taken({name.replace("-", "_") for name in dependencies})
 
 
 def test_every_title_gives_a_legal_package_name(questionnaire: Questionnaire) -> None:
     texts = [text for text in TEXTS.values() if not questionnaire.problem("project_name", text)]
-    words = [*sys.stdlib_module_names, *keyword.kwlist, *TAKEN_NAMES, "scikit-learn", "types tqdm", "test train"]
+    words = [*sys.stdlib_module_names, *keyword.kwlist, *TAKEN_NAMES, "types tqdm", "test train"]
     titles = [*texts, *words, *map(str.upper, words), *(f"1. {word}!" for word in words)]
     lengths = ["_".join(["abcdefghi"] * 4)[:length] + tail for length in range(1, 40) for tail in ("", "_", " x")]
     problems = {}

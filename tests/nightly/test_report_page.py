@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from generator.reports.grid import arrange
-from generator.reports.page import write_page
-from generator.results import Verdict, reproduce
+from generator.check.reports.page import arrange, write_page
+from generator.check.results import Verdict, reproduce
 from tests.verdicts import CLEANED, HOSTILE, failed_verdict, make_question, make_verdict
 
 CONTRAST = """element => {

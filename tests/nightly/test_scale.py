@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.simulated import norms_of_resnet_50, one_of
-from generator.questions import TEMPLATE
-from generator.scales import agreement_table, checkpoint_table, evaluation_table, training_table
+from generator.answers.questions import TEMPLATE
 from tests.conftest import Render
 from tests.pace import seconds
+from tools.docs.scale import agreement_table, checkpoint_table, evaluation_table, training_table
 
 FEW, MANY = 10**4, 10**9  # samples
 FEW_RANKS, MANY_RANKS = 4, 1024

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from generator.launchers import mpi
-from generator.launchers.slurm import SlurmCluster
+from tests import mpi
 from tests.conftest import Render
 from tests.launching import ON_CPU, assert_same_weights, checkpoint, launch_command, train
 from tests.pace import seconds
+from tests.slurm import Cluster
 
 FOR_EVER = ("--epochs", "1000", "--eval-every", "1000")
 
@@ -162,7 +162,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(project: Render, tmp_pat
     assert_same_weights(checkpoint(run_dir), checkpoint(tmp_path / "whole"))
 
 
-def test_scancel_with_usr1_stops_a_job(project: Render, slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_scancel_with_usr1_stops_a_job(project: Render, slurm_cluster: Cluster, tmp_path: Path) -> None:
     run_dir, place = tmp_path / "run", project(launcher="slurm")
     environment = slurm_cluster.env | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     options = [*ON_CPU, "--run-dir", str(run_dir), *FOR_EVER]

@@ -17,7 +17,7 @@ from benchmarks.guards import PARTS, measure_guards
 from benchmarks.peers import pinned_versions
 from benchmarks.rounds import compare, play
 from benchmarks.trials import Contender, Trial, check_same, counted, measured, render_project
-from generator.speeds import guard_table, optimisation_table, speed_table, versions_line
+from tools.docs.speed import guard_table, optimisation_table, speed_table, versions_line
 from tools.rewriting import Rewrite
 
 STEPS = 4

@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from generator.questions import read_questions
+from generator.answers.questions import read_questions
 from tests.conftest import Render
 from tests.launching import launch_command
 

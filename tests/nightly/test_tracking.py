@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.training.records import READERS, History, mlflow_run, read_csv, read_log, wandb_files, wandb_records
+from generator.check.train.records import READERS, History, mlflow_run, read_csv, read_log, wandb_files, wandb_records
 from tests.conftest import Render
 from tests.launching import assert_same_weights, checkpoint, train
 from tests.ranks import train_on_ranks

@@ -2,8 +2,8 @@
 
 import pytest
 
-from generator.training.contracts import places
-from generator.training.forking import is_free
+from generator.check.train.environments import places
+from generator.check.train.forking import is_free
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
-from generator.questions import TEMPLATE
+from generator.answers.questions import TEMPLATE
 
 
 def test_the_digits_are_those_of_scikit_learn() -> None:

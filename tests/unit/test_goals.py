@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from generator.costs import NOT_MEASURED
-from generator.documentation import MAKERS, speed_tables
-from generator.goals import goal_table
-from generator.timings import copying_table, loading_table, starting_table
+from tools.docs.check import NOT_MEASURED
+from tools.docs.goals import goal_table
+from tools.docs.pages import MAKERS, speed_tables
+from tools.docs.starting import copying_table, loading_table, starting_table
 
 EMPTY: dict[str, dict[str, Any]] = {name: {} for name in MAKERS}
 COPYING = {

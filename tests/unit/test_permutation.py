@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from generator.questions import TEMPLATE
+from generator.answers.questions import TEMPLATE
 from tests.conftest import Measured
 from tests.launching import module_of
 

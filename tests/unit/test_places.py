@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from generator.updates.editing import ChangedFile, Edit, choose_edits, judge
-from generator.updates.places import chains_in, find_places
+from generator.update.edits import ChangedFile, Edit, choose_edits, judge
+from generator.update.places import chains_in, find_places
 
 CODE = """import math
 

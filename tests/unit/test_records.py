@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from generator.training.records import read_tensorboard
+from generator.check.train.records import read_tensorboard
 
 
 def test_tensorboard_records_come_in_the_order_of_recording(tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from generator.combinations import Combination
-from generator.questions import Choice, Question
-from generator.reports.grid import arrange
-from generator.reports.jsonfile import write_json
-from generator.reports.junit import write_junit
-from generator.reports.summary import MANY, stages_of
-from generator.reports.terminal import show
-from generator.results import Failure, Outcome, Verdict, reproduce
+from generator.answers.combinations import Combination
+from generator.answers.questions import Choice, Question
+from generator.check.reports.json_file import write_json
+from generator.check.reports.junit import write_junit
+from generator.check.reports.page import arrange
+from generator.check.reports.summary import MANY, stages_of
+from generator.check.reports.terminal import show
+from generator.check.results import Failure, Outcome, Verdict, reproduce
 from tests.verdicts import CLEANED, HOSTILE, NOTE, failed_verdict, make_question, make_verdict
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import typer
 
-from generator.combinations import Combination
-from generator.options import choose, errors_in_one_line, parse_cover, parse_shard
-from generator.questions import Choice, Question
-from generator.rendering import RenderError
-from generator.selection import SelectionError, assign, covering, select, shard, tuples_of, tuples_within
-from generator.workers import Workers
+from generator.answers.combinations import Combination
+from generator.answers.questions import Choice, Question
+from generator.answers.selection import SelectionError, assign, covering, select, shard, tuples_of, tuples_within
+from generator.cli.options import choose, errors_in_one_line, parse_cover, parse_shard
+from generator.render.project import RenderError
+from generator.render.workers import Workers
 
 # A car has wheels; only a boat has a mast.
 VALUES: dict[str, list[Any]] = {"kind": ["car", "boat"], "colour": ["red", "blue", "green"], "mast": [False, True]}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from generator.training.forking import Ended
+from generator.check.train.forking import Ended
 from tests.conftest import Render
 from tests.launching import differences
 from tests.programs import TELLING, Program, fetched, metrics, run_all, state

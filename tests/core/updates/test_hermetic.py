@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from plumbum import local
 
-from generator.updates.carrying import Route, carry
-from generator.updates.editing import ChangedFile, carry_edits, choose_edits
-from generator.updates.hermetic import SETTINGS
-from generator.updates.history import NEXT, clone_history
-from generator.updates.releases import read_releases
+from generator.render.git import SETTINGS
+from generator.update.edits import ChangedFile, carry_edits, choose_edits
+from generator.update.history import NEXT, clone_history, read_releases
+from generator.update.routes import Route, carry
 
 HOSTILE = """
 [user]

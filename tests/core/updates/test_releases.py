@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from generator.questions import TEMPLATE
-from generator.rendering import RenderError
-from generator.updates.hermetic import run
-from generator.updates.history import NEXT, clone_history
-from generator.updates.release import (
+from generator.answers.questions import TEMPLATE
+from generator.render.git import run
+from generator.render.project import RenderError
+from generator.update.history import FILE, NEXT, clone_history, read_releases
+from generator.update.release import (
     TOLD,
     check_changes,
     check_metadata,
@@ -19,8 +19,7 @@ from generator.updates.release import (
     steps_of_release,
     tells_of_checkpoints,
 )
-from generator.updates.releases import FILE, read_releases
-from generator.updates.replay import commit_all
+from generator.update.replay import commit_all
 from tests.histories import MadeUp
 
 SECTION = f"# Changes\n\n## 1.1.0\n\n{TOLD[0]}\n\n- Nothing.\n\n{TOLD[1]}\n\n- Nothing.\n"
@@ -171,7 +170,7 @@ def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
         subprocess.run(["cp", "-r", str(TEMPLATE / name), str(folder)], check=True)
     (folder / ".gitignore").write_text("__pycache__/\n.cache/\n")
     commit_all(folder)
-    command = [sys.executable, "-c", "from generator.cli import app; app()", *arguments]
+    command = [sys.executable, "-c", "from generator.cli.main import app; app()", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.launchers import mpi
+from tests import mpi
 from tests.conftest import Measured, Render
 from tests.nightly.test_signals import ranks_of, running
 from tests.pace import seconds

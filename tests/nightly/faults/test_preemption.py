@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from generator.launchers import mpi
-from generator.launchers.slurm import ENDED, Job, SlurmCluster
+from tests import mpi
 from tests.conftest import Measured, Render
 from tests.launching import ON_CPU, assert_same_weights, checkpoint, train
 from tests.pace import seconds
+from tests.slurm import ENDED, Cluster, Job
 from tools.rewriting import Rewrite
 
 LAST = 120
@@ -96,7 +96,7 @@ def whole(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 class Batch:
     """A job of launch.sh over both nodes, whose training would take a minute."""
 
-    def __init__(self, cluster: SlurmCluster, place: Path, folder: Path, *request: str, saving: int = 0) -> None:
+    def __init__(self, cluster: Cluster, place: Path, folder: Path, *request: str, saving: int = 0) -> None:
         """Submit it, with further options of sbatch, and return when it has trained."""
         self.cluster, self.run_dir, self.log = cluster, folder / "run", folder / "job.log"
         options = [*TWO_NODES, "--chdir", str(place), "--output", str(self.log), "--export", f"ALL,PATH={PATH}"]
@@ -159,7 +159,7 @@ Paced = Callable[[str], Path]
 # Slurm looks for time limits twice a minute, and sends the signal up to half a minute early: here 30 to 60 s after the
 # start, when launch.sh listens for it, and before the training ends.
 def test_a_job_goes_on_after_its_time_limit(
-    paced: Paced, whole: dict[str, Any], slurm_cluster: SlurmCluster, tmp_path: Path, measured: Measured
+    paced: Paced, whole: dict[str, Any], slurm_cluster: Cluster, tmp_path: Path, measured: Measured
 ) -> None:
     job = Batch(slurm_cluster, paced("slurm"), tmp_path, "--time=2", "--signal=B:USR1@60")
     job.wait_for("queues again")
@@ -168,7 +168,7 @@ def test_a_job_goes_on_after_its_time_limit(
 
 
 def test_a_job_goes_on_after_the_signal_of_a_time_limit(
-    paced: Paced, whole: dict[str, Any], slurm_cluster: SlurmCluster, tmp_path: Path
+    paced: Paced, whole: dict[str, Any], slurm_cluster: Cluster, tmp_path: Path
 ) -> None:
     job = Batch(slurm_cluster, paced("slurm"), tmp_path)
     job.cancel("--batch", "--signal=USR1")
@@ -200,7 +200,7 @@ def test_a_job_goes_on_after(
     event: Callable[[Batch], None],
     paced: Paced,
     whole: dict[str, Any],
-    slurm_cluster: SlurmCluster,
+    slurm_cluster: Cluster,
     tmp_path: Path,
     measured: Measured,
 ) -> None:
@@ -212,7 +212,7 @@ def test_a_job_goes_on_after(
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_job_whose_rank_was_killed_goes_on_when_it_is_queued_again(
-    victim: int, paced: Paced, whole: dict[str, Any], slurm_cluster: SlurmCluster, tmp_path: Path, measured: Measured
+    victim: int, paced: Paced, whole: dict[str, Any], slurm_cluster: Cluster, tmp_path: Path, measured: Measured
 ) -> None:
     job = Batch(slurm_cluster, paced("slurm"), tmp_path, saving=10)
     wait_until((job.run_dir / "checkpoints" / "last.pt").exists, "a checkpoint is written")
@@ -228,7 +228,7 @@ def test_a_job_whose_rank_was_killed_goes_on_when_it_is_queued_again(
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_to_one_rank_stops_the_job(
-    number: signal.Signals, victim: int, paced: Paced, slurm_cluster: SlurmCluster, tmp_path: Path
+    number: signal.Signals, victim: int, paced: Paced, slurm_cluster: Cluster, tmp_path: Path
 ) -> None:
     job = Batch(slurm_cluster, paced("slurm"), tmp_path)
     os.kill(ranks_of(job.run_dir)[victim], number)
@@ -247,7 +247,7 @@ def test_a_signal_to_one_rank_stops_the_job(
     ids=["USR1", "all of it", "TERM", "TERM to the shell"],
 )
 def test_a_job_that_its_owner_stops_does_not_come_back(
-    options: Sequence[str], state: str, paced: Paced, slurm_cluster: SlurmCluster, tmp_path: Path
+    options: Sequence[str], state: str, paced: Paced, slurm_cluster: Cluster, tmp_path: Path
 ) -> None:
     job = Batch(slurm_cluster, paced("slurm"), tmp_path)
     job.cancel(*options)
@@ -258,7 +258,7 @@ def test_a_job_that_its_owner_stops_does_not_come_back(
 
 
 def test_a_cancelled_job_does_not_come_back_though_its_time_was_up(
-    paced: Paced, slurm_cluster: SlurmCluster, tmp_path: Path
+    paced: Paced, slurm_cluster: Cluster, tmp_path: Path
 ) -> None:
     job = Batch(slurm_cluster, paced("slurm"), tmp_path)
     job.cancel("--batch", "--signal=USR1")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from generator.combinations import Combination
-from generator.selection import covering
+from generator.answers.combinations import Combination
+from generator.answers.selection import covering
 from tests.conftest import Render
 from tests.launching import train
 

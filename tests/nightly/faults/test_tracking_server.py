@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from generator.training.records import read_log, read_mlflow
+from generator.check.train.records import read_log, read_mlflow
 from tests.conftest import Measured, Render
 from tests.nightly.faults.test_frozen import wait_for_line
 from tests.nightly.faults.test_preemption import STOPPED, since, wait_until

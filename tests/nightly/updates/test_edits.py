@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from generator.combinations import Combination
-from generator.rendering import ANSWERS_FILE
-from generator.selection import covering
-from generator.trees import read_files
-from generator.updates.editing import ChangedFile, carry_edits, choose_edits
-from generator.updates.ownership import read_ownership
-from generator.updates.places import find_places
-from generator.updates.replay import is_text
-from generator.workers import Workers
+from generator.answers.combinations import Combination
+from generator.answers.selection import covering
+from generator.render.project import ANSWERS_FILE
+from generator.render.trees import read_files
+from generator.render.workers import Workers
+from generator.update.edits import ChangedFile, carry_edits, choose_edits
+from generator.update.ownership import read_ownership
+from generator.update.places import find_places
+from generator.update.replay import is_text
 from tests.conftest import Render
 
 GROUPS = 8

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from generator.questions import TEMPLATE
-from generator.rendering import recorded_answers
-from generator.trees import read_files
-from generator.updates.answering import forgotten_answers
-from generator.updates.hermetic import run
-from generator.updates.replay import commit_all, copy_project, differing, fresh_copy, put_under_git, update
+from generator.answers.questions import TEMPLATE
+from generator.render.git import run
+from generator.render.project import recorded_answers
+from generator.render.trees import read_files
+from generator.update.answers import forgotten_answers
+from generator.update.replay import commit_all, copy_project, differing, fresh_copy, put_under_git, update
 
 SETTINGS = "_subdirectory: template\n_envops: {undefined: jinja2.StrictUndefined, keep_trailing_newline: true}\n"
 ANSWERS = "{{ _copier_answers | to_nice_yaml }}"

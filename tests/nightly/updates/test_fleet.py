@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from generator.cli import app
-from generator.rendering import ANSWERS_FILE
-from generator.updates import fleet_command
-from generator.updates.hermetic import run
-from generator.updates.history import NEXT, History
-from generator.updates.replay import commit_all, copy_project, put_under_git
+from generator.cli import updates as fleet_command
+from generator.cli.main import app
+from generator.render.git import run
+from generator.render.project import ANSWERS_FILE
+from generator.update.history import NEXT, History
+from generator.update.replay import commit_all, copy_project, put_under_git
 from tests.histories import MadeUp, change_many_files, replace
 from tests.owners import new_option
 

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from generator.updates.gate import Gate
-from generator.updates.trial import PARTS
-from generator.workers import Workers
+from generator.render.workers import Workers
+from generator.update.gate import PARTS, Gate
 
 
 def test_no_update_of_a_released_version_loses_anything(workers: Workers, scratch: Path) -> None:

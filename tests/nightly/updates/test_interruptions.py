@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from generator.trees import read_files
-from generator.updates.history import NEXT, History
-from generator.updates.replay import commit_all, copy_project, differing, put_under_git
+from generator.render.trees import read_files
+from generator.update.history import NEXT, History
+from generator.update.replay import commit_all, copy_project, differing, put_under_git
 from tests.disks import small_disk
 from tests.guide import read_guide
 from tests.histories import replace

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from generator.scratch import scratch_folder
-from generator.updates.gate import Gate
-from generator.workers import Workers
+from generator.render.scratch import scratch_folder
+from generator.render.workers import Workers
+from generator.update.gate import Gate
 from tests.histories import MadeUp
 from tools.rewriting import Rewrite
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from generator.trees import read_files
-from generator.updates.history import NEXT, History
-from generator.updates.ownership import read_ownership
-from generator.updates.replay import commit_all, copy_project, differing, update
+from generator.render.trees import read_files
+from generator.update.history import NEXT, History
+from generator.update.ownership import read_ownership
+from generator.update.replay import commit_all, copy_project, differing, update
 from tests.launching import checkpoint, train
 from tests.owners import EDITS
 

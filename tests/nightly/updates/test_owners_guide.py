@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from generator.trees import read_files
-from generator.updates.hermetic import run
-from generator.updates.replay import commit_all, conflicts, copy_project, put_under_git
+from generator.render.git import run
+from generator.render.trees import read_files
+from generator.update.replay import commit_all, conflicts, copy_project, put_under_git
 from tests.guide import read_guide
 from tests.histories import MadeUp, change_many_files, replace
 from tests.launching import output_of

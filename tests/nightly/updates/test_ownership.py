@@ -8,13 +8,13 @@ import copier
 import pytest
 from copier.errors import DirtyLocalWarning
 
-from generator.rendering import ANSWERS_FILE, NAME, render
-from generator.trees import read_files
-from generator.updates.hermetic import run
-from generator.updates.history import NEXT, History
-from generator.updates.origin import record_origin
-from generator.updates.ownership import read_ownership
-from generator.updates.replay import (
+from generator.cli.new import record_origin
+from generator.render.git import run
+from generator.render.project import ANSWERS_FILE, NAME, render
+from generator.render.trees import read_files
+from generator.update.history import NEXT, History
+from generator.update.ownership import read_ownership
+from generator.update.replay import (
     UpdateError,
     commit_all,
     conflicts,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.updates.replay import commit_all
+from generator.update.replay import commit_all
 from tests.core.updates.test_releases import SECTION, run_command
 from tests.histories import MadeUp
 

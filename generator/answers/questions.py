@@ -1,0 +1,52 @@
+"""The questions of the template, as copier.yml asks them. Nothing is known here that is not in that file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+TEMPLATE = Path(__file__).parent.parent.parent
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value that a question may have."""
+
+    value: Any
+    label: str  # what Copier shows for it
+    conditional: bool  # whether a validator may refuse it, depending on other answers
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question that Copier asks."""
+
+    key: str
+    help: str
+    default: Any
+    choices: tuple[Choice, ...]  # empty for free text; false and true for a bool
+
+
+def read_questions(template: Path = TEMPLATE) -> list[Question]:
+    """Read the questions that a user is asked, in their order; computed values (when: false) are none."""
+    return questions_in((template / "copier.yml").read_text())
+
+
+def questions_in(copier_yml: str) -> list[Question]:
+    """Read the questions from the text of a copier.yml."""
+    settings = yaml.safe_load(copier_yml)
+    return [
+        Question(key, entry["help"], entry.get("default"), read_choices(entry))
+        for key, entry in settings.items()
+        if not key.startswith("_") and entry.get("when", True) is not False
+    ]
+
+
+def read_choices(entry: dict[str, Any]) -> tuple[Choice, ...]:
+    """Give the choices of a question's entry in copier.yml: labels with a value, and perhaps a validator."""
+    if entry["type"] == "bool":
+        return (Choice(False, "no", False), Choice(True, "yes", False))
+    return tuple(
+        Choice(choice["value"], label, "validator" in choice) for label, choice in entry.get("choices", {}).items()
+    )

@@ -1,0 +1,81 @@
+"""What `ddp-template check` finds out: the outcome of each combination, and the verdict on all of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+from generator.answers.combinations import Combination
+from generator.answers.questions import Question
+
+# What a command calls while it works: so many things of a stage are done, of so many in all.
+Advance = Callable[[str, int, int], None]
+
+# In the order in which they judge a combination, with what each of them asks.
+STAGES = {
+    "render": "does Copier write it, without trust",
+    "format": "does black leave it as it is",
+    "lint": "is ruff content",
+    "types": "is mypy content",
+    "train": "do two processes train it as they should",
+    "resume": "does a run that was stopped and resumed end on the same bits as one that was not",
+    "agree": "does it end on the same bits as the combinations that must be numerically equal",
+    "real": "do cold processes of its real launcher end on the same bits as forked ones",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One thing that is wrong with a combination."""
+
+    stage: str  # a key of STAGES
+    text: str  # what is wrong, in one line or many
+    folder: str | None = None  # what was left behind to look at
+
+
+@dataclass
+class Outcome:
+    """What was found out about one combination."""
+
+    combination: Combination
+    failures: list[Failure] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage: the time spent on this combination alone
+    cached: bool = False  # whether this was known from an earlier check
+    weights: str = ""  # hash of the final model; "" where none was trained
+    notes: list[str] = field(default_factory=list)  # what could not be checked, and why
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.failures
+
+
+@dataclass
+class Verdict:
+    """What was found out about all combinations of a selection."""
+
+    outcomes: list[Outcome]
+    questions: list[Question]  # those with choices, in the order of copier.yml
+    stages: dict[str, float] = field(default_factory=dict)  # wall time of each stage that ran (seconds)
+    wall: float = 0.0  # of the whole check (seconds)
+    selection: str = "all"  # in words, such as "launcher=slurm, shard 1/4"
+    launchers: str = "forked"  # or "real"
+    versions: dict[str, str] = field(default_factory=dict)  # of Python and of the packages that decide the result
+    kept: Path | None = None  # the folder with what was left behind
+    started: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
+
+    @property
+    def failed(self) -> list[Outcome]:
+        """The outcomes in which something is wrong."""
+        return [outcome for outcome in self.outcomes if not outcome.passed]
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything is right."""
+        return not self.failed
+
+
+def reproduce(outcome: Outcome, launchers: str = "forked") -> str:
+    """The one command that shows the failures of a combination again, and leaves its project behind."""
+    real = " --launchers real" if launchers == "real" else ""
+    return f"ddp-template check {outcome.combination.as_filters}{real} --no-cache --keep"

@@ -1,0 +1,107 @@
+"""Prepares the process that ranks are forked from, as it is imported: what all programs do at their beginning, once.
+
+It imports what its parent names in a file as soon as that is known, does what makes libraries import parts of
+themselves and compile kernels at their first use, and cuts the data of programs: an epoch ends within few steps. None
+of this starts a thread.
+"""
+
+import functools
+import gc
+import importlib
+import io
+import os
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import tyro
+from torch import nn
+from torch.utils.data import Subset
+
+from generator.check.train.rank import ALL_DATA, MODULES
+
+PART = 16  # the first of so many equal parts of the data is used
+
+
+def import_what_is_named() -> None:
+    """Wait for the file, and import what it names; end where the parent has gone."""
+    file, parent = Path(os.environ[MODULES]), os.getppid()
+    while not file.exists():
+        if os.getppid() != parent:
+            sys.exit()
+        time.sleep(0.01)
+    for name in file.read_text().split():
+        with suppress(ImportError):
+            importlib.import_module(name)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options such as a program has."""
+
+    number: int = 1
+    """A number."""
+    path: str | None = None
+    """A text."""
+
+
+def rehearse() -> None:
+    """Read options, take a step of training, evaluate, save and load."""
+    tyro.cli(Options, args=["--number", "2"], description="Rehearse.")
+    torch.use_deterministic_algorithms(False)
+    network = nn.Sequential(
+        *(nn.Conv2d(1, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Dropout(0.2), nn.Linear(256, 10)),
+    )
+    optimizer = torch.optim.AdamW(network.parameters(), fused=True)
+    images, labels = torch.zeros(24, 1, 8, 8), torch.zeros(24, dtype=torch.long)
+    for dtype in (torch.float32, torch.float16):
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            nn.functional.cross_entropy(network(images), labels).backward()
+    optimizer.step()
+    with torch.inference_mode():
+        network.eval()(images)
+    file = io.BytesIO()
+    torch.save(network.state_dict(), file)
+    file.seek(0)
+    torch.load(file, weights_only=True)
+
+
+def cut_data() -> None:
+    """Change what load_data() gives in every module `data` that is imported from here on."""
+    if os.environ.get(ALL_DATA) == "1":
+        return
+    execute = SourceFileLoader.exec_module
+
+    def exec_module(self: SourceFileLoader, module: ModuleType) -> None:
+        execute(self, module)
+        if module.__name__.endswith(".data") and "load_data" in vars(module):
+            vars(module)["load_data"] = first_part(vars(module)["load_data"])
+
+    SourceFileLoader.exec_module = exec_module  # type: ignore[assignment, method-assign]
+
+
+def first_part(load_data: Any) -> Any:
+    """Wrap a function that gives datasets: of each its first part remains."""
+
+    @functools.wraps(load_data)
+    def load_part(*options: Any) -> list[Any]:
+        return [Subset(dataset, range(len(dataset) // PART)) for dataset in load_data(*options)]
+
+    return load_part
+
+
+import_what_is_named()
+rehearse()
+cut_data()
+# A collection in a rank would touch, and so copy, every object that is here already; ranks live too short to need one.
+gc.collect()
+gc.freeze()
+gc.disable()

@@ -1,0 +1,1 @@
+"""The commands; only here is anything parsed or printed."""

@@ -1,0 +1,174 @@
+"""The commands `ddp-template update-check`, `release-check` and `fleet`."""
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import as_completed
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from generator.answers.questions import TEMPLATE
+from generator.check.reports.summary import plain
+from generator.cli.options import ShownProgress, errors_in_one_line, take_term_as_ctrl_c, watched
+from generator.render.git import run
+from generator.render.scratch import scratch_folder
+from generator.render.workers import Workers
+from generator.update.fleet import CLEAN, CONFLICTS, IMPOSSIBLE, NOTHING, Report, examine
+from generator.update.gate import PAIRS, PARTS, STRENGTH, Gate, Part
+from generator.update.history import NEXT, clone_history, read_releases
+from generator.update.release import check_release, steps_of_release
+
+ROOM = 2 * 2**30  # bytes
+STYLES = {NOTHING: "green", CLEAN: "green", CONFLICTS: "yellow", IMPOSSIBLE: "red"}
+
+
+def update_check(
+    revisions: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[REVISION]...",
+            help="Update from these versions, tags or commits; without any from every released version, "
+            "at once and through each version between.",
+            show_default=False,
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Carry over only projects with this answer; may be repeated."),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Carry over projects of all combinations, instead of a covering set.")
+    ] = False,
+    pairs: Annotated[int, typer.Option(min=1, help="How many pairs of answers to go there and back between.")] = PAIRS,
+    seed: Annotated[int, typer.Option(help="Of the choice of these pairs.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON.")] = None,
+) -> None:
+    """Update projects of released versions, with edits and without, to the template as it is in this clone.
+
+    Exit code 0: nothing is lost; 1: something is; 2: the command itself is wrong.
+    """
+    take_term_as_ctrl_c()
+    with errors_in_one_line():
+        # The folder goes when the workers are gone.
+        with scratch_folder(ROOM) as folder, Workers() as workers, ShownProgress(PARTS) as progress:
+            strength = None if every else STRENGTH
+            gate = Gate(revisions or (), progress=progress, only=only or (), strength=strength, pairs=pairs, seed=seed)
+            parts = gate.run(workers, folder)
+        show_parts(parts, Console())
+        if json_file:
+            json_file.write_text(json.dumps([asdict(part) for part in parts], indent=2) + "\n")
+    raise typer.Exit(1 if any(part.wrong for part in parts) else 0)
+
+
+def show_parts(parts: list[Part], console: Console) -> None:
+    """Print what was found, and then a line for each part."""
+    for part in parts:
+        for wrong in part.wrong:
+            console.print(Text.assemble((part.name, "red"), " ", wrong), soft_wrap=True)
+        for note in part.notes:
+            console.print(Text.assemble((f"{part.name}, note", "yellow"), " ", note), soft_wrap=True)
+    table = Table("part", "question", "cases", "wrong", "seconds", box=None, pad_edge=False)
+    for part in parts:
+        wrong = f"[red]{len(part.wrong)}[/]" if part.wrong else "0"
+        table.add_row(part.name, PARTS[part.name], str(part.cases), wrong, f"{part.seconds:.1f}")
+    console.print(table, soft_wrap=True)
+
+
+def release_check(
+    version: Annotated[str, typer.Argument(metavar="VERSION", help="Such as 1.2.0.", show_default=False)],
+    script: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the commands to a file as well.")] = None,
+) -> None:
+    """Say whether the last commit can be released under a version, and which commands do so.
+
+    Exit code 0: it can; 1: an update from a released version would lose something; 2: something else is missing.
+    """
+    take_term_as_ctrl_c()
+    with errors_in_one_line():
+        check_release(version)
+        parts = try_updates() if read_releases() else []  # there is nothing to update from before the first version
+    if parts:
+        show_parts(parts, Console())
+    if any(part.wrong for part in parts):
+        typer.echo(f"error: {version} cannot be released: updates to it lose what is named above", err=True)
+        raise typer.Exit(1)
+    commands = "".join(f"{step}\n" for step in steps_of_release(version, run(TEMPLATE, "rev-parse", "HEAD")))
+    typer.echo(f"\nNothing is lost. These commands release it:\n\n{commands}", nl=False)
+    if script:
+        with errors_in_one_line():
+            script.write_text(commands)
+
+
+def try_updates() -> list[Part]:
+    """Update projects of all released versions, and return what was found."""
+    with scratch_folder(ROOM) as folder, Workers() as workers, ShownProgress(PARTS) as progress:
+        return Gate(stop_early=True, progress=progress).run(workers, folder)
+
+
+def fleet(
+    projects: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Folders of projects that the template has written.")
+    ],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REVISION", help="Update to this version, tag or commit, instead of the template as it is here."
+        ),
+    ] = None,
+    changes: Annotated[bool, typer.Option("--changes", help="Name every file that would change.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all of it as JSON.")] = None,
+) -> None:
+    """Tell which version projects are on, and what an update would do to them. It is tried in copies of them.
+
+    Exit code 0: all can be updated without a conflict; 1: some cannot; 2: the command itself is wrong.
+    """
+    take_term_as_ctrl_c()
+    with errors_in_one_line():
+        reports = examine_all(projects, to)
+        show_reports(reports, Console(), changes=changes)
+        if json_file:
+            json_file.write_text(json.dumps([asdict(report) for report in reports], indent=2) + "\n")
+    raise typer.Exit(1 if any(report.state in (CONFLICTS, IMPOSSIBLE) for report in reports) else 0)
+
+
+def examine_all(projects: Sequence[Path], to: str | None, template: Path = TEMPLATE) -> list[Report]:
+    """Examine projects, some at a time. Raises RenderError where the template has no such version."""
+    with scratch_folder(ROOM) as folder, Workers() as workers:
+        history = clone_history(folder / "history", read_releases(template), template)
+        target = history.find_version(to) if to else NEXT
+        jobs = []
+        for number, project in enumerate(projects):
+            place = folder / str(number)
+            place.mkdir()
+            jobs.append(workers.submit(examine, project, history, target, place / "copy"))
+        for _ in watched("Updating copies", transient=True)(as_completed(jobs), len(jobs)):
+            pass
+        return [job.result() for job in jobs]
+
+
+def show_reports(reports: Sequence[Report], console: Console, *, changes: bool) -> None:
+    """Print a line for each project, and below them what their owners must know."""
+    table = Table("project", "version", "update", "files that change", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.columns[3].justify = "right"
+    for report in reports:
+        table.add_row(
+            Text(plain(report.project), overflow="fold"),
+            Text(report.version),
+            Text(report.state, STYLES[report.state]),
+            str(len(report.changes)),
+        )
+    if console.is_terminal:
+        console.print(table)
+    for report in reports:
+        if not console.is_terminal:  # for grep and the like
+            console.print(Text(f"{plain(report.project)}: {report.version}, {report.state}"), soft_wrap=True)
+        words = [report.reason] if report.reason else []
+        words += [f"conflict in {path}" for path in report.conflicts]
+        words += report.changes if changes else []
+        for line in words:
+            console.print(Text(plain(f"{report.project}: {line}")), soft_wrap=True)

@@ -1,0 +1,1 @@
+"""What answers, or versions of the template, make different in projects."""

@@ -1,0 +1,85 @@
+"""Remembers verdicts between two runs of the command, and facts about a template as long as its files are the same."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from generator.answers.questions import TEMPLATE
+from generator.render.trees import read_tree
+
+FOLDER = TEMPLATE / ".cache"
+
+
+class Cache:
+    """A folder of verdicts, each under what it is about and a key that holds all that it depends on."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self.folder = folder
+
+    def read(self, about: str, key: str) -> Any:
+        """Give a verdict, or None where there is none that can be read."""
+        try:
+            return json.loads(self._file(about, key).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def write(self, about: str, key: str, verdict: Any) -> None:
+        """Keep a verdict; another process sees all of it or nothing."""
+        file = self._file(about, key)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(verdict))
+        temporary.replace(file)
+
+    def _file(self, about: str, key: str) -> Path:
+        return self.folder / about / key[:2] / f"{key}.json"
+
+
+PARTIALS = "partials"
+
+
+class Remembered:
+    """Facts about a template: each has its own list of the partials that were read to find it out.
+
+    An edit of one partial leaves all facts that do not depend on it. Any other edit leaves none.
+    """
+
+    def __init__(self, cache: Cache | None, about: str, template: Path, parts: Sequence[str]) -> None:
+        """Of the template, facts about this topic depend on these parts, and on their own partials."""
+        self.cache = cache
+        self.about = about
+        self.partials = digests(template, [PARTIALS])
+        # Where a partial comes or goes, Jinja may choose another one.
+        self.basis = [metadata.version("copier"), digests(template, parts), sorted(self.partials)]
+
+    def read(self, name: str) -> Any:
+        """Give a fact, or None where it is not known, or no longer."""
+        known = self.cache.read(self.about, self._key(name)) if self.cache else None
+        if known is None or any(self.partials.get(path) != digest for path, digest in known["partials"].items()):
+            return None
+        return known["fact"]
+
+    def write(self, name: str, fact: Any, partials: Iterable[str]) -> None:
+        """Keep a fact that was found out by reading these partials, given by their paths in the template."""
+        if self.cache:
+            read = {path: self.partials[path] for path in partials}
+            self.cache.write(self.about, self._key(name), {"fact": fact, "partials": read})
+
+    def _key(self, name: str) -> str:
+        return hashlib.sha256(json.dumps([name, *self.basis]).encode()).hexdigest()
+
+
+def digests(template: Path, parts: Iterable[str]) -> dict[str, str]:
+    """Give hashes of all files of some parts of a template, by path."""
+    found = {}
+    for part in parts:
+        if (template / part).is_dir():
+            for path, file in read_tree(template / part).items():
+                found[f"{part}/{path}"] = hashlib.sha256(repr(file).encode()).hexdigest()
+        else:
+            found[part] = hashlib.sha256((template / part).read_bytes()).hexdigest()
+    return found

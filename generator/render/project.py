@@ -1,0 +1,95 @@
+"""Renders the template through Copier, always without trust."""
+
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import copier
+import yaml
+from copier.errors import CleanupWarning, CopierError, DirtyLocalWarning, ShallowCloneWarning
+
+from generator.answers.questions import TEMPLATE, read_questions
+
+ANSWERS_FILE = ".copier-answers.yml"
+NAME = {"project_name": "DDP project"}  # else the folder's name: the same answers make the same project anywhere
+
+
+class RenderError(Exception):
+    """The answers or the destination do not do. The message is one line that says why."""
+
+
+def render(
+    destination: Path,
+    answers: Mapping[str, Any],
+    *,
+    defaults: Mapping[str, Any] = NAME,
+    template: Path = TEMPLATE,
+    quiet: bool = True,
+) -> None:
+    """Write a project from these answers, and the defaults for all others: these ones, and then the template's.
+
+    Raises RenderError, with nothing written, where an answer is unknown or illegal, or where the destination holds
+    something already.
+    """
+    known = [question.key for question in read_questions(template)]
+    for key in answers:
+        if key not in known:
+            raise RenderError(f"{key} is no question of the template: its questions are {', '.join(known)}")
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise RenderError(f"{destination} holds something already: choose a new or empty folder")
+    # Copier ignores what it does not understand: look at what it makes of the answers before it writes anything.
+    recorded = run_copier(destination, answers, template, defaults=defaults, quiet=True, pretend=True)
+    assert_understood(answers, recorded)
+    run_copier(destination, answers, template, defaults=defaults, quiet=quiet, pretend=False)
+
+
+def assert_understood(answers: Mapping[str, Any], recorded: Mapping[str, Any]) -> None:
+    """Raise RenderError where Copier made another answer of one."""
+    for key, value in answers.items():
+        if str(recorded[key]).lower() != str(value).lower():
+            raise RenderError(f"{key}={value} is not understood (it would become {recorded[key]})")
+
+
+def run_copier(
+    destination: Path,
+    answers: Mapping[str, Any],
+    template: Path,
+    *,
+    defaults: Mapping[str, Any] = NAME,
+    quiet: bool,
+    pretend: bool,
+) -> dict[str, Any]:
+    """Let Copier write the project, or only find the answers, and give them. Raises RenderError where it refuses."""
+    try:
+        with warnings.catch_warnings():
+            # Rendering what is not committed yet is the point of trying the template out of a clone.
+            for harmless in (DirtyLocalWarning, ShallowCloneWarning, CleanupWarning):
+                warnings.simplefilter("ignore", harmless)
+            worker = copier.run_copy(
+                str(template),
+                destination,
+                data={**defaults, **answers},
+                defaults=True,
+                quiet=quiet,
+                pretend=pretend,
+                unsafe=False,
+                vcs_ref="HEAD",
+            )
+    except (CopierError, ValueError, OSError) as error:
+        raise RenderError(" ".join(str(error).split())) from error
+    return dict(worker.answers.combined)
+
+
+def recorded_answers(project: Path) -> dict[str, Any]:
+    """Read the answers that a project was made from."""
+    answers = yaml.safe_load((project / ANSWERS_FILE).read_text())
+    return {key: value for key, value in answers.items() if not key.startswith("_")}
+
+
+def name_source(project: Path, source: str) -> None:
+    """Say in a project's answers where its template is, instead of in a copy that will be gone."""
+    answers = project / ANSWERS_FILE
+    line = yaml.safe_dump({"_src_path": source}, allow_unicode=True, width=10**6)
+    answers.write_text(re.sub(r"^_src_path:.*\n(?: .*\n)*", lambda _: line, answers.read_text(), flags=re.MULTILINE))

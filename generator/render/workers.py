@@ -1,0 +1,162 @@
+"""Renders many projects at once: processes that keep what Copier would do anew for each project."""
+
+import functools
+import itertools
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jinja2
+from plumbum import local
+
+from generator.answers.combinations import Combination, shaping_questions
+from generator.render.cache import Cache, Remembered
+from generator.render.processes import interrupts_kept_from_children
+from generator.render.project import RenderError, assert_understood, run_copier
+from generator.render.trees import tree_digest
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """What is known of a project that was written."""
+
+    digest: str  # of its tree
+    partials: frozenset[str]  # that were read to write it: paths in the template
+
+
+FILES_READ: set[str] = set()  # the files of Jinja that this process has compiled lately
+
+
+class Workers:
+    """As many processes as there are cores, as a context manager. An error, or an interrupt, ends them at once."""
+
+    def __init__(self, processes: int | None = None) -> None:
+        self.processes = processes or len(os.sched_getaffinity(0))
+        # spawn: forking a process that has threads, such as that of a progress bar, can hang.
+        self.pool = ProcessPoolExecutor(self.processes, mp_context=get_context("spawn"), initializer=prepare)
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            # Python 3.14 has a method for this.
+            for process in list((self.pool._processes or {}).values()):
+                process.terminate()
+        self.pool.shutdown(wait=True, cancel_futures=True)
+
+    def legal(self, template: Path, combinations: Sequence[Combination]) -> tuple[list[bool], frozenset[str]]:
+        """Say of each combination whether Copier accepts it, and which partials were read to find that out."""
+        with tempfile.TemporaryDirectory() as folder:
+            questions = questions_alone(Path(folder) / "questions", template)
+            size = max(1, len(combinations) // (4 * self.processes))
+            with interrupts_kept_from_children():
+                answers = self.pool.map(functools.partial(is_legal, questions), combinations, chunksize=size)
+            verdicts, partials = zip(*answers, strict=True)
+            return list(verdicts), frozenset().union(*partials)
+
+    def render(self, template: Path, combination: Combination, destination: Path) -> Future[Rendered]:
+        """Write the project of a combination; the future gives what is known of it, or raises RenderError."""
+        return self.submit(render_combination, template, combination, destination)
+
+    def submit(self, work: Any, *arguments: Any) -> Future[Any]:
+        """Do other work in one of the processes."""
+        with interrupts_kept_from_children():
+            return self.pool.submit(work, *arguments)
+
+
+def leave_with_parent() -> None:
+    """Wait for the end of the process that started this one, however it ends, and end this one too."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def prepare() -> None:
+    """Make a process render quickly: what it writes stays the same."""
+    threading.Thread(target=leave_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    local.env["PATH"] = ""  # without git, Copier does not ask it about each file that it writes
+    keep_compiled()
+
+
+def keep_compiled() -> None:
+    """Let Jinja compile each text once, and note which files it compiles."""
+    compile_anew = jinja2.Environment.compile
+    compiled: dict[tuple[Any, ...], Any] = {}
+
+    def compile_once(self: jinja2.Environment, source: Any, *arguments: Any, **options: Any) -> Any:
+        FILES_READ.update(word for word in arguments if isinstance(word, str))
+        key = (source, arguments, *options.items())
+        if key not in compiled:
+            compiled[key] = compile_anew(self, source, *arguments, **options)
+        return compiled[key]
+
+    jinja2.Environment.compile = compile_once  # type: ignore[method-assign]
+
+
+def questions_alone(folder: Path, template: Path) -> Path:
+    """A copy of the template without the files that it writes: asking it takes a third of the time."""
+    (folder / "template").mkdir(parents=True)
+    shutil.copy2(template / "copier.yml", folder)
+    shutil.copytree(template / "partials", folder / "partials")
+    return folder
+
+
+def is_legal(questions: Path, combination: Combination) -> tuple[bool, frozenset[str]]:
+    """Whether Copier accepts the answers, and the partials that it reads. Raises RenderError if it misunderstands."""
+    answers = dict(combination.answers)
+    FILES_READ.clear()
+    try:
+        recorded = run_copier(questions / "nowhere", answers, questions, quiet=True, pretend=True)
+    except RenderError:
+        return False, partials_read(questions)
+    assert_understood(answers, recorded)
+    return True, partials_read(questions)
+
+
+def render_combination(template: Path, combination: Combination, destination: Path) -> Rendered:
+    """Write the project of a combination, without trust."""
+    answers = dict(combination.answers)
+    FILES_READ.clear()
+    assert_understood(answers, run_copier(destination, answers, template, quiet=True, pretend=False))
+    return Rendered(tree_digest(destination), partials_read(template))
+
+
+def partials_read(template: Path) -> frozenset[str]:
+    """The partials of a template that were compiled since FILES_READ was cleared."""
+    read = (Path(file) for file in FILES_READ)
+    return frozenset(str(file.relative_to(template)) for file in read if file.is_relative_to(template / "partials"))
+
+
+def legal_combinations(template: Path, workers: Workers, cache: Cache | None = None) -> list[Combination]:
+    """Ask Copier about every combination, and give those that it accepts, in the order of copier.yml.
+
+    Raises RenderError where Copier accepts none, or understands an answer as another one.
+    """
+    questions = shaping_questions(template)
+    keys = [question.key for question in questions]
+    values = itertools.product(*([choice.value for choice in question.choices] for question in questions))
+    product = [Combination(tuple(zip(keys, row, strict=True))) for row in values]
+    remembered = Remembered(cache, "space", template, ["copier.yml"])
+    verdicts = remembered.read("all")
+    if verdicts is None:
+        verdicts, partials = workers.legal(template, product)
+        remembered.write("all", verdicts, partials)
+    legal = [combination for combination, verdict in zip(product, verdicts, strict=True) if verdict]
+    if not legal:
+        raise RenderError("Copier accepts no combination of answers: look at the validators in copier.yml")
+    return legal

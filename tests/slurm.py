@@ -1,0 +1,76 @@
+"""Jobs of a Slurm cluster on this machine: how they are submitted and waited for."""
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from generator.check.launchers.slurm import SlurmCluster, SlurmError
+
+ENDED = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "TIMEOUT",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What ``scontrol show job`` tells about one job.
+
+    ``exit_code`` and ``signal`` are those of the batch script, ``restarts`` counts
+    the requeues, and ``fields`` holds every other value by Slurm's own name.
+    """
+
+    id: int
+    state: str
+    exit_code: int
+    signal: int
+    restarts: int
+    fields: Mapping[str, str]
+
+
+class Cluster(SlurmCluster):
+    """A cluster to which tests give jobs."""
+
+    def submit(self, *arguments: str | Path) -> int:
+        """Give ``arguments`` to sbatch and return the number of the new job."""
+        answer = self.run("sbatch", "--parsable", *arguments).stdout
+        return int(answer.split(";")[0])
+
+    def job(self, job_id: int) -> Job:
+        """Return the present state of a job, also of one that ended."""
+        text = self.run("scontrol", "--oneliner", "show", "job", str(job_id)).stdout
+        fields = dict(re.findall(r"(?:^|\s)([A-Z][\w/:]*)=(\S*)", text))
+        code, signal_number = fields["ExitCode"].split(":")
+        return Job(
+            id=job_id,
+            state=fields["JobState"],
+            exit_code=int(code),
+            signal=int(signal_number),
+            restarts=int(fields["Restarts"]),
+            fields=fields,
+        )
+
+    def wait(self, job_id: int, *states: str, timeout: float = 120) -> Job:
+        """Wait until a job is in one of ``states`` (by default: ended); return it.
+
+        Raises SlurmError after ``timeout`` seconds, or when it ends otherwise.
+        """
+        wanted = frozenset(states) or ENDED
+        deadline = time.monotonic() + timeout
+        while (job := self.job(job_id)).state not in wanted:
+            if job.state in ENDED or time.monotonic() > deadline:
+                expected = " or ".join(sorted(wanted))
+                raise SlurmError(f"job {job_id} is {job.state}, expected {expected}")
+            time.sleep(0.1)
+        return job

@@ -1,0 +1,1 @@
+"""Writes what was measured, and what copier.yml says, into README.md and docs/."""

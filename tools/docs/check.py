@@ -1,0 +1,93 @@
+"""The tables of what a check costs, made from the results of benchmarks/check.py."""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from generator.check.reports.summary import duration
+
+Record = Mapping[str, Any]
+
+STATIC = ("format", "lint", "types")  # which go on beside the training
+TRAINING = ("train", "resume")
+NOT_MEASURED = "Not measured yet.\n"
+HEADINGS = {"cold": "nothing known", "cached": "all known, nothing changed", "edited": "one logger edited"}
+
+
+def machine_line(results: Record) -> str:
+    """Say when and on what the results were measured."""
+    machine = results["machine"]
+    return (
+        f"Measured on {results['date']}: {machine['cpu']}, {machine['cores']} cores, {memory(machine['memory'])} of "
+        f"memory; Python {machine['python']}, torch {machine['torch']}.\n"
+    )
+
+
+def check_table(results: Record) -> str:
+    """Give what checks took in different states of the cache, as a Markdown table."""
+    checks = results["checks"]
+    cells: dict[str, Callable[[Record], str]] = {
+        "combinations": lambda check: f"{check['combinations']:,}",
+        "of these trained anew": lambda check: f"{fresh(check):,}",
+        "whole check": lambda check: pace(check["wall"], check["combinations"]),
+        "render": lambda check: pace(check["stages"]["render"], check["combinations"]),
+        "train and resume": lambda check: pace(seconds(check, TRAINING), fresh(check)),
+        **{stage: functools.partial(static_cell, stage) for stage in STATIC},
+        "largest memory": lambda check: memory(check["peak_memory"]),
+    }
+    rows = [[name, *map(cell, checks)] for name, cell in cells.items()]
+    return markdown(["", *(HEADINGS[check["name"]] for check in checks)], rows)
+
+
+def static_cell(stage: str, check: Record) -> str:
+    """Give the time that a tool took to read the files that it had not seen; each is read for many combinations."""
+    return pace(seconds(check, [stage]), fresh(check)) if fresh(check) else "-"
+
+
+def growth_table(results: Record) -> str:
+    """Give what templates of different sizes took, as a Markdown table; what was not measured stays empty."""
+    head = ["combinations", "asked of Copier", "different Python files", "find the legal ones", "render"]
+    head += ["black, ruff and mypy alone", "memory of these", "train and resume", "whole check", "memory of the check"]
+    return markdown(head, map(growth_row, results["growth"]))
+
+
+def growth_row(record: Record) -> list[str]:
+    """Give the row of one size."""
+    count, stages, check = record["combinations"], record["stages"], record["check"]
+    row = [f"{count:,}", f"{record['candidates']:,}", f"{record['files']:,}"]
+    row += [pace(stages["enumerate"], record["candidates"]), pace(stages["render"], count)]
+    row += [pace(stages["static"], count), memory(record["peak_memory"])]
+    if check is None:
+        return [*row, "", "", ""]
+    row += [pace(seconds(check, TRAINING), fresh(check)), pace(check["wall"], check["combinations"])]
+    return [*row, memory(check["peak_memory"])]
+
+
+def fresh(check: Record) -> int:
+    """How many combinations were not known from the cache."""
+    return int(check["combinations"] - check["cached"])
+
+
+def seconds(check: Record, stages: Iterable[str]) -> float | None:
+    """The time of some stages together, None where none of them ran."""
+    ran = [check["stages"][stage] for stage in stages if stage in check["stages"]]
+    return sum(ran) if ran else None
+
+
+def pace(wall: float | None, count: int) -> str:
+    """Give a time and how many combinations a minute that is; a dash where nothing ran."""
+    if wall is None:
+        return "-"
+    each_minute = f" ({60 * count / wall:,.0f}/min)" if count and wall else ""
+    return duration(wall) + each_minute
+
+
+def memory(size: int) -> str:
+    """Give a number of bytes in GiB."""
+    return f"{size / 2**30:.1f} GiB"
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Make a table whose columns but the first are aligned to the right."""
+    lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

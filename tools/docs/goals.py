@@ -1,0 +1,101 @@
+"""What generated projects are to reach, and whether they do, from what benchmarks/ measured."""
+
+import statistics
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tools.docs.check import NOT_MEASURED, Record, markdown
+from tools.docs.speed import BASELINE, FRAMEWORKS, title
+from tools.docs.starting import times_empty
+
+GENERATED = "generated"
+SMALL = "small_cnn"
+# Times the samples per second of another contender on the small network.
+AT_LEAST = {BASELINE: 1.35, "lightning_trainer": 2.0, "hf_accelerate": 1.4, "ignite_engine": 1.4}
+OF_THE_FASTEST = 0.99  # on the other networks
+MEMORY = 1.05  # times that of the minimal loop
+FIRST_STEP = 0.2  # seconds after the minimal loop's
+GUARDS = 0.02  # of a step's time
+LOG = "the log"
+STARTING = {"`--help`": 0.3, "an option that does not exist": 0.5}  # seconds
+COPYING = 1.3  # times what an empty template takes
+
+Goal = tuple[str, str, str, bool]  # what, how much is wanted, how much was measured, whether that is enough
+
+
+def goal_table(records: Mapping[str, Record]) -> str:
+    """Give each goal with what was measured, as a Markdown table; records by the names of their files."""
+    goals = [*speed_goals(records["speed"]), *guard_goals(records["ablation"])]
+    goals += [*starting_goals(records["starting"]), *copying_goals(records["copying"])]
+    if not goals:
+        return NOT_MEASURED
+    rows = [[what, wanted, measured, "yes" if met else "**no**"] for what, wanted, measured, met in goals]
+    return markdown(["goal", "wanted", "measured", "met"], rows)
+
+
+def speed_goals(results: Record) -> Iterator[Goal]:
+    """Compare the generated project with the other contenders."""
+    workloads = results.get("workloads", {})
+    for workload, record in workloads.items():
+        contenders = record["contenders"]
+        if workload == SMALL:
+            for other, wanted in AT_LEAST.items():
+                yield faster(contenders, f"`{workload}`: samples/s, times {title(other)}", other, wanted)
+        else:
+            fastest = max((name for name in contenders if name != GENERATED), key=rate_of(contenders))
+            what = f"`{workload}`: samples/s, times the fastest contender ({title(fastest)})"
+            yield faster(contenders, what, fastest, OF_THE_FASTEST)
+    for workload, record in workloads.items():
+        yield from size_and_start(workload, record["contenders"])
+
+
+def rate_of(contenders: Record) -> Any:
+    """Give a function that gives the samples per second of a contender."""
+    return lambda name: contenders[name]["ratio"]["median"]
+
+
+def faster(contenders: Record, what: str, other: str, wanted: float) -> Goal:
+    """Compare samples per second within each round."""
+    pairs = zip(contenders[GENERATED]["rounds"], contenders[other]["rounds"], strict=True)
+    measured = statistics.median(own["samples_per_second"] / his["samples_per_second"] for own, his in pairs)
+    return what, f"at least {wanted:.2f}", f"{measured:.2f}", measured >= wanted
+
+
+def size_and_start(workload: str, contenders: Record) -> Iterator[Goal]:
+    """Compare memory and the time to the first step."""
+    own, minimal = contenders[GENERATED], contenders[BASELINE]
+    memory = own["peak_memory"] / minimal["peak_memory"]
+    what = f"`{workload}`: memory, times that of the minimal loop"
+    yield what, f"at most {MEMORY}", f"{memory:.2f}", memory <= MEMORY
+    later = own["to_first_step"] - minimal["to_first_step"]
+    what = f"`{workload}`: first step, after that of the minimal loop"
+    yield what, f"at most {FIRST_STEP} s", f"{later:+.2f} s", later <= FIRST_STEP
+    others = [contenders[name]["to_first_step"] for name in FRAMEWORKS if name in contenders]
+    before = min(others, default=0.0) - own["to_first_step"]
+    yield f"`{workload}`: first step, before that of every framework", "more than 0 s", f"{before:.2f} s", before > 0
+
+
+def guard_goals(results: Record) -> Iterator[Goal]:
+    """Look at what guards take."""
+    for workload, records in results.get("guards", {}).items():
+        shares = {name: record["share"]["median"] for name, record in records.items()}
+        for logger in (name for name in shares if name.startswith(LOG)):
+            share = shares[logger] + sum(taken for name, taken in shares.items() if not name.startswith(LOG))
+            what = f"`{workload}`: the guards, a bar on a screen and {logger}, of a step's time"
+            yield what, f"at most {GUARDS:.0%}", f"{share:.1%}", share <= GUARDS
+
+
+def starting_goals(results: Record) -> Iterator[Goal]:
+    """Look at what commands take."""
+    for what, wanted in STARTING.items():
+        if results:
+            measured = next(iter(results["medians"].values()))[what]
+            yield what, f"at most {wanted} s", f"{measured:.2f} s", measured <= wanted
+
+
+def copying_goals(results: Record) -> Iterator[Goal]:
+    """Look at what Copier takes."""
+    for what in ("copy", "update") if results else ():
+        measured = times_empty(results, "this template", what)
+        goal = f"`copier {what}`, times that of an empty template"
+        yield goal, f"at most {COPYING}", f"{measured:.2f}", measured <= COPYING

@@ -1,0 +1,201 @@
+"""The parts of this repository's documentation that are made from the template, its checks and their measured cost."""
+
+import ast
+import json
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from generator.answers.questions import TEMPLATE, Question, read_questions
+from generator.check.results import STAGES
+from generator.render.project import render
+from generator.render.snapshot import take_snapshot
+from generator.update.gate import PARTS
+from tools.docs.check import NOT_MEASURED, Record, check_table, growth_table, machine_line
+from tools.docs.goals import goal_table
+from tools.docs.scale import agreement_table, checkpoint_table, evaluation_table, training_table
+from tools.docs.speed import guard_table, optimisation_table, speed_table, versions_line
+from tools.docs.starting import copying_table, gpu_table, loading_table, starting_table
+from tools.docs.tests import dearest_table, folder_table
+
+README, MATRIX, UPDATES = map(Path, ("README.md", "docs/matrix.md", "docs/updates.md"))
+EXACT, FAULTS = map(Path, ("docs/exact.md", "docs/faults.md"))
+SPEED, TESTING = Path("docs/speed.md"), Path("docs/testing.md")
+EXAMPLE = Path("docs/example/train.py")
+TESTS = Path("tests")
+MUTANTS = TESTS / "nightly" / "test_mutants.py"
+RESULTS = Path("benchmarks/results")
+COSTS = RESULTS / "check.json"
+PROOFS = RESULTS / "tests.json"
+NUMBERS = {page: RESULTS / f"{page.stem}.json" for page in (EXACT, FAULTS)}
+# The tables of docs/speed.md that are made from the results of each benchmark.
+MAKERS: dict[str, dict[str, Callable[[Record], str]]] = {
+    "speed": {
+        "versions": versions_line,
+        **{name: partial(speed_table, workload=name) for name in ("small_cnn", "resnet", "transformer")},
+    },
+    "ablation": {
+        "optimisations": partial(optimisation_table, what="ratios"),
+        "optimisations-memory": partial(optimisation_table, what="memory"),
+        "guards": guard_table,
+    },
+    "gpu": {"gpu": gpu_table},
+    "starting": {"starting": starting_table},
+    "loading": {"loading": loading_table},
+    "scale": {
+        "sampler": training_table,
+        "evaluation": evaluation_table,
+        "checkpoints": checkpoint_table,
+        "agreement": agreement_table,
+    },
+    "copying": {"copying": copying_table},
+}
+
+
+def question_table(questions: list[Question]) -> str:
+    """Give the questions as a Markdown table; the first choice is the default."""
+    rows = [f"| `{question.key}` | {question.help} | {answers(question)} |\n" for question in questions]
+    return "| question | what it decides | answers (the default first) |\n|---|---|---|\n" + "".join(rows)
+
+
+def answers(question: Question) -> str:
+    """Give what a question takes: its choices, with the default first, or free text."""
+    ordered = sorted(question.choices, key=lambda choice: choice.value != question.default)
+    names = [str(choice.value).lower() for choice in ordered]
+    if not names:
+        return "text"
+    return ", ".join(
+        f"`{name}`" + (" (†)" if choice.conditional else "") for name, choice in zip(names, ordered, strict=True)
+    )
+
+
+def asking_table(what: str, questions: Mapping[str, str]) -> str:
+    """Give the stages of a check, or the parts of another one, as a Markdown table."""
+    rows = [f"| `{name}` | {asks} |\n" for name, asks in questions.items()]
+    return f"| {what} | what it asks |\n|---|---|\n" + "".join(rows)
+
+
+def mutant_table(tests: str) -> str:
+    """Give the mistakes that must be found as a Markdown table, from the calls of Mutant() in their test's code."""
+    rows = []
+    for node in ast.walk(ast.parse(tests)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Mutant":
+            mistake, file, _, *others = node.args  # the third says how to make it
+            stage, words, *special = map(ast.literal_eval, others)
+            shown = ", ".join(f"`{key}={value}`" for each in special for key, value in each.items())
+            name = Path(ast.literal_eval(file)).name  # wherever the package is
+            row = [ast.literal_eval(mistake), f"`{name}`", shown or "the defaults", f"`{stage}`", in_words(words)]
+            rows.append(f"| {' | '.join(row)} |\n")
+    head = "| mistake | made in | answers | stage that fails | what it says, among other things |\n"
+    return head + "|---|---|---|---|---|\n" + "".join(rows)
+
+
+def in_words(pattern: str) -> str:
+    """Return what a regular expression of words and their alternatives finds, without its escapes."""
+    return re.sub(r"\\(.)", r"\1", pattern.replace("|", " or "))
+
+
+def cost_tables(results: Path) -> dict[str, str]:
+    """Give what is made from the results of benchmarks/check.py, where they are there."""
+    makers = {"machine": machine_line, "check": check_table, "growth": growth_table}
+    measured = read_results(results)
+    return {name: made_from(measured, make) for name, make in makers.items()}
+
+
+def proof_tables(template: Path) -> dict[str, str]:
+    """Return what is made from the costs of this repository's tests."""
+    measured = read_results(template / PROOFS)
+    makers: dict[str, Callable[[Record], str]] = {
+        "machine": machine_line,
+        "folders": folder_table,
+        "dearest": partial(dearest_table, tests=template / TESTS),
+    }
+    return {name: made_from(measured, make) for name, make in makers.items()}
+
+
+def speed_tables(folder: Path) -> dict[str, str]:
+    """Give what is made from the results of the benchmarks of speed; what was not measured says so."""
+    records = {name: read_results(folder / f"{name}.json") for name in MAKERS}
+    parts = {"goals": goal_table(records)}
+    for name, makers in MAKERS.items():
+        for part, make in {f"{name}-machine": machine_line, **makers}.items():
+            parts[part] = made_from(records[name], make)
+    return parts
+
+
+def read_results(file: Path) -> Record:
+    """Give what a benchmark or tests have written; nothing where they have not run."""
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def made_from(record: Record, make: Callable[[Record], str]) -> str:
+    """Give a table, or say that it was not measured, as a part of a benchmark may not have been."""
+    try:
+        return make(record)
+    except KeyError:
+        return NOT_MEASURED
+
+
+def measured_tables(page: str, results: Path) -> dict[str, str]:
+    """Give the numbers that the tests of a page's guarantees have measured, a table for each guarantee of the page."""
+    measured = read_results(results)
+    return {name: number_table(measured.get(name)) for name in re.findall("<!-- (.*): begin -->", page)}
+
+
+def number_table(cases: Mapping[str, float] | None) -> str:
+    """Give the numbers of some cases as a Markdown table."""
+    if not cases:
+        return NOT_MEASURED
+    rows = [
+        f"| {case} | {f'{number:.1e}' if 0 < number < 1e-3 else f'{number:.3g}'} |\n" for case, number in cases.items()
+    ]
+    return "| case | measured |\n|---|---|\n" + "".join(rows)
+
+
+def exit_code_table(code: str) -> str:
+    """Give the exit codes of a project as a Markdown table, from the comments of its ExitCode."""
+    found = re.findall(r"^    [A-Z]+ = (\d+)(?:  # (.*))?$", code, re.MULTILINE)
+    return "| exit code | meaning |\n|---|---|\n" + "".join(f"| {number} | {said} |\n" for number, said in found)
+
+
+def fill(page: str, parts: Mapping[str, str]) -> str:
+    """Put each part between the two comments of a page that name it."""
+    for name, content in parts.items():
+        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+        before, rest = page.split(begin)
+        page = before + begin + content + end + rest.split(end)[1]
+    return page
+
+
+def documented_files(template: Path = TEMPLATE) -> dict[Path, str]:
+    """Give each made file of the documentation, by its path in the repository, with the content that it should have."""
+    matrix = {"stages": asking_table("stage", STAGES), "mutants": mutant_table((template / MUTANTS).read_text())}
+    parts = {
+        **{page: measured_tables((template / page).read_text(), template / NUMBERS[page]) for page in NUMBERS},
+        README: {"questions": question_table(read_questions(template))},
+        UPDATES: {"update-check": asking_table("part", PARTS)},
+        SPEED: speed_tables(template / RESULTS),
+        MATRIX: matrix | cost_tables(template / COSTS),
+        TESTING: proof_tables(template),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        project = Path(folder) / "project"
+        render(project, {}, template=take_snapshot(Path(folder) / "snapshot", template))
+        example = (project / "train.py").read_text()
+        parts[FAULTS]["exit-codes"] = exit_code_table(next(project.glob("*/runtime/exits.py")).read_text())
+    pages = {path: fill((template / path).read_text(), content) for path, content in parts.items()}
+    return {**pages, EXAMPLE: example}
+
+
+def write_documentation(template: Path = TEMPLATE) -> list[Path]:
+    """Bring the made files up to date, and give those that were not."""
+    stale = []
+    for path, content in documented_files(template).items():
+        target = template / path
+        if not target.exists() or target.read_text() != content:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(content)
+            stale.append(path)
+    return stale
