@@ -60,9 +60,9 @@ def main(
 
 
 def ablate(workload: str, steps: int, rounds: int, folder: Path) -> Iterator[Record]:
-    """Give what was measured of each edited project, and its ratios to the project as generated.
+    """Yield what was measured of each edited project, and its ratios to the project as generated.
 
-    Gives that of all rounds up to each round.
+    Yields that of all rounds up to each round.
     """
     project = render_project(folder / "project")
     projects = {BASELINE: project}

@@ -69,7 +69,7 @@ def measure_checks(wanted: list[str]) -> list[Record]:
 
 
 def measure_check(clone: Path, name: str, wanted: list[str]) -> Record:
-    """Run ddp-template check in a clone, and give what it took. Raises CommandError where it fails."""
+    """Run ddp-template check in a clone, and return what it took. Raises CommandError if it fails."""
     say(f"check, {name}")
     ended = run_in(clone, COMMAND, "check", *wanted, "--json", "check.json")
     report = json.loads((clone / "check.json").read_text())

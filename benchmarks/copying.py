@@ -96,7 +96,7 @@ def plain_template(folder: Path, sizes: list[int]) -> Path:
 
 
 def copy_and_update(template: Path, project: Path) -> tuple[float, float]:
-    """Make a project of version 1.0.0 and update it to 2.0.0. Gives what each took (seconds)."""
+    """Make a project of version 1.0.0 and update it to 2.0.0. Returns what each took (seconds)."""
     folder = project.parent
     shutil.rmtree(project, ignore_errors=True)
     copied = seconds_of([*COPIER, "copy", "-q", "--defaults", "--vcs-ref", "1.0.0", template, project], folder, ENV)

@@ -23,7 +23,7 @@ class Edit:
     workloads: tuple[str, ...] = SMALL
 
     def apply(self, project: Path, place: Path) -> Path:
-        """Write an edited copy of a project, and give its folder. Raises CommandError where the place is not there."""
+        """Write an edited copy of a project, and return its folder. Raises CommandError if the place is not there."""
         shutil.copytree(project, place)
         file = place / ("" if self.file == "train.py" else "ddp_project") / self.file
         try:

@@ -70,7 +70,7 @@ def plainly(checkpoint: dict[str, Tensor], path: Path) -> None:
 
 
 def in_turn(repeats: int, one: Callable[[], object], other: Callable[[], object]) -> tuple[float, float]:
-    """Call both in turn, and give the medians of what they took (seconds)."""
+    """Call both in turn, and return the medians of what they took (seconds)."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats):
         for taken, work in zip(times, (one, other), strict=True):

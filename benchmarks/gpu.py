@@ -109,7 +109,7 @@ class Bench:
         return [word for name, value in given.items() for word in (f"--{name}", str(value))]
 
     def train(self, command: list[str], project: Path) -> tuple[Record, Path]:
-        """Train, and give what was measured, and where the trace would be."""
+        """Train, and return what was measured, and where the trace would be."""
         self.runs += 1
         out = self.folder / f"run{self.runs}"
         out.mkdir()

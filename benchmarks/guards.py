@@ -130,7 +130,7 @@ class Steps:
         return measured
 
     def take(self, steps: int, tracker: Any) -> dict[str, Record]:
-        """Take steps, in parts, and give what each clock shows for one."""
+        """Take steps, in parts, and return what each clock shows for one."""
         parts: dict[str, list[tuple[float, float]]] = {what: [] for what in self.clocks}
         of_a_part = max(LOG_EVERY, steps // PARTS)
         for _ in range(PARTS):
@@ -147,7 +147,7 @@ class Steps:
         }
 
     def timed(self, steps: int, tracker: Any) -> float:
-        """Take steps, and give their seconds."""
+        """Take steps, and return their seconds."""
         self.run.reporter.tracker = SimpleNamespace(log=self.clocks["log"].around(tracker.log))
         self.run.model.train()
         dist.barrier()

@@ -85,7 +85,7 @@ def measure(loading: Any, data: Files) -> dict[str, dict[int | str, list[float]]
 
 
 def rate(loading: Any, data: Files, workers: int | str, step: Callable[[], object]) -> float:
-    """Train one epoch and give its samples per second, without the first step."""
+    """Train one epoch and return its samples per second, without the first step."""
     indices = torch.randint(IMAGES, (STEPS, BATCH), generator=torch.Generator().manual_seed(0)).tolist()
     batches = [loading.Batch(chosen, (i,)) for i, chosen in enumerate(indices)]
     loader = loading.DeviceBatches(data, batches, loading.Config(workers=workers), torch.device("cpu"))

@@ -16,7 +16,7 @@ SHOWN = ("torch", "lightning", "accelerate", "pytorch-ignite", "transformers")
 
 
 def peers_python() -> Path:
-    """Give the Python of the environment, which is made where it is not there. Raises CommandError where pip fails."""
+    """Return the Python of the environment, which is made where it is not there. Raises CommandError if pip fails."""
     digest = hashlib.sha256(PINNED.read_bytes() + sys.version.encode()).hexdigest()[:12]
     place = TEMPLATE / ".cache" / "peers" / digest
     python = place / "bin" / "python"

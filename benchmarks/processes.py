@@ -23,7 +23,7 @@ class Ended:
 
 
 def run(command: Sequence[str | Path], folder: Path, env: Mapping[str, str]) -> Ended:
-    """Run a command to its end. Raises CommandError where its exit code is not 0."""
+    """Run a command to its end. Raises CommandError if its exit code is not 0."""
     output = folder / "printed.txt"
     started = time.perf_counter()
     with open(output, "w") as file:

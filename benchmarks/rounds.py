@@ -8,7 +8,7 @@ Record = dict[str, Any]
 
 
 def play(names: Sequence[str], rounds: int, run: Callable[[str], Record]) -> Iterator[dict[str, list[Record]]]:
-    """Run each in every round, in an order that rotates from round to round. Gives all records after each round."""
+    """Run each in every round, in an order that rotates from round to round. Yields all records after each round."""
     played: dict[str, list[Record]] = {name: [] for name in names}
     for number in range(rounds):
         first = number % len(names)
@@ -18,7 +18,7 @@ def play(names: Sequence[str], rounds: int, run: Callable[[str], Record]) -> Ite
 
 
 def compare(played: dict[str, list[Record]], baseline: str, what: str) -> dict[str, Record]:
-    """Give the spread of a number's ratio to that of the baseline in the same round, for each."""
+    """Return the spread of a number's ratio to that of the baseline in the same round, for each."""
     return {
         name: spread(own[what] / other[what] for own, other in zip(records, played[baseline], strict=True))
         for name, records in played.items()

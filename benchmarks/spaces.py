@@ -16,7 +16,7 @@ COMMENTED = "template/train.py.jinja"  # the file that tells its answer: the one
 
 
 def copy_repository(place: Path) -> Path:
-    """Copy the working tree's template and code into a new folder, without any cache, and give that folder."""
+    """Copy the working tree's template and code into a new folder, without any cache, and return that folder."""
     place.mkdir(parents=True)
     for part in (*PARTS, *CODE):
         if (TEMPLATE / part).is_dir():
@@ -27,7 +27,7 @@ def copy_repository(place: Path) -> Path:
 
 
 def resize(clone: Path, size: int, legal: int) -> None:
-    """Give the template of a clone about so many legal combinations, where it has another number of them now."""
+    """Return the template of a clone about so many legal combinations, where it has another number of them now."""
     settings = yaml.safe_load((clone / "copier.yml").read_text())
     if size < legal:
         drop_choices(settings, size)

@@ -72,9 +72,9 @@ def contender(name: str, project: Path) -> Contender:
 
 
 def measure(trial: Trial, programs: dict[str, Contender], rounds: int) -> Iterator[Record]:
-    """Give what was measured of a workload up to each round.
+    """Yield what was measured of a workload up to each round.
 
-    Raises CommandError where a contender fails, or trains something else.
+    Raises CommandError if a contender fails, or trains something else.
     """
     say(f"{trial.name}, what each step does")
     # It comes first: so no run that is timed is the one that compiles Python files or reads libraries from the disk.
@@ -92,7 +92,7 @@ def measure(trial: Trial, programs: dict[str, Contender], rounds: int) -> Iterat
 
 
 def summary(records: list[Record], counts: Record) -> Record:
-    """Give the medians of a contender's rounds, what was counted of it, and its rounds."""
+    """Return the medians of a contender's rounds, what was counted of it, and its rounds."""
     return {
         **{what: statistics.median(record[what] for record in records) for what in MEASURED},
         "collectives": counts["collectives"],
@@ -103,7 +103,7 @@ def summary(records: list[Record], counts: Record) -> Record:
 
 
 def tried(run: Callable[[], Record]) -> Record:
-    """Give what a run gives, and how often it failed before. Raises CommandError where it always fails."""
+    """Return what a run gives, and how often it failed before. Raises CommandError if it always fails."""
     for failures in range(TRIES - 1):
         try:
             return run() | {"failures": failures}

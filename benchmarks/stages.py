@@ -20,7 +20,7 @@ from generator.render.workers import Workers, legal_combinations
 def measure() -> dict[str, float]:
     """Ask Copier about every combination, render all that are legal, and let black, ruff and mypy read them.
 
-    Gives the seconds of each of these, and how many combinations and different Python files there are. Raises
+    Returns the seconds of each of these, and how many combinations and different Python files there are. Raises
     RuntimeError where anything is wrong with a project.
     """
     started = time.perf_counter()

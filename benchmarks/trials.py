@@ -73,7 +73,7 @@ class Trial:
     python: Path
 
     def run(self, contender: Contender) -> dict[str, Any]:
-        """Train, and give what was measured. Raises CommandError, with the output, where the program fails."""
+        """Train, and return what was measured. Raises CommandError, with the output, if the program fails."""
         with tempfile.TemporaryDirectory() as folder:
             started = time.monotonic()
             notes = self.train(contender, Path(folder))
@@ -81,13 +81,13 @@ class Trial:
         return measured(notes, self.workload, started) | {"wall": round(wall, 2)}
 
     def count(self, contender: Contender) -> dict[str, Any]:
-        """Train a few steps, and give what was counted in each, and what is trained with."""
+        """Train a few steps, and return what was counted in each, and what is trained with."""
         short = replace(self, workload=replace(self.workload, steps=COUNTED, epochs=1))
         with tempfile.TemporaryDirectory() as folder:
             return counted(short.train(contender, Path(folder), {COUNTING: "1"}))
 
     def train(self, contender: Contender, out: Path, env: Mapping[str, str] | None = None) -> list[Any]:
-        """Train, with all that the program writes in a folder, and give the notes of the ranks."""
+        """Train, with all that the program writes in a folder, and return the notes of the ranks."""
         chosen = {NAME: self.name, STEPS: str(self.workload.steps), EPOCHS: str(self.workload.epochs)}
         told = {**os.environ, "PYTHONPATH": str(TEMPLATE), RECORDS: str(out), **chosen, **(env or {})}
         place = Path(contender.program) if Path(contender.program).is_absolute() else out
@@ -96,7 +96,7 @@ class Trial:
 
 
 def finish(command: Sequence[str | Path], folder: Path, env: Mapping[str, str], output: Path) -> None:
-    """Run a command to its end. Raises CommandError, with its output, where it fails or takes too long."""
+    """Run a command to its end. Raises CommandError, with its output, if it fails or takes too long."""
     with open(output, "w") as file:
         process = subprocess.Popen(
             command, cwd=folder, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
@@ -157,7 +157,7 @@ def trained(count: dict[str, Any]) -> dict[str, Any]:
 
 
 def render_project(place: Path, **answers: str) -> Path:
-    """Write a project of these answers, with the workload's network and data, and give its folder."""
+    """Write a project of these answers, with the workload's network and data, and return its folder."""
     with tempfile.TemporaryDirectory() as folder:
         render(place, answers, template=take_snapshot(Path(folder) / "snapshot"))
     for file in ("model.py", "data.py"):

@@ -44,7 +44,7 @@ def environment(clone: Path) -> dict[str, str]:
 
 
 def check(clone: Path, *arguments: str, code: int = 0) -> str:
-    """Run the command of the clone, and give all that it printed. Fails where it ends with another exit code."""
+    """Run the command of the clone, and return all that it printed. Fails where it ends with another exit code."""
     return output_of([COMMAND, "check", *arguments], clone, environment(clone), code=code)
 
 

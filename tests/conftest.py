@@ -51,7 +51,7 @@ def legal(snapshot: Path) -> list[Combination]:
 
 @pytest.fixture(scope="session")
 def project(snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Render:
-    """Give the project of some answers, such as project(launcher="spawn"), rendered once. Do not write to it."""
+    """Return the project of some answers, such as project(launcher="spawn"), rendered once. Do not write to it."""
     projects: dict[tuple[tuple[str, object], ...], Path] = {}
 
     def get(**answers: object) -> Path:
@@ -67,7 +67,7 @@ def project(snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Render:
 
 @pytest.fixture
 def own_project(project: Render, tmp_path: Path) -> Render:
-    """Give a copy of the project of some answers that the test may change."""
+    """Return a copy of the project of some answers that the test may change."""
 
     def get(**answers: object) -> Path:
         return shutil.copytree(project(**answers), tmp_path / "project")

@@ -98,7 +98,7 @@ def replace(file: Path, old: str, new: str) -> None:
 
 @pytest.fixture
 def old_project(history: History, tmp_path: Path) -> Callable[..., Path]:
-    """Give a project of a version, the first one if none is given, with some answers, all of it committed."""
+    """Return a project of a version, the first one if none is given, with some answers, all of it committed."""
 
     def get(version: str = history.releases[0].tag, **answers: object) -> Path:
         project = tmp_path / "project"

@@ -19,7 +19,7 @@ class Host:
     address: str
 
     def set_up(self) -> None:
-        """Make the host, without a link. Raises CalledProcessError where that is not allowed."""
+        """Make the host, without a link. Raises CalledProcessError if that is not allowed."""
         ip("netns", "add", self.name)
         ip("-n", self.name, "link", "set", "lo", "up")
 
@@ -31,7 +31,7 @@ class Host:
         ip("netns", "delete", self.name)
 
     def command(self, *words: str) -> list[str]:
-        """Give the command line that runs another one here; a process that it starts becomes that other one."""
+        """Return the command line that runs another one here; a process that it starts becomes that other one."""
         return ["ip", "netns", "exec", self.name, *words]
 
     def processes(self) -> list[int]:
@@ -44,7 +44,7 @@ class Host:
 
 
 def ip(*arguments: str) -> str:
-    """Run ip and give what it prints."""
+    """Run ip and return what it prints."""
     return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
 
 

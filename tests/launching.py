@@ -22,7 +22,7 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is n
 
 
 def launch_command(launcher: str, processes: int, folder: Path) -> list[str]:
-    """Give the command line up to and including train.py and its number of processes, for launchers of one machine.
+    """Return the command line up to and including train.py and its number of processes, for launchers of one machine.
 
     "mpirun" is Open MPI's and "mpich" is MPICH's; folder is for what the launcher writes itself.
     """
@@ -53,7 +53,7 @@ def train(
     code: int | None = 0,
     timeout: float = 300,
 ) -> str:
-    """Run train.py and give all that it printed. Fails where it ends with another exit code (None: any will do)."""
+    """Run train.py and return all that it printed. Fails where it ends with another exit code (None: any will do)."""
     command = [*launch_command(launcher, processes, run_dir.parent), *ON_CPU, "--run-dir", str(run_dir), *options]
     return output_of(command, project, {**os.environ, **(env or {})}, code=code, timeout=timeout)
 
@@ -61,7 +61,7 @@ def train(
 def output_of(
     command: Sequence[str | Path], folder: Path, env: Mapping[str, str], *, code: int | None = 0, timeout: float = 300
 ) -> str:
-    """Run a command and give all that it printed. Fails where it ends with another exit code (None: any will do)."""
+    """Run a command and return all that it printed. Fails where it ends with another exit code (None: any will do)."""
     done = subprocess.run(
         command,
         cwd=folder,

@@ -12,7 +12,7 @@ from torch import multiprocessing as mp
 
 
 def on_two_ranks(work: Any, folder: Path, *arguments: Any) -> list[Any]:
-    """Run work(rank, *arguments) on two Gloo processes, and give what it gives on each."""
+    """Run work(rank, *arguments) on two Gloo processes, and return what it gives on each."""
     mp.spawn(_rank, (work, folder, arguments), nprocs=2)
     return [torch.load(folder / f"result{rank}.pt", weights_only=False) for rank in range(2)]
 
@@ -42,7 +42,7 @@ def collectives_of_an_epoch(rank: int, project: Path, options: dict[str, Any]) -
 
 
 def weights_of_an_epoch_on_a_gpu(rank: int, project: Path, options: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Train an epoch, on a GPU that both ranks share, and give the weights and BatchNorm's statistics."""
+    """Train an epoch, on a GPU that both ranks share, and return the weights and BatchNorm's statistics."""
     train, run = make_run(rank, project, "ddp_project", options, "cuda:0")
     train.train_epoch(run)
     return {name: value.cpu() for name, value in run.model.state_dict().items()}

@@ -78,7 +78,7 @@ def windows(recipe: Recipe, orders: Sequence[Sequence[int]]) -> Iterator[tuple[S
 
 
 def take_step(network: nn.Module, optimizer: torch.optim.Optimizer, lr: float, clip_norm: float) -> float:
-    """Apply the gradients, and give their norm before it is clipped."""
+    """Apply the gradients, and return their norm before it is clipped."""
     norm = nn.utils.clip_grad_norm_(network.parameters(), clip_norm or math.inf).item()
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -107,7 +107,7 @@ def train(
 def train_in_parts(recipe: Recipe, orders: Sequence[Sequence[int]], parts: int) -> dict[str, Tensor]:
     """Train a network with BatchNorm that sees each batch in so many parts, each with running statistics of its own.
 
-    Gives the weights, and the means of the statistics. With one part, this is BatchNorm over the whole batch.
+    Returns the weights, and the means of the statistics. With one part, this is BatchNorm over the whole batch.
     """
     images, labels = data()
     network = model(batch_norm=True)

@@ -92,7 +92,7 @@ def one_after_another(programs: Sequence[Program]) -> Job[list[Ended]]:
 
 
 def ends_of(sequences: Iterable[Sequence[Program]]) -> list[list[Ended]]:
-    """Run sequences of programs, several at a time, and give how they ended, in the order of the sequences."""
+    """Run sequences of programs, several at a time, and return how they ended, in the order of the sequences."""
     numbered = (with_number(number, one_after_another(programs)) for number, programs in enumerate(sequences))
     return [ends for _, ends in sorted(train_all(numbered, AT_ONCE), key=lambda each: each[0])]
 

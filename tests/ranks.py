@@ -40,7 +40,7 @@ class Rank:
         self.process.join()
 
     def ends_with(self, code: int, timeout: float) -> str:
-        """Wait until it ends, and give what it printed. Fails where the exit code is another, or None: a timeout."""
+        """Wait until it ends, and return what it printed. Fails where the exit code is another, or None: a timeout."""
         self.process.join(seconds(timeout))
         printed = self.output.read_text()
         assert self.process.exitcode == code, f"exit code {self.process.exitcode}:\n{printed}"
@@ -110,7 +110,7 @@ def train_on_ranks(
     timeout: float = 120,
     entry: Entry = run_train,
 ) -> list[str]:
-    """Train and give what each rank printed. Fails where a rank ends with another code, or where not rank 0 writes."""
+    """Train and return what each rank printed. Fails if a rank ends with another code, or if not rank 0 writes."""
     ranks = start_ranks(
         project, run_dir, *options, processes=processes, env=env, largest_file=largest_file, entry=entry
     )
@@ -141,7 +141,7 @@ def newest_step(run_dir: Path) -> int:
 
 
 def kill_after(ranks: list[Rank], run_dir: Path, step: int, delay: float) -> bool:
-    """Kill all ranks at once, some time after a step was saved. Gives False where they ended before."""
+    """Kill all ranks at once, some time after a step was saved. Returns False if they ended before."""
     while newest_step(run_dir) < step and all(rank.process.is_alive() for rank in ranks):
         time.sleep(0.001)
     time.sleep(delay)

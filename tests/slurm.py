@@ -43,7 +43,7 @@ class Cluster(SlurmCluster):
     """A cluster to which tests give jobs."""
 
     def submit(self, *arguments: str | Path) -> int:
-        """Give ``arguments`` to sbatch and return the number of the new job."""
+        """Return ``arguments`` to sbatch and return the number of the new job."""
         answer = self.run("sbatch", "--parsable", *arguments).stdout
         return int(answer.split(";")[0])
 

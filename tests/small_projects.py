@@ -26,7 +26,7 @@ def forking_process() -> Iterator[None]:
 
 @pytest.fixture(scope="package")
 def small(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Render:
-    """Give the project of some answers with an excerpt of its data and more appended to data.py. Do not change it."""
+    """Return the project of some answers with an excerpt of its data and more appended to data.py. Do not change it."""
     made: dict[str, Path] = {}
 
     def get(more: str = "", **answers: object) -> Path:

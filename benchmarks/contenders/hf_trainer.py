@@ -30,7 +30,7 @@ class WholeBatches(Samples):
     """The same, by whole batches."""
 
     def __getitems__(self, indices: list[int]) -> Sample:
-        """Give a batch, which the data collator is to leave as it is."""
+        """Return a batch, which the data collator is to leave as it is."""
         inputs, labels = self.batches.__getitems__(indices)
         return {"inputs": inputs, "labels": labels}
 
@@ -43,7 +43,7 @@ class Classifier(nn.Module):
         self.model = model
 
     def forward(self, inputs: Tensor, labels: Tensor) -> Sample:
-        """Give the loss and the logits."""
+        """Return the loss and the logits."""
         logits = self.model(inputs)
         return {"loss": F.cross_entropy(logits, labels), "logits": logits}
 

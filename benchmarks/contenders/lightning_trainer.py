@@ -23,7 +23,7 @@ class Classifier(lightning.LightningModule):
         self.model = workload.build_model()
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Give the loss of a batch."""
+        """Return the loss of a batch."""
         inputs, labels = batch
         loss = F.cross_entropy(self.model(inputs), labels)
         if not self.tuned or (self.global_step + 1) % LOG_EVERY == 0:
@@ -31,7 +31,7 @@ class Classifier(lightning.LightningModule):
         return loss
 
     def configure_optimizers(self) -> AdamW:
-        """Give the optimizer."""
+        """Return the optimizer."""
         return make_optimizer(self.model.parameters(), self.workload, self.tuned)
 
 

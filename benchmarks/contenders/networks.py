@@ -28,7 +28,7 @@ class SmallCNN(nn.Module):
         self.classifier = nn.Linear(32 * 4 * 4, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Give the logits, shape (batch, 10), of images of shape (batch, 3, 16, 16)."""
+        """Return the logits, shape (batch, 10), of images of shape (batch, 3, 16, 16)."""
         logits: Tensor = self.classifier(self.features(images).flatten(1))
         return logits
 
@@ -44,7 +44,7 @@ class WideNet(nn.Module):
         self.classifier = nn.Linear(width, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Give the logits, shape (batch, 10), of images of shape (batch, 3, 16, 16)."""
+        """Return the logits, shape (batch, 10), of images of shape (batch, 3, 16, 16)."""
         logits: Tensor = self.classifier(self.hidden(images.flatten(1)))
         return logits
 
@@ -61,7 +61,7 @@ class ResidualBlock(nn.Module):
         self.shortcut = nn.Conv2d(before, after, kernel_size=1, stride=stride, bias=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Give the features of images or features."""
+        """Return the features of images or features."""
         inner = F.relu(self.first_norm(self.first(images)))
         return F.relu(self.second_norm(self.second(inner)) + self.shortcut(images))
 
@@ -76,7 +76,7 @@ class ResNet(nn.Module):
         self.classifier = nn.Linear(128, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Give the logits, shape (batch, 10), of images of shape (batch, 3, 32, 32)."""
+        """Return the logits, shape (batch, 10), of images of shape (batch, 3, 32, 32)."""
         logits: Tensor = self.classifier(self.blocks(images).mean(dim=(2, 3)))
         return logits
 
@@ -93,6 +93,6 @@ class Transformer(nn.Module):
         self.classifier = nn.Linear(width, CLASSES)
 
     def forward(self, sequences: Tensor) -> Tensor:
-        """Give the logits, shape (batch, 10), of sequences of shape (batch, 64)."""
+        """Return the logits, shape (batch, 10), of sequences of shape (batch, 64)."""
         logits: Tensor = self.classifier(self.layers(self.embedding(sequences) + self.places).mean(dim=1))
         return logits

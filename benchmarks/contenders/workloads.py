@@ -38,7 +38,7 @@ class Batches(Samples):
     """
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """Give the inputs and the labels of a batch."""
+        """Return the inputs and the labels of a batch."""
         chosen = torch.tensor(indices)
         return self.inputs[chosen], self.labels[chosen]
 
@@ -71,7 +71,7 @@ class Workload:
         return watch(self.network())
 
     def load_data(self) -> tuple[Batches, Batches]:
-        """Give the training set and a small validation set."""
+        """Return the training set and a small validation set."""
         training = self.steps_of_epoch * self.batch
         random = torch.Generator().manual_seed(SEED)
         labels = torch.randint(CLASSES, (training + VALIDATION,), generator=random)

@@ -31,12 +31,12 @@ class Combination:
 
     @property
     def launcher(self) -> str:
-        """What starts its ranks; "" where the template does not ask."""
+        """What starts its ranks; "" if the template does not ask."""
         return str(dict(self.answers).get("launcher", ""))
 
     @property
     def logger(self) -> str:
-        """What records its metrics; "" where the template does not ask."""
+        """What records its metrics; "" if the template does not ask."""
         return str(dict(self.answers).get("logging", ""))
 
     def __getitem__(self, key: str) -> Any:

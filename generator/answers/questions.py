@@ -44,7 +44,7 @@ def questions_in(copier_yml: str) -> list[Question]:
 
 
 def read_choices(entry: dict[str, Any]) -> tuple[Choice, ...]:
-    """Give the choices of a question's entry in copier.yml: labels with a value, and perhaps a validator."""
+    """Return the choices of a question's entry in copier.yml: labels with a value, and perhaps a validator."""
     if entry["type"] == "bool":
         return (Choice(False, "no", False), Choice(True, "yes", False))
     return tuple(

@@ -42,9 +42,9 @@ class SelectionError(Exception):
 def select(
     combinations: Sequence[Combination], wanted: Sequence[str], questions: Sequence[Question]
 ) -> list[Combination]:
-    """Give the combinations that any of the names, or all of the filters (key=value, key=one,other), choose.
+    """Return the combinations that any of the names, or all of the filters (key=value, key=one,other), choose.
 
-    Raises SelectionError where a question, a choice or a name does not exist, or where nothing is left.
+    Raises SelectionError if a question, a choice or a name does not exist, or if nothing is left.
     """
     names = [word for word in wanted if "=" not in word]
     filters: dict[str, set[str]] = {}
@@ -92,7 +92,7 @@ def covering(combinations: Sequence[Combination], strength: int) -> list[Combina
     """Choose few combinations in which every pair of answers (strength 2; 3: triple) that is legal at all occurs.
 
     Takes the combination that covers most of what is still missing, the first of equals: greedy, and always the same.
-    Raises SelectionError where there are no tuples of this strength.
+    Raises SelectionError if there are no tuples of this strength.
     """
     size = len(combinations[0].answers)
     if not 1 <= strength <= size:
@@ -103,10 +103,10 @@ def covering(combinations: Sequence[Combination], strength: int) -> list[Combina
 
 
 def shard(combinations: Sequence[Combination], part: int, parts: int) -> list[Combination]:
-    """Give part i of n, from 1. No part has more than its share, rounded up, and none lacks more than n - 1 of it.
+    """Return part i of n, from 1. No part has more than its share, rounded up, and none lacks more than n - 1 of it.
 
     Each combination goes to the part that a hash of its name likes best and that has room (rendezvous hashing), so
-    few combinations move to another part when a choice comes or goes. Raises SelectionError where no such part is.
+    few combinations move to another part when a choice comes or goes. Raises SelectionError if no such part is.
     """
     if not 1 <= part <= parts:
         raise SelectionError(f"--shard {part}/{parts} does not exist: the first is 1/{parts}, the last {parts}/{parts}")
@@ -115,7 +115,7 @@ def shard(combinations: Sequence[Combination], part: int, parts: int) -> list[Co
 
 
 def assign(combinations: Sequence[Combination], parts: int) -> dict[Combination, int]:
-    """Give the part of each combination, as shard() describes it."""
+    """Return the part of each combination, as shard() describes it."""
     room = dict.fromkeys(range(1, parts + 1), math.ceil(len(combinations) / parts))
     assigned = {}
     for combination in sorted(combinations, key=lambda combination: digest(combination.name)):
@@ -135,7 +135,7 @@ Filter = dict[str, list[str]]  # the answers that are allowed, by question; a qu
 
 
 def describe(chosen: Sequence[Combination], among: Sequence[Combination], questions: Sequence[Question]) -> str:
-    """Give the filter that tells the chosen combinations from the others, or examples; "" where all are chosen.
+    """Return the filter that tells the chosen combinations from the others, or examples; "" if all are chosen.
 
     The filter holds among these combinations, which need not be all that are legal.
     """
@@ -154,7 +154,7 @@ def describe(chosen: Sequence[Combination], among: Sequence[Combination], questi
 def smallest_filter(
     chosen: Sequence[Combination], among: Sequence[Combination], questions: Sequence[Question]
 ) -> Filter | None:
-    """Give the filter of fewest questions, and then of fewest answers, that only the chosen combinations pass.
+    """Return the filter of fewest questions, and then of fewest answers, that only the chosen combinations pass.
 
     None where there is no such filter: the chosen ones are no product of answers.
     """

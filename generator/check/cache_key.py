@@ -19,7 +19,7 @@ class NotInstalledError(RenderError):
 
 
 def versions() -> dict[str, str]:
-    """The versions that decide what is found out. Raises NotInstalledError where one of the tools is missing."""
+    """The versions that decide what is found out. Raises NotInstalledError if one of the tools is missing."""
     missing = [name for name in DECISIVE if importlib.util.find_spec(name) is None]
     if missing:
         raise NotInstalledError(f"{', '.join(missing)} not installed: a check needs pip install --editable '.[test]'")

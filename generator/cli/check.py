@@ -87,7 +87,7 @@ def in_words(wanted: Sequence[str], cover: str | None, shard: str | None, since:
 
 
 def write_reports(verdict: Verdict, wanted: dict[str, Path]) -> dict[str, Path]:
-    """Write the reports that are wanted, and give where. Raises OSError where that is impossible."""
+    """Write the reports that are wanted, and return where. Raises OSError if that is impossible."""
     writers: dict[str, Callable[[Verdict, Path], None]] = {"JUnit": write_junit, "JSON": write_json, "page": write_page}
     for name, path in wanted.items():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,7 @@ def diff(
 def show_sides(sides: Sequence[str], *, stat: bool, template: Path = TEMPLATE) -> bool:
     """Compare the projects of two sets of answers, and say whether they differ.
 
-    Raises RenderError where answers are unknown or illegal, and SelectionError where there are more than two sets.
+    Raises RenderError if answers are unknown or illegal, and SelectionError if there are more than two sets.
     """
     if len(sides) > 2:
         raise SelectionError(
@@ -80,7 +80,7 @@ def show_sides(sides: Sequence[str], *, stat: bool, template: Path = TEMPLATE) -
 def show_since(revision: str, wanted: Sequence[str], *, stat: bool, template: Path = TEMPLATE) -> bool:
     """Compare every chosen combination with that of a revision, and say whether anything differs.
 
-    Raises RenderError where a version cannot be rendered, and SelectionError where the choice makes no sense.
+    Raises RenderError if a version cannot be rendered, and SelectionError if the choice makes no sense.
     """
     with tempfile.TemporaryDirectory() as place, Workers() as workers:
         old_folder = snapshot_of_revision(Path(place) / "old", revision, template)

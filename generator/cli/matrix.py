@@ -61,7 +61,7 @@ def job_of(combination: Combination) -> dict[str, Any]:
 
 
 def jobs_as_json(jobs: Sequence[dict[str, Any]]) -> str:
-    """Give jobs as GitHub's strategy.matrix takes them, in one line. Raises SelectionError where they are too many."""
+    """Return jobs as GitHub's strategy.matrix takes them, in one line. Raises SelectionError if they are too many."""
     if len(jobs) > MOST_PARTS:
         raise SelectionError(
             f"{len(jobs)} combinations are more than the {MOST_PARTS} jobs that GitHub allows in a matrix: "
@@ -71,9 +71,9 @@ def jobs_as_json(jobs: Sequence[dict[str, Any]]) -> str:
 
 
 def shard_sizes(combinations: Sequence[Combination], shards: str) -> dict[str, int]:
-    """Give the number of combinations in each shard that has any, by what --shard calls it.
+    """Return the number of combinations in each shard that has any, by what --shard calls it.
 
-    There are never more shards than combinations. Raises SelectionError where --shards is no number from 1, or auto.
+    There are never more shards than combinations. Raises SelectionError if --shards is no number from 1, or auto.
     """
     if shards == "auto":
         parts = math.ceil(len(combinations) / SIZE_OF_SHARD)

@@ -26,7 +26,7 @@ def new(
 
 
 def parse_answers(pairs: list[str]) -> dict[str, str]:
-    """Split KEY=VALUE pairs. Raises RenderError where one has no "=" or a key comes twice."""
+    """Split KEY=VALUE pairs. Raises RenderError if one has no "=" or a key comes twice."""
     answers: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -41,8 +41,8 @@ def parse_answers(pairs: list[str]) -> dict[str, str]:
 def record_origin(project: Path, template: Path = TEMPLATE) -> str:
     """Record the commit that the uncommitted changes of a template are changes of, where there are any.
 
-    Copier records a commit of its own, which nobody has when the project is to be updated. Gives what the owner of
-    the project should know; "" where it was made from a commit.
+    Copier records a commit of its own, which nobody has when the project is to be updated. Returns what the owner of
+    the project should know; "" if it was made from a commit.
     """
     try:
         changed = run(template, "status", "--porcelain", "--", ".")

@@ -59,10 +59,10 @@ def choose(
     *,
     cache: Cache | None = None,
 ) -> list[Combination]:
-    """Give the legal combinations that the options choose, in the order of copier.yml. With since there may be none.
+    """Return the legal combinations that the options choose, in the order of copier.yml. With since there may be none.
 
-    What is wanted is compared with the revision, then covered, then divided. Raises SelectionError where an option
-    makes no sense, and RenderError where no combination is legal or there is no such revision.
+    What is wanted is compared with the revision, then covered, then divided. Raises SelectionError if an option
+    makes no sense, and RenderError if no combination is legal or there is no such revision.
     """
     strength = parse_cover(cover) if cover is not None else None
     part = parse_shard(shard) if shard is not None else None
@@ -78,7 +78,7 @@ def choose(
 def changed_since(
     revision: str, template: Path, workers: Workers, combinations: Sequence[Combination], cache: Cache | None
 ) -> list[Combination]:
-    """Give those of the combinations whose project is another one than in a revision of the template's repository."""
+    """Return those of the combinations whose project is another one than in a revision of the template's repository."""
     with tempfile.TemporaryDirectory() as folder:
         old = snapshot_of_revision(Path(folder) / "old", revision, template)
         new = take_snapshot(Path(folder) / "new", template)
@@ -86,14 +86,14 @@ def changed_since(
 
 
 def parse_cover(cover: str) -> int:
-    """Give the strength that --cover names. Raises SelectionError where it is no number."""
+    """Return the strength that --cover names. Raises SelectionError if it is no number."""
     if not re.fullmatch("[0-9]{1,3}", cover):
         raise SelectionError(f"--cover {cover} is no number: 2 covers every pair of answers, 3 every triple")
     return int(cover)
 
 
 def parse_shard(shard: str) -> tuple[int, int]:
-    """Give the part and the number of parts that --shard names. Raises SelectionError where it does not."""
+    """Return the part and the number of parts that --shard names. Raises SelectionError if it does not."""
     numbers = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", shard)
     if not numbers or int(numbers[2]) == 0:
         raise SelectionError(f"--shard {shard} is not I/N, such as 1/4, the first of four parts")
@@ -119,7 +119,7 @@ def errors_in_one_line() -> Iterator[None]:
 
 
 def watched(what: str, *, transient: bool = False) -> Callable[[Iterable[Future[Any]], int], Iterable[Future[Any]]]:
-    """Give a function that passes so many futures on as they come, and draws a bar.
+    """Return a function that passes so many futures on as they come, and draws a bar.
 
     A transient one is gone when all is done, and is not there at all without a terminal.
     """

@@ -50,7 +50,7 @@ def refuse_what_cannot_be_replaced(destination: Path) -> None:
 def write_projects(destination: Path, combinations: Sequence[Combination], template: Path = TEMPLATE) -> None:
     """Write the projects of combinations, with progress on stderr: all of them or, after any error, nothing.
 
-    Raises RenderError, which names the combination, where one cannot be rendered, and OSError where nothing can be
+    Raises RenderError, which names the combination, if one cannot be rendered, and OSError if nothing can be
     written.
     """
     with whole_or_not_at_all(destination) as folder, tempfile.TemporaryDirectory() as elsewhere:
@@ -71,7 +71,7 @@ def write_projects(destination: Path, combinations: Sequence[Combination], templ
 
 @contextmanager
 def whole_or_not_at_all(destination: Path) -> Iterator[Path]:
-    """Give a new folder beside the destination that becomes the destination, unless an error leaves no trace of it."""
+    """Yield a new folder beside the destination that becomes the destination, unless an error leaves no trace of it."""
     destination = destination.resolve()
     missing = [parent for parent in destination.parents if not parent.exists()]
     try:

@@ -137,7 +137,7 @@ def fleet(
 
 
 def examine_all(projects: Sequence[Path], to: str | None, template: Path = TEMPLATE) -> list[Report]:
-    """Examine projects, some at a time. Raises RenderError where the template has no such version."""
+    """Examine projects, some at a time. Raises RenderError if the template has no such version."""
     with scratch_folder(ROOM) as folder, Workers() as workers:
         history = clone_history(folder / "history", read_releases(template), template)
         target = history.find_version(to) if to else NEXT

@@ -14,7 +14,7 @@ from generator.render.snapshot import take_snapshot
 
 
 def read_side(side: str) -> dict[str, str]:
-    """Split KEY=VALUE pairs at spaces, with quotes as in a shell. Raises RenderError where they are no such pairs."""
+    """Split KEY=VALUE pairs at spaces, with quotes as in a shell. Raises RenderError if they are no such pairs."""
     try:
         pairs = shlex.split(side)
     except ValueError as error:
@@ -32,9 +32,9 @@ def read_side(side: str) -> dict[str, str]:
 
 
 def compare_answers(old: Mapping[str, str], new: Mapping[str, str], *options: str, template: Path = TEMPLATE) -> str:
-    """Render the defaults with the old and with the new answers, and give what `git diff` says of the two projects.
+    """Render the defaults with the old and with the new answers, and return what `git diff` says of the two projects.
 
-    `git apply` turns a project of the old answers into one of the new ones by it. Raises RenderError where answers
+    `git apply` turns a project of the old answers into one of the new ones by it. Raises RenderError if answers
     are unknown or illegal.
     """
     with tempfile.TemporaryDirectory() as place:
@@ -57,7 +57,7 @@ def without_source(diff: str) -> str:
 
 
 def shorter_header(hunk: tuple[str, ...]) -> str:
-    """Give git's @@ of a hunk (its numbers, then the lines that it begins with) without these lines."""
+    """Return git's @@ of a hunk (its numbers, then the lines that it begins with) without these lines."""
     begin, length, new_begin, new_length = map(int, hunk[:4])
     left_out = hunk[4].count("\n")
     old, new = f"{begin + left_out},{length - left_out}", f"{new_begin + left_out},{new_length - left_out}"

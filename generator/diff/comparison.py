@@ -36,9 +36,9 @@ class VersionDiff:
 def compare_versions(
     old: Version, new: Version, wanted: Sequence[str], workers: Workers, watch: Watch = lambda futures, _: futures
 ) -> VersionDiff:
-    """Render the chosen combinations from both versions, and give what differs.
+    """Render the chosen combinations from both versions, and return what differs.
 
-    Raises SelectionError where neither version has what is chosen, and RenderError where one cannot be rendered.
+    Raises SelectionError if neither version has what is chosen, and RenderError if one cannot be rendered.
     """
     pairing = restrict(pair_up(old, new), old, new, wanted)
     with tempfile.TemporaryDirectory() as store:
@@ -48,7 +48,7 @@ def compare_versions(
 
 
 def restrict(pairing: Pairing, old: Version, new: Version, wanted: Sequence[str]) -> Pairing:
-    """Leave what is chosen in either version. Raises SelectionError where both refuse the choice."""
+    """Leave what is chosen in either version. Raises SelectionError if both refuse the choice."""
     chosen: set[Combination] = set()
     refusals = []
     for version in (new, old):
@@ -81,7 +81,7 @@ def compare_questions(old_version: Version, new_version: Version) -> list[str]:
 
 
 def in_words(question: Question) -> str:
-    """Give a question's key and what it takes."""
+    """Return a question's key and what it takes."""
     takes = ", ".join(answers_to(question)) or "text"
     return f"{question.key} ({takes}; default {one_line(question.default)})"
 
@@ -92,7 +92,7 @@ def answers_to(question: Question) -> list[str]:
 
 
 def one_line(default: object) -> str:
-    """Give a default, which may be an expression over several lines, in one line."""
+    """Return a default, which may be an expression over several lines, in one line."""
     return " ".join(text(default).split()) or "empty"
 
 
@@ -127,7 +127,7 @@ def explain(
 
 
 def unknown_answers(combination: Combination, own: Version, other: Version) -> tuple[str, ...]:
-    """Give the questions to which the combination has an answer that says nothing in the other version."""
+    """Return the questions to which the combination has an answer that says nothing in the other version."""
     known = {question.key: answers_to(question) for question in other.questions}
     defaults = {question.key: [text(question.default)] for question in own.questions}
     return tuple(key for key, value in combination.answers if text(value) not in known.get(key, defaults[key]))

@@ -114,7 +114,7 @@ def lines_at(start: str, count: str | None) -> tuple[int, int]:
 
 
 def mode_words(change: Change) -> str:
-    """Say in git's words what becomes of the file as a whole; "" where only its content changes."""
+    """Say in git's words what becomes of the file as a whole; "" if only its content changes."""
     if change.old is None:
         return f"new file mode {change.new.mode}" if change.new else ""
     if change.new is None:
@@ -124,14 +124,14 @@ def mode_words(change: Change) -> str:
 
 
 def read_lines(file: File | None, store: Path) -> list[str]:
-    """Give the lines of a file as git counts them, with their ends."""
+    """Return the lines of a file as git counts them, with their ends."""
     if file is None:
         return []
     return list(io.StringIO((store / file.digest).read_bytes().decode(errors="surrogateescape"), newline="\n"))
 
 
 def show_file(change: Change, places: Sequence[Place], chosen: AbstractSet[Edit], store: Path) -> str:
-    """Give the diff of one file with no other edits than the chosen ones, or "" where it has none of them."""
+    """Return the diff of one file with no other edits than the chosen ones, or "" if it has none of them."""
     edits = [place.edit for place in places if place.edit in chosen]
     if not edits:
         return ""
@@ -147,7 +147,7 @@ def show_file(change: Change, places: Sequence[Place], chosen: AbstractSet[Edit]
 
 
 def show_hunks(old: Sequence[str], places: Sequence[Place], chosen: AbstractSet[Edit]) -> list[str]:
-    """Give the chosen edits as hunks. The lines around them end where another edit begins."""
+    """Return the chosen edits as hunks. The lines around them end where another edit begins."""
     places = [place for place in places if place.edit.removed or place.edit.added]
     hunks: list[list[int]] = []
     for index, place in enumerate(places):
@@ -167,7 +167,7 @@ def show_hunks(old: Sequence[str], places: Sequence[Place], chosen: AbstractSet[
 
 
 def show_hunk(old: Sequence[str], places: Sequence[Place], least: int, most: int) -> str:
-    """Give one hunk, with lines around it that are not before the least nor after the most."""
+    """Return one hunk, with lines around it that are not before the least nor after the most."""
     begin = max(places[0].old[0] - CONTEXT, least)
     end = min(places[-1].old[1] + CONTEXT, most)
     lines, at = [], begin

@@ -61,7 +61,7 @@ class File:
 
 @dataclass(frozen=True)
 class Change:
-    """A file that is another one in the new project; None where it is not there."""
+    """A file that is another one in the new project; None if it is not there."""
 
     path: str
     old: File | None
@@ -84,7 +84,7 @@ def template_errors(template: Path) -> Iterator[None]:
 
 
 def read_version(template: Path, workers: Workers, cache: Cache | None = None) -> Version:
-    """Ask Copier what is legal in a version of the template. Raises RenderError where nothing is."""
+    """Ask Copier what is legal in a version of the template. Raises RenderError if nothing is."""
     with template_errors(template):
         return Version(template, shaping_questions(template), legal_combinations(template, workers, cache))
 
@@ -107,7 +107,7 @@ def pair_up(old: Version, new: Version) -> Pairing:
 
 
 def common_answers(combination: Combination, own: Version, other: Version) -> frozenset[tuple[str, str]] | None:
-    """Give the answers to the questions of both versions, or None where another answer is not the default."""
+    """Return the answers to the questions of both versions, or None if another answer is not the default."""
     shared = {question.key for question in other.questions}
     for question in own.questions:
         if question.key not in shared and text(combination[question.key]) != text(question.default):
@@ -124,9 +124,9 @@ def changed_combinations(
     cache: Cache | None = None,
     watch: Watch = lambda futures, _: futures,
 ) -> list[Combination]:
-    """Give the combinations of the new version whose project is another one than in the old version, or is new.
+    """Return the combinations of the new version whose project is another one than in the old version, or is new.
 
-    Both versions are snapshots. Only those among the given ones are looked at. Raises RenderError where one version
+    Both versions are snapshots. Only those among the given ones are looked at. Raises RenderError if one version
     cannot be rendered.
     """
     versions = read_version(old, workers, cache), read_version(new, workers, cache)
@@ -147,9 +147,9 @@ def find_changes(
     store: Path,
     watch: Watch = lambda futures, _: futures,
 ) -> Mapping[Pair, list[Change]]:
-    """Render each pair from the two snapshots, and give the files that differ; the store gets their contents.
+    """Render each pair from the two snapshots, and return the files that differ; the store gets their contents.
 
-    Raises RenderError, which names the combination, where one cannot be rendered.
+    Raises RenderError, which names the combination, if one cannot be rendered.
     """
     if tree_digest(old) == tree_digest(new):
         return {pair: [] for pair in pairs}
@@ -167,7 +167,7 @@ def find_changes(
 
 
 def result_of(job: Future[list[Change]], pair: Pair) -> list[Change]:
-    """Give the result. Raises RenderError, which names the combination, where there is none."""
+    """Return the result. Raises RenderError, which names the combination, if there is none."""
     try:
         return job.result()
     except RenderError as error:
@@ -175,7 +175,7 @@ def result_of(job: Future[list[Change]], pair: Pair) -> list[Change]:
 
 
 def changes_of(old: tuple[Path, Combination], new: tuple[Path, Combination], folder: Path, store: Path) -> list[Change]:
-    """Render two versions of a project, and give the files that differ; the store gets their contents."""
+    """Render two versions of a project, and return the files that differ; the store gets their contents."""
     try:
         with template_errors(old[0]):
             digest = render_combination(*old, folder / "old").digest

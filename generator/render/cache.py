@@ -21,7 +21,7 @@ class Cache:
         self.folder = folder
 
     def read(self, about: str, key: str) -> Any:
-        """Give a verdict, or None where there is none that can be read."""
+        """Return a verdict, or None if there is none that can be read."""
         try:
             return json.loads(self._file(about, key).read_text())
         except (OSError, ValueError):
@@ -57,7 +57,7 @@ class Remembered:
         self.basis = [metadata.version("copier"), digests(template, parts), sorted(self.partials)]
 
     def read(self, name: str) -> Any:
-        """Give a fact, or None where it is not known, or no longer."""
+        """Return a fact, or None if it is not known, or no longer."""
         known = self.cache.read(self.about, self._key(name)) if self.cache else None
         if known is None or any(self.partials.get(path) != digest for path, digest in known["partials"].items()):
             return None
@@ -74,7 +74,7 @@ class Remembered:
 
 
 def digests(template: Path, parts: Iterable[str]) -> dict[str, str]:
-    """Give hashes of all files of some parts of a template, by path."""
+    """Return hashes of all files of some parts of a template, by path."""
     found = {}
     for part in parts:
         if (template / part).is_dir():

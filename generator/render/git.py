@@ -52,7 +52,7 @@ class GitError(RenderError):
 
 
 def git(folder: Path, *arguments: str, environment: Mapping[str, str] = {}) -> bytes:
-    """Run git in a folder, and give what it prints. Raises GitError where it fails."""
+    """Run git in a folder, and return what it prints. Raises GitError if it fails."""
     kept = {key: value for key, value in os.environ.items() if key not in LOCAL}
     try:
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, env={**kept, **environment})
@@ -65,7 +65,7 @@ def git(folder: Path, *arguments: str, environment: Mapping[str, str] = {}) -> b
 
 
 def compare_folders(old: Path, new: Path, *options: str) -> str:
-    """Give what `git diff` says of two folders, which need be in no repository. No settings of the user apply.
+    """Return what `git diff` says of two folders, which need be in no repository. No settings of the user apply.
 
     Bytes that are not UTF-8 are kept by surrogateescape.
     """
@@ -82,7 +82,7 @@ def compare_folders(old: Path, new: Path, *options: str) -> str:
 
 
 def run(folder: Path, *arguments: str) -> str:
-    """Run git in a folder with these settings, and give what it prints. Raises GitError where it fails."""
+    """Run git in a folder with these settings, and return what it prints. Raises GitError if it fails."""
     return git(folder, *arguments, environment=SETTINGS).decode().strip()
 
 

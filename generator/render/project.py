@@ -30,7 +30,7 @@ def render(
 ) -> None:
     """Write a project from these answers, and the defaults for all others: these ones, and then the template's.
 
-    Raises RenderError, with nothing written, where an answer is unknown or illegal, or where the destination holds
+    Raises RenderError, with nothing written, if an answer is unknown or illegal, or if the destination holds
     something already.
     """
     known = [question.key for question in read_questions(template)]
@@ -61,7 +61,7 @@ def run_copier(
     quiet: bool,
     pretend: bool,
 ) -> dict[str, Any]:
-    """Let Copier write the project, or only find the answers, and give them. Raises RenderError where it refuses."""
+    """Let Copier write the project, or only find the answers, and return them. Raises RenderError if it refuses."""
     try:
         with warnings.catch_warnings():
             # Rendering what is not committed yet is the point of trying the template out of a clone.

@@ -14,7 +14,7 @@ DAY = 24 * 3600  # seconds
 
 
 def scratch_root(room: int) -> Path:
-    """Give a file system in memory that has room for so many bytes, else the usual folder for temporary files.
+    """Return a file system in memory that has room for so many bytes, else the usual folder for temporary files.
 
     On disk, ext4 takes ever longer to create files where many were deleted within the last minutes: twice the time of
     a whole check. TMPDIR, where it is set, decides.
@@ -26,7 +26,7 @@ def scratch_root(room: int) -> Path:
 
 @contextmanager
 def scratch_folder(room: int) -> Iterator[Path]:
-    """Give a new folder with room for so many bytes, which is gone in the end."""
+    """Yield a new folder with room for so many bytes, which is gone in the end."""
     forget_killed(IN_MEMORY)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=scratch_root(room)))
     try:
@@ -37,7 +37,7 @@ def scratch_folder(room: int) -> Iterator[Path]:
 
 @contextmanager
 def working_folder(room: int) -> Iterator[Path]:
-    """Give a new folder with room for so many bytes, which is gone where an error, or Ctrl-C, ends the work."""
+    """Yield a new folder with room for so many bytes, which is gone where an error, or Ctrl-C, ends the work."""
     forget_killed(IN_MEMORY)
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}check-", dir=scratch_root(room)))
     try:

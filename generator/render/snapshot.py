@@ -12,7 +12,7 @@ PARTS = ("copier.yml", "template", "partials")
 
 
 def take_snapshot(folder: Path, template: Path = TEMPLATE) -> Path:
-    """Copy what Copier reads into a new folder, and give that folder."""
+    """Copy what Copier reads into a new folder, and return that folder."""
     folder.mkdir(parents=True)
     for name in PARTS:
         copy = shutil.copytree if (template / name).is_dir() else shutil.copy2
@@ -21,9 +21,9 @@ def take_snapshot(folder: Path, template: Path = TEMPLATE) -> Path:
 
 
 def snapshot_of_revision(folder: Path, revision: str, template: Path = TEMPLATE) -> Path:
-    """Copy what Copier reads as it was in a revision of the template's repository, and give the new folder.
+    """Copy what Copier reads as it was in a revision of the template's repository, and return the new folder.
 
-    Raises GitError, with nothing written, where there is no repository, no such revision, or no copier.yml in it.
+    Raises GitError, with nothing written, if there is no repository, no such revision, or no copier.yml in it.
     """
     commit = find_commit(revision, template)
     there = git(template, "ls-tree", "--name-only", commit, "--", *PARTS).decode().split()
@@ -39,7 +39,7 @@ def snapshot_of_revision(folder: Path, revision: str, template: Path = TEMPLATE)
 
 
 def find_commit(revision: str, template: Path = TEMPLATE) -> str:
-    """Give the hash of a revision's commit. Raises GitError where there is no repository, or no such revision."""
+    """Return the hash of a revision's commit. Raises GitError if there is no repository, or no such revision."""
     try:
         git(template, "rev-parse", "--git-dir")
     except GitError as error:

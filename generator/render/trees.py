@@ -9,7 +9,7 @@ Tree = dict[str, tuple[bool, bytes]]  # by path: whether the owner may execute i
 
 
 def read_files(project: Path) -> Tree:
-    """Give all files of a project, by path, but for its repository."""
+    """Return all files of a project, by path, but for its repository."""
     found = {}
     for file in sorted(project.rglob("*")):
         path = file.relative_to(project)
@@ -19,7 +19,7 @@ def read_files(project: Path) -> Tree:
 
 
 def read_tree(project: Path) -> Tree:
-    """Give all files of a project; the answers have no line that says where the template is."""
+    """Return all files of a project; the answers have no line that says where the template is."""
     files = read_files(project)
     if ANSWERS_FILE in files:
         executable, content = files[ANSWERS_FILE]

@@ -143,9 +143,9 @@ def partials_read(template: Path) -> frozenset[str]:
 
 
 def legal_combinations(template: Path, workers: Workers, cache: Cache | None = None) -> list[Combination]:
-    """Ask Copier about every combination, and give those that it accepts, in the order of copier.yml.
+    """Ask Copier about every combination, and return those that it accepts, in the order of copier.yml.
 
-    Raises RenderError where Copier accepts none, or understands an answer as another one.
+    Raises RenderError if Copier accepts none, or understands an answer as another one.
     """
     questions = shaping_questions(template)
     keys = [question.key for question in questions]

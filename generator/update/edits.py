@@ -75,7 +75,7 @@ class Edit:
 
 
 def choose_edits(files: Iterable[ChangedFile]) -> list[Edit]:
-    """Give an edit for each place of the files. Of variants that have the same lines around a place, and in the new
+    """Return an edit for each place of the files. Of variants that have the same lines around a place, and in the new
     version in the same blocks, the first stands for all; where the new version has other lines, each stands for itself.
     """
     edits: list[Edit] = []
@@ -97,7 +97,7 @@ def choose_edits(files: Iterable[ChangedFile]) -> list[Edit]:
 
 
 def windows_of(path: str, source: str) -> dict[tuple[str, ...], tuple[Chain, ...]]:
-    """Give the lines around every place of a file, with what is around each place that has them."""
+    """Return the lines around every place of a file, with what is around each place that has them."""
     lines = source.splitlines()
     windows: dict[tuple[str, ...], tuple[Chain, ...]] = {}
     for place in find_places(path, source):
@@ -139,7 +139,7 @@ def write_template(folder: Path, edits: Sequence[Edit]) -> None:
 
 
 def judge(edit: Edit, project: Path, chains: set[Chain]) -> str:
-    """Say what is wrong with an edit after the update: "" where it is in its place, or in a visible conflict."""
+    """Say what is wrong with an edit after the update: "" if it is in its place, or in a visible conflict."""
     file = project / edit.path
     text = file.read_text() if file.exists() else ""
     if edit.name not in text.replace("\n", " ").split():

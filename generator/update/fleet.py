@@ -47,7 +47,7 @@ def examine(project: Path, history: History, target: str, folder: Path) -> Repor
 
 
 def try_update(report: Report, project: Path, history: History, target: str, folder: Path) -> None:
-    """Update a copy, and complete the report. Raises RenderError where that is impossible."""
+    """Update a copy, and complete the report. Raises RenderError if that is impossible."""
     if not project.is_dir():
         raise RenderError(f"{project} is no folder")
     if not (project / ANSWERS_FILE).is_file():
@@ -71,7 +71,7 @@ def try_update(report: Report, project: Path, history: History, target: str, fol
 
 
 def clone_project(project: Path, folder: Path) -> Path:
-    """Copy what a project has committed. Raises RenderError where it is under no git."""
+    """Copy what a project has committed. Raises RenderError if it is under no git."""
     try:
         shown = git(project, "rev-parse", "--show-toplevel", environment=SETTINGS)
         run(project, "rev-parse", "--verify", "--quiet", "HEAD")
@@ -90,7 +90,7 @@ def clone_project(project: Path, folder: Path) -> Path:
 
 
 def read_answers(project: Path) -> dict[str, Any]:
-    """Give what a project has recorded. Raises RenderError where there is no version of a template in it."""
+    """Return what a project has recorded. Raises RenderError if there is no version of a template in it."""
     try:
         answers = yaml.safe_load((project / ANSWERS_FILE).read_text())
     except (yaml.YAMLError, UnicodeDecodeError):
@@ -101,7 +101,7 @@ def read_answers(project: Path) -> dict[str, Any]:
 
 
 def find_base(version: str, history: History) -> str:
-    """Give the name that the throwaway clone knows a recorded version by. Raises RenderError where it has none."""
+    """Return the name that the throwaway clone knows a recorded version by. Raises RenderError if it has none."""
     try:
         return history.find_version(version)
     except GitError:

@@ -94,7 +94,7 @@ class Trial:
         self.carried: list[Carried] = []  # whose update went well
 
     def read_routes(self) -> list[Route]:
-        """Give the ways on which projects are updated. Raises RenderError where there are none."""
+        """Return the ways on which projects are updated. Raises RenderError if there are none."""
         if self.gate.revisions:
             return [Route((self.history.find_version(revision), NEXT)) for revision in self.gate.revisions]
         tags = [release.tag for release in self.history.releases]
@@ -108,7 +108,7 @@ class Trial:
         return read_version(snapshot, self.workers, self.gate.cache)
 
     def cover(self, route: Route) -> Sequence[Combination]:
-        """Give the combinations that go a way; through many versions, only a few in which every answer occurs."""
+        """Return the combinations that go a way; through many versions, only a few in which every answer occurs."""
         version = self.old_versions[route.stops[0]]
         strength = self.gate.strength if route.is_direct else 1
         every = select(version.combinations, self.gate.only, version.questions)
@@ -144,7 +144,7 @@ class Trial:
     def render(
         self, part: Part, versions: Mapping[Path, Sequence[Combination]]
     ) -> dict[Path, dict[Combination, frozenset[str]]]:
-        """Write projects of versions, and give the paths of their files."""
+        """Write projects of versions, and return the paths of their files."""
         projects = {
             (version, each): self.folder / "projects" / version.name / each.name
             for version, combinations in versions.items()
@@ -202,7 +202,7 @@ class Trial:
         self.carried = [carried for job, carried in jobs.items() if not findings(job)]
 
     def projects_of_versions(self) -> Iterator[Carried]:
-        """Give the projects that are updated: of each way one answers other texts than the defaults, too."""
+        """Yield the projects that are updated: of each way one answers other texts than the defaults, too."""
         draw = random.Random(self.gate.seed)
         for number, route in enumerate(self.routes):
             place = self.folder / "carried" / str(number)
@@ -252,7 +252,7 @@ class Trial:
 
 
 def findings(job: Future[list[str]]) -> list[str]:
-    """Give what a job has found; what kept it from looking is a finding, too."""
+    """Return what a job has found; what kept it from looking is a finding, too."""
     try:
         return job.result()
     except (RenderError, jinja2.TemplateError) as error:
@@ -260,7 +260,7 @@ def findings(job: Future[list[str]]) -> list[str]:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Give the words of an error."""
+    """Return the words of an error."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -286,7 +286,7 @@ class Gate:
     def run(self, workers: Workers, folder: Path) -> list[Part]:
         """Try all parts in a new folder, to which the workers may write until they are gone.
 
-        Raises RenderError where a version cannot be found or read, and SelectionError where no project is chosen.
+        Raises RenderError if a version cannot be found or read, and SelectionError if no project is chosen.
         """
         trial = Trial(self, folder, workers)
         parts: list[Part] = []

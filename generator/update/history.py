@@ -36,7 +36,7 @@ class Release:
 def read_releases(template: Path = TEMPLATE) -> list[Release]:
     """Return all released versions, the oldest first; none before the first release.
 
-    Raises RenderError where the file is not there, or lists what is no version or in another order.
+    Raises RenderError if the file is not there, or lists what is no version or in another order.
     """
     try:
         listed = yaml.compose((template / FILE).read_text())  # all of it is text: 1.10 is not 1.1
@@ -55,7 +55,7 @@ def read_releases(template: Path = TEMPLATE) -> list[Release]:
 
 
 def parse_version(version: str) -> Version:
-    """Read a version. Raises RenderError where it is none by PEP 440, which Copier would silently ignore."""
+    """Read a version. Raises RenderError if it is none by PEP 440, which Copier would silently ignore."""
     try:
         return Version(version)
     except InvalidVersion:
@@ -74,9 +74,9 @@ class History:
     template: Path  # what was cloned
 
     def find_version(self, revision: str) -> str:
-        """Give the name by which Copier finds a release, which may be written without v, or another revision.
+        """Return the name by which Copier finds a release, which may be written without v, or another revision.
 
-        Raises GitError where the template's repository has no such revision, or no template in it.
+        Raises GitError if the template's repository has no such revision, or no template in it.
         """
         for release in self.releases:
             if revision in (release.version, release.tag):
@@ -93,7 +93,7 @@ class History:
 def clone_history(folder: Path, releases: Sequence[Release], template: Path = TEMPLATE) -> History:
     """Clone the template's repository, tag its releases, and add its files as they are now as the newest version.
 
-    Raises GitError where there is no repository, or where it lacks the commit of a release.
+    Raises GitError if there is no repository, or if it lacks the commit of a release.
     """
     find_commit("HEAD", template)
     run(template, "clone", "--quiet", "--shared", "--no-tags", "--template=", str(template), str(folder))

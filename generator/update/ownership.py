@@ -38,7 +38,7 @@ def read_ownership(template: Path = TEMPLATE, package_name: str = "ddp_project")
 
 
 def patterns_of(settings: Mapping[str, Any], key: str, package_name: str, operation: str) -> list[str]:
-    """Give the patterns of a list of Copier's settings, as they are for an operation of Copier."""
+    """Return the patterns of a list of Copier's settings, as they are for an operation of Copier."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
     names = {"package_name": package_name, "_copier_operation": operation}
     rendered = (environment.from_string(pattern).render(names) for pattern in settings.get(key, []))

@@ -27,7 +27,7 @@ class Place:
 
 
 def find_places(path: str, source: str) -> list[Place]:
-    """Give every statement boundary of a Python file, and every line boundary of another one."""
+    """Return every statement boundary of a Python file, and every line boundary of another one."""
     lines = source.splitlines()
     if path.endswith(".py"):
         statements = ast.parse(source).body
@@ -38,7 +38,7 @@ def find_places(path: str, source: str) -> list[Place]:
 
 
 def boundaries(body: Sequence[ast.stmt], chain: Chain, least: int) -> Iterator[Place]:
-    """Give the boundaries of the statements of a block and of the blocks in it, the outer ones first."""
+    """Yield the boundaries of the statements of a block and of the blocks in it, the outer ones first."""
     for statement in body:
         begin = first_line(statement)
         if begin > least or not chain:  # else it is in the line of what it belongs to
@@ -60,7 +60,7 @@ def name_of(statement: ast.stmt) -> str:
 
 
 def blocks_of(statement: ast.stmt) -> list[list[ast.stmt]]:
-    """Give the blocks that a statement holds, those of its elif branches among them."""
+    """Return the blocks that a statement holds, those of its elif branches among them."""
     holders = [statement, *getattr(statement, "handlers", []), *getattr(statement, "cases", [])]
     blocks = [getattr(holder, name, []) for holder in holders for name in ("body", "orelse", "finalbody")]
     return [
@@ -80,16 +80,16 @@ def first_line(statement: ast.stmt) -> int:
 
 
 def section_of(path: str, lines: Sequence[str], line: int) -> Chain:
-    """Give the heading of the section that a line of a file without statements is in."""
+    """Return the heading of the section that a line of a file without statements is in."""
     heading = HEADINGS.get(PurePath(path).suffix)
     above = (text for text in reversed(lines[:line]) if heading and re.match(heading, text))
     return tuple(text for text in [next(above, None)] if text)
 
 
 def chain_of(path: str, source: str, edit: str) -> Chain | None:
-    """Give what is around the line of an edit, or None where it is no statement any more.
+    """Return what is around the line of an edit, or None if it is no statement any more.
 
-    Raises SyntaxError where the file is no Python any more.
+    Raises SyntaxError if the file is no Python any more.
     """
     if not path.endswith(".py"):
         lines = source.splitlines()
@@ -98,7 +98,7 @@ def chain_of(path: str, source: str, edit: str) -> Chain | None:
 
 
 def chain_within(body: Sequence[ast.stmt], chain: Chain, edit: str) -> Chain | None:
-    """Give what is around the assignment of an edit in a block or deeper, or None where it is not there."""
+    """Return what is around the assignment of an edit in a block or deeper, or None if it is not there."""
     for statement in body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == edit:
             return chain
@@ -110,7 +110,7 @@ def chain_within(body: Sequence[ast.stmt], chain: Chain, edit: str) -> Chain | N
 
 
 def chains_in(path: str, source: str) -> set[Chain]:
-    """Give all functions, classes and blocks, or sections, of a file."""
+    """Return all functions, classes and blocks, or sections, of a file."""
     return {place.chain for place in find_places(path, source)}
 
 
@@ -118,7 +118,7 @@ CONTEXT = 3  # lines before and after an edit: Copier's --context-lines
 
 
 def ambiguous_places(lines: Sequence[str]) -> list[tuple[int, int]]:
-    """Give the places of a file where an inserted line has the surroundings of another place: both line numbers.
+    """Return the places of a file where an inserted line has the surroundings of another place: both line numbers.
 
     Lines count from 1, and a place is before the line of its number. git takes surroundings that begin with the file
     only at its begin, and those without lines after them only at its end; all others anywhere.
@@ -133,14 +133,14 @@ def ambiguous_places(lines: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def occurrences(lines: Sequence[str], window: Sequence[str]) -> Iterator[int]:
-    """Give where a window of lines begins, wherever it occurs."""
+    """Yield where a window of lines begins, wherever it occurs."""
     for begin in range(len(lines) - len(window) + 1):
         if lines[begin] == window[0] and lines[begin : begin + len(window)] == window:
             yield begin
 
 
 def repeats_in(content: bytes) -> list[str]:
-    """Say where a file has equal lines around two places; nothing where it is no text."""
+    """Say where a file has equal lines around two places; nothing if it is no text."""
     lines = content.decode().splitlines() if is_text(content) else []
     return [
         f"the lines around line {place} are those around line {other}: an update could move an edit between them"

@@ -77,7 +77,7 @@ def check_tags(releases: list[Release], template: Path) -> None:
 
 
 def steps_of_release(version: str, commit: str) -> list[str]:
-    """Give the commands that release a commit that has passed all checks."""
+    """Return the commands that release a commit that has passed all checks."""
     return [
         f'git tag --annotate v{version} --message "{version}" {commit}',
         f"echo '{version}: {commit}' >>{FILE}",

@@ -21,7 +21,7 @@ class UpdateError(RenderError):
 
 
 def copy_project(template: Path, version: str, answers: Mapping[str, Any], project: Path) -> None:
-    """Write a project from a version of the template. Raises RenderError where Copier refuses the answers."""
+    """Write a project from a version of the template. Raises RenderError if Copier refuses the answers."""
     with hermetic_git(project.parent), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -55,7 +55,7 @@ def update(
 ) -> None:
     """Update a project to a version of its template, or the newest one, with its answers but for the given ones.
 
-    Raises UpdateError where Copier refuses.
+    Raises UpdateError if Copier refuses.
     """
     with hermetic_git(project.parent), warnings.catch_warnings():
         warnings.simplefilter("ignore")

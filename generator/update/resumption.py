@@ -73,7 +73,7 @@ def resume(resumption: Resumption) -> Job[Resumed]:
 
 
 def refusal(ended: Ended, run_dir: str) -> str:
-    """Give the line in which the program says that it cannot take this checkpoint, if it does."""
+    """Return the line in which the program says that it cannot take this checkpoint, if it does."""
     lines = (line for text in ended.output for line in text.splitlines() if "error: " in line and run_dir in line)
     return next(lines, "") if REFUSED in ended.codes else ""
 

@@ -75,7 +75,7 @@ def wrong_files(template: Path, version: str, old: Path, new: Path) -> list[str]
 
 
 def routes(releases: Sequence[str], newest: str) -> list[Route]:
-    """Give the ways from every release to the newest version: at once, and where there is one, through each release."""
+    """Return the ways from every release to the newest version: at once, and through each release between them."""
     direct = [Route((release, newest)) for release in releases]
     stepwise = [Route((*releases[i:], newest)) for i in range(len(releases) - 1)]
     return direct + stepwise

@@ -114,7 +114,7 @@ def versions(template: Path, tmp_path: Path, workers: Workers) -> tuple[Version,
 
 @pytest.fixture
 def compare(template: Path, tmp_path: Path, workers: Workers) -> Callable[..., tuple[VersionDiff, list[str]]]:
-    """Give what differs since the last commit, and in words where each group of edits is."""
+    """Return what differs since the last commit, and in words where each group of edits is."""
 
     def get(*wanted: str) -> tuple[VersionDiff, list[str]]:
         old, new = versions(template, tmp_path, workers)

@@ -30,7 +30,7 @@ def snapshot_of(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def assert_refused(folder: Path, destination: str, *answers: str) -> str:
-    """The command ends with code 2, one line that says why, and the folder as it was. Gives the reason."""
+    """The command ends with code 2, one line that says why, and the folder as it was. Returns the reason."""
     before = snapshot_of(folder)
     done = new(folder, destination, *answers, code=2)
     assert done.stdout == ""

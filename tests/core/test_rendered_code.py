@@ -49,7 +49,7 @@ TRACELESS |= {choice for choice in CHOICES if choice[0] == "backend"}
 
 @pytest.fixture(scope="session")
 def with_choice(project: Render) -> WithChoice:
-    """Give a project that has a choice, and the default of every other question unless Copier wants it otherwise."""
+    """Return a project that has a choice, and the default of every other question unless Copier wants it otherwise."""
     projects: dict[Choice, Path] = {}
 
     def get(choice: Choice) -> Path:

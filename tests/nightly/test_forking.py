@@ -30,7 +30,7 @@ def fail() -> None:
 
 
 def one_task(task: Task) -> Job[Ended]:
-    """Do one task, and give how it ended."""
+    """Do one task, and yield how it ended."""
     return (yield task)
 
 

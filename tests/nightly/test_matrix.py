@@ -71,7 +71,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def matrix_of(clone: Path, *arguments: str) -> str:
-    """Run `ddp-template matrix` of a clone for a few combinations, and give what it prints."""
+    """Run `ddp-template matrix` of a clone for a few combinations, and return what it prints."""
     few = ["launcher=spawn,mpirun", "amp=none", "sync_bn=false"]
     command = [sys.executable, "-c", "from generator.cli.main import main; main()", "matrix", *few, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(clone)}

@@ -32,7 +32,7 @@ TABLES = (training_table, evaluation_table, checkpoint_table, agreement_table)
 
 @pytest.fixture
 def package(project: Render, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Gives the modules of a project, whose package has a name that nothing else in this process has."""
+    """Return the modules of a project, whose package has a name that nothing else in this process has."""
     monkeypatch.syspath_prepend(str(project(package_name="scaled")))
     return lambda name: importlib.import_module(f"scaled.{name}")
 
@@ -48,7 +48,7 @@ def peak(work: Callable[[], object]) -> int:
 
 
 def first_of(batches: Iterable[Any]) -> int:
-    """Take some batches, one after the other, and give how many samples they have."""
+    """Take some batches, one after the other, and return how many samples they have."""
     return sum(len(batch.indices) for batch in itertools.islice(batches, BATCHES))
 
 

@@ -63,7 +63,7 @@ def nobody_is_logged_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 @pytest.fixture(scope="module")
 def run_of(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Give the run directory of a logger: stopped within the second epoch, and resumed from an older checkpoint.
+    """Return the run directory of a logger: stopped within the second epoch, and resumed from an older checkpoint.
 
     Beside it are modules-0 and modules-1: what each rank of the first start had imported.
     """
@@ -87,7 +87,7 @@ def run_of(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
 @pytest.fixture(scope="module")
 def history_of(run_of: Callable[[str], Path]) -> Callable[[str], History]:
-    """Give what a logger's own reader reads of its run."""
+    """Return what a logger's own reader reads of its run."""
     histories: dict[str, History] = {}
 
     def get(logger: str) -> History:

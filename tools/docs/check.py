@@ -24,7 +24,7 @@ def machine_line(results: Record) -> str:
 
 
 def check_table(results: Record) -> str:
-    """Give what checks took in different states of the cache, as a Markdown table."""
+    """Return what checks took in different states of the cache, as a Markdown table."""
     checks = results["checks"]
     cells: dict[str, Callable[[Record], str]] = {
         "combinations": lambda check: f"{check['combinations']:,}",
@@ -40,19 +40,19 @@ def check_table(results: Record) -> str:
 
 
 def static_cell(stage: str, check: Record) -> str:
-    """Give the time that a tool took to read the files that it had not seen; each is read for many combinations."""
+    """Return the time that a tool took to read the files that it had not seen; each is read for many combinations."""
     return pace(seconds(check, [stage]), fresh(check)) if fresh(check) else "-"
 
 
 def growth_table(results: Record) -> str:
-    """Give what templates of different sizes took, as a Markdown table; what was not measured stays empty."""
+    """Return what templates of different sizes took, as a Markdown table; what was not measured stays empty."""
     head = ["combinations", "asked of Copier", "different Python files", "find the legal ones", "render"]
     head += ["black, ruff and mypy alone", "memory of these", "train and resume", "whole check", "memory of the check"]
     return markdown(head, map(growth_row, results["growth"]))
 
 
 def growth_row(record: Record) -> list[str]:
-    """Give the row of one size."""
+    """Return the row of one size."""
     count, stages, check = record["combinations"], record["stages"], record["check"]
     row = [f"{count:,}", f"{record['candidates']:,}", f"{record['files']:,}"]
     row += [pace(stages["enumerate"], record["candidates"]), pace(stages["render"], count)]
@@ -69,13 +69,13 @@ def fresh(check: Record) -> int:
 
 
 def seconds(check: Record, stages: Iterable[str]) -> float | None:
-    """The time of some stages together, None where none of them ran."""
+    """The time of some stages together, None if none of them ran."""
     ran = [check["stages"][stage] for stage in stages if stage in check["stages"]]
     return sum(ran) if ran else None
 
 
 def pace(wall: float | None, count: int) -> str:
-    """Give a time and how many combinations a minute that is; a dash where nothing ran."""
+    """Return a time and how many combinations a minute that is; a dash where nothing ran."""
     if wall is None:
         return "-"
     each_minute = f" ({60 * count / wall:,.0f}/min)" if count and wall else ""
@@ -83,7 +83,7 @@ def pace(wall: float | None, count: int) -> str:
 
 
 def memory(size: int) -> str:
-    """Give a number of bytes in GiB."""
+    """Return a number of bytes in GiB."""
     return f"{size / 2**30:.1f} GiB"
 
 

@@ -24,7 +24,7 @@ Goal = tuple[str, str, str, bool]  # what, how much is wanted, how much was meas
 
 
 def goal_table(records: Mapping[str, Record]) -> str:
-    """Give each goal with what was measured, as a Markdown table; records by the names of their files."""
+    """Return each goal with what was measured, as a Markdown table; records by the names of their files."""
     goals = [*speed_goals(records["speed"]), *guard_goals(records["ablation"])]
     goals += [*starting_goals(records["starting"]), *copying_goals(records["copying"])]
     if not goals:
@@ -50,7 +50,7 @@ def speed_goals(results: Record) -> Iterator[Goal]:
 
 
 def rate_of(contenders: Record) -> Any:
-    """Give a function that gives the samples per second of a contender."""
+    """Return a function that gives the samples per second of a contender."""
     return lambda name: contenders[name]["ratio"]["median"]
 
 

@@ -55,13 +55,13 @@ MAKERS: dict[str, dict[str, Callable[[Record], str]]] = {
 
 
 def question_table(questions: list[Question]) -> str:
-    """Give the questions as a Markdown table; the first choice is the default."""
+    """Return the questions as a Markdown table; the first choice is the default."""
     rows = [f"| `{question.key}` | {question.help} | {answers(question)} |\n" for question in questions]
     return "| question | what it decides | answers (the default first) |\n|---|---|---|\n" + "".join(rows)
 
 
 def answers(question: Question) -> str:
-    """Give what a question takes: its choices, with the default first, or free text."""
+    """Return what a question takes: its choices, with the default first, or free text."""
     ordered = sorted(question.choices, key=lambda choice: choice.value != question.default)
     names = [str(choice.value).lower() for choice in ordered]
     if not names:
@@ -72,13 +72,13 @@ def answers(question: Question) -> str:
 
 
 def asking_table(what: str, questions: Mapping[str, str]) -> str:
-    """Give the stages of a check, or the parts of another one, as a Markdown table."""
+    """Return the stages of a check, or the parts of another one, as a Markdown table."""
     rows = [f"| `{name}` | {asks} |\n" for name, asks in questions.items()]
     return f"| {what} | what it asks |\n|---|---|\n" + "".join(rows)
 
 
 def mutant_table(tests: str) -> str:
-    """Give the mistakes that must be found as a Markdown table, from the calls of Mutant() in their test's code."""
+    """Return the mistakes that must be found as a Markdown table, from the calls of Mutant() in their test's code."""
     rows = []
     for node in ast.walk(ast.parse(tests)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Mutant":
@@ -98,7 +98,7 @@ def in_words(pattern: str) -> str:
 
 
 def cost_tables(results: Path) -> dict[str, str]:
-    """Give what is made from the results of benchmarks/check.py, where they are there."""
+    """Return what is made from the results of benchmarks/check.py, where they are there."""
     makers = {"machine": machine_line, "check": check_table, "growth": growth_table}
     measured = read_results(results)
     return {name: made_from(measured, make) for name, make in makers.items()}
@@ -116,7 +116,7 @@ def proof_tables(template: Path) -> dict[str, str]:
 
 
 def speed_tables(folder: Path) -> dict[str, str]:
-    """Give what is made from the results of the benchmarks of speed; what was not measured says so."""
+    """Return what is made from the results of the benchmarks of speed; what was not measured says so."""
     records = {name: read_results(folder / f"{name}.json") for name in MAKERS}
     parts = {"goals": goal_table(records)}
     for name, makers in MAKERS.items():
@@ -126,12 +126,12 @@ def speed_tables(folder: Path) -> dict[str, str]:
 
 
 def read_results(file: Path) -> Record:
-    """Give what a benchmark or tests have written; nothing where they have not run."""
+    """Return what a benchmark or tests have written; nothing if they have not run."""
     return json.loads(file.read_text()) if file.exists() else {}
 
 
 def made_from(record: Record, make: Callable[[Record], str]) -> str:
-    """Give a table, or say that it was not measured, as a part of a benchmark may not have been."""
+    """Return a table, or say that it was not measured, as a part of a benchmark may not have been."""
     try:
         return make(record)
     except KeyError:
@@ -139,13 +139,13 @@ def made_from(record: Record, make: Callable[[Record], str]) -> str:
 
 
 def measured_tables(page: str, results: Path) -> dict[str, str]:
-    """Give the numbers that the tests of a page's guarantees have measured, a table for each guarantee of the page."""
+    """Return the numbers that the tests of a page's guarantees have measured, a table for each of them."""
     measured = read_results(results)
     return {name: number_table(measured.get(name)) for name in re.findall("<!-- (.*): begin -->", page)}
 
 
 def number_table(cases: Mapping[str, float] | None) -> str:
-    """Give the numbers of some cases as a Markdown table."""
+    """Return the numbers of some cases as a Markdown table."""
     if not cases:
         return NOT_MEASURED
     rows = [
@@ -155,7 +155,7 @@ def number_table(cases: Mapping[str, float] | None) -> str:
 
 
 def exit_code_table(code: str) -> str:
-    """Give the exit codes of a project as a Markdown table, from the comments of its ExitCode."""
+    """Return the exit codes of a project as a Markdown table, from the comments of its ExitCode."""
     found = re.findall(r"^    [A-Z]+ = (\d+)(?:  # (.*))?$", code, re.MULTILINE)
     return "| exit code | meaning |\n|---|---|\n" + "".join(f"| {number} | {said} |\n" for number, said in found)
 
@@ -170,7 +170,7 @@ def fill(page: str, parts: Mapping[str, str]) -> str:
 
 
 def documented_files(template: Path = TEMPLATE) -> dict[Path, str]:
-    """Give each made file of the documentation, by its path in the repository, with the content that it should have."""
+    """Return the content that each made file of the documentation should have, by its path in the repository."""
     matrix = {"stages": asking_table("stage", STAGES), "mutants": mutant_table((template / MUTANTS).read_text())}
     parts = {
         **{page: measured_tables((template / page).read_text(), template / NUMBERS[page]) for page in NUMBERS},
@@ -190,7 +190,7 @@ def documented_files(template: Path = TEMPLATE) -> dict[Path, str]:
 
 
 def write_documentation(template: Path = TEMPLATE) -> list[Path]:
-    """Bring the made files up to date, and give those that were not."""
+    """Bring the made files up to date, and return those that were not."""
     stale = []
     for path, content in documented_files(template).items():
         target = template / path

@@ -9,7 +9,7 @@ SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def training_table(results: Record) -> str:
-    """Give what the first batch of an epoch takes, at its start and late in it, beside torch's sampler."""
+    """Return what the first batch of an epoch takes, at its start and late in it, beside torch's sampler."""
     head = ["samples", "first batch", "first batch, late", f"the same, {largest_world(results['training']):,} ranks"]
     head += ["each batch", "memory", "torch's sampler: first batch", "memory"]
     numbers = dict.fromkeys(record["samples"] for record in results["training"])
@@ -17,7 +17,7 @@ def training_table(results: Record) -> str:
 
 
 def training_row(samples: int, results: Record) -> list[str]:
-    """Give the row of a number of samples, which may be too few for many ranks."""
+    """Return the row of a number of samples, which may be too few for many ranks."""
     records = alone(results["training"], samples=samples)
     [start], [late] = (alone(records, ranks=1, place=place) for place in ("start", "late"))
     many = alone(records, ranks=largest_world(results["training"]), place="late")
@@ -28,14 +28,14 @@ def training_row(samples: int, results: Record) -> list[str]:
 
 
 def cells_of_torch(record: Record) -> list[str]:
-    """Give the time and the memory of torch's sampler; what did not fit was not measured."""
+    """Return the time and the memory of torch's sampler; what did not fit was not measured."""
     if "left_out" in record:
         return ["-", f"about {size(record['left_out']['needed'])}"]
     return [seconds(record["first_batch"]), size(record["memory"])]
 
 
 def evaluation_table(results: Record) -> str:
-    """Give what an evaluation takes on one rank and on the most ranks, as a Markdown table."""
+    """Return what an evaluation takes on one rank and on the most ranks, as a Markdown table."""
     records = results["evaluation"]
     ranks = largest_world(records)
     many = {record["samples"]: record for record in alone(records, ranks=ranks)}
@@ -44,27 +44,27 @@ def evaluation_table(results: Record) -> str:
 
 
 def row_of_evaluation(one: Record, many: Record | None) -> list[str]:
-    """Give the row of a number of samples, which may be too few for many ranks."""
+    """Return the row of a number of samples, which may be too few for many ranks."""
     row = [f"{one['samples']:,}", seconds(one["first_batch"]), seconds(one["batch"]), size(one["memory"])]
     return [*row, seconds(many["first_batch"]) if many else ""]
 
 
 def checkpoint_table(results: Record) -> str:
-    """Give what checkpoints of more and more ranks take, as a Markdown table."""
+    """Return what checkpoints of more and more ranks take, as a Markdown table."""
     head = ["what differs from rank to rank", "ranks", "file", "save, rank 0", "memory", "verify, rank 0"]
     head += ["load, each rank", "memory"]
     return markdown(head, map(checkpoint_row, results["checkpoints"]))
 
 
 def checkpoint_row(record: Record) -> list[str]:
-    """Give the row of one network on so many ranks."""
+    """Return the row of one network on so many ranks."""
     saved = [size(record["size"]), seconds(record["save"]), size(record["memory_of_save"]), seconds(record["verify"])]
     loaded = [seconds(record["load"]), size(record["memory_of_load"])]
     return [record["network"], f"{record['ranks']:,}", *saved, *loaded]
 
 
 def agreement_table(results: Record) -> str:
-    """Give what it takes to compare the ranks at the start, but for the network, as a Markdown table."""
+    """Return what it takes to compare the ranks at the start, but for the network, as a Markdown table."""
     rows = [
         [f"{record['ranks']:,}", seconds(record["time"]), size(record["memory"])] for record in results["agreement"]
     ]
@@ -72,27 +72,27 @@ def agreement_table(results: Record) -> str:
 
 
 def alone(records: Iterable[Record], **wanted: object) -> list[Record]:
-    """Give the records that have these values."""
+    """Return the records that have these values."""
     return [record for record in records if all(record[key] == value for key, value in wanted.items())]
 
 
 def largest_world(records: Sequence[Record]) -> int:
-    """Give the largest number of ranks."""
+    """Return the largest number of ranks."""
     return max(int(record["ranks"]) for record in records)
 
 
 def seconds(time: float) -> str:
-    """Give a time in the unit that suits it."""
+    """Return a time in the unit that suits it."""
     return in_units(time, UNITS)
 
 
 def size(number: int) -> str:
-    """Give a number of bytes in the unit that suits it."""
+    """Return a number of bytes in the unit that suits it."""
     return in_units(number, SIZES)
 
 
 def in_units(value: float, units: dict[str, float] | dict[str, int]) -> str:
-    """Give two digits, or all of an integer, in the largest unit of which there is at least one."""
+    """Return two digits, or all of an integer, in the largest unit of which there is at least one."""
     fitting = [unit for unit, scale in units.items() if value >= scale] or [next(iter(units))]
     number = value / units[fitting[-1]]
     return f"{number:.{0 if number >= 10 or not value else 1}f} {fitting[-1]}"

@@ -21,7 +21,7 @@ TITLES = {
 
 
 def title(name: str) -> str:
-    """Give the name of a contender for people."""
+    """Return the name of a contender for people."""
     return TITLES.get(name) or f"{TITLES[name.removesuffix(TUNED)]}, tuned"
 
 
@@ -31,7 +31,7 @@ def versions_line(results: Record) -> str:
 
 
 def speed_table(results: Record, workload: str) -> str:
-    """Give what the contenders took on a workload as a Markdown table, the fastest first."""
+    """Return what the contenders took on a workload as a Markdown table, the fastest first."""
     head = ["", "samples/s", "ratio to the minimal loop", "to the first step", "whole run", "memory of a rank"]
     head += ["collectives a step", "host reads a step"]
     contenders = results["workloads"][workload]["contenders"]
@@ -40,7 +40,7 @@ def speed_table(results: Record, workload: str) -> str:
 
 
 def speed_row(name: str, record: Record) -> list[str]:
-    """Give the row of one contender."""
+    """Return the row of one contender."""
     row = [f"**{title(name)}**" if name == "generated" else title(name), f"{record['samples_per_second']:,.0f}"]
     row += ["1" if name == BASELINE else ratio(record["ratio"])]
     row += [f"{record['to_first_step']:.1f} s", f"{record['wall']:.1f} s", f"{record['peak_memory'] / 2**20:,.0f} MiB"]
@@ -48,7 +48,7 @@ def speed_row(name: str, record: Record) -> list[str]:
 
 
 def optimisation_table(results: Record, what: str) -> str:
-    """Give what a number becomes where each optimisation is taken out, in times of itself, as a Markdown table."""
+    """Return what a number becomes where each optimisation is taken out, in times of itself, as a Markdown table."""
     measured = {name: record[what] for name, record in results["optimisations"].items() if what in record}
     names = dict.fromkeys(name for ratios in measured.values() for name in ratios)
     rows = [
@@ -59,7 +59,7 @@ def optimisation_table(results: Record, what: str) -> str:
 
 
 def guard_table(results: Record) -> str:
-    """Give what each guard and each logger takes of a step as a Markdown table."""
+    """Return what each guard and each logger takes of a step as a Markdown table."""
     measured = results["guards"].values()
     rows = []
     for name in dict.fromkeys(name for workload in measured for name in workload):
@@ -70,15 +70,15 @@ def guard_table(results: Record) -> str:
 
 
 def guard_cells(record: Record | None) -> list[str]:
-    """Give what a guard takes of a step; empty cells where it was not measured."""
+    """Return what a guard takes of a step; empty cells where it was not measured."""
     return [f"{record['microseconds']['median']:.0f} µs", percent(record["share"])] if record else ["", ""]
 
 
 def ratio(spread: Record) -> str:
-    """Give a median ratio, and the smallest and the largest."""
+    """Return a median ratio, and the smallest and the largest."""
     return f"{spread['median']:.2f} ({spread['low']:.2f} to {spread['high']:.2f})"
 
 
 def percent(spread: Record) -> str:
-    """Give a median share, and the smallest and the largest, in percent."""
+    """Return a median share, and the smallest and the largest, in percent."""
     return f"{spread['median']:.1%} ({spread['low']:.1%} to {spread['high']:.1%})"

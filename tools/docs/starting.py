@@ -7,7 +7,7 @@ from tools.docs.speed import ratio
 
 
 def gpu_table(results: Record) -> str:
-    """Give the samples per second on a GPU beside a plain loop, and how often a step waits for the GPU."""
+    """Return the samples per second on a GPU beside a plain loop, and how often a step waits for the GPU."""
     rows = []
     for name, record in results["settings"].items():
         rates = [statistics.median(record["samples_per_second"][who]) for who in ("plain", "generated")]
@@ -17,7 +17,7 @@ def gpu_table(results: Record) -> str:
 
 
 def starting_table(results: Record) -> str:
-    """Give what commands take from start to end, as generated and with each optimisation taken out."""
+    """Return what commands take from start to end, as generated and with each optimisation taken out."""
     medians = results["medians"]
     commands = list(next(iter(medians.values())))
     rows = [[name, *(f"{taken[what]:.2f} s" for what in commands)] for name, taken in medians.items()]
@@ -25,7 +25,7 @@ def starting_table(results: Record) -> str:
 
 
 def loading_table(results: Record) -> str:
-    """Give the samples per second of each number of workers, for each kind of step."""
+    """Return the samples per second of each number of workers, for each kind of step."""
     rates = results["samples_per_second"]
     workers = list(next(iter(rates.values())))
     rows = [[f"computes on {kind}", *(f"{found[each]:,.0f}" for each in workers)] for kind, found in rates.items()]
@@ -33,7 +33,7 @@ def loading_table(results: Record) -> str:
 
 
 def copying_table(results: Record) -> str:
-    """Give what Copier takes for each template, in seconds and in times of the empty one in the same round."""
+    """Return what Copier takes for each template, in seconds and in times of the empty one in the same round."""
     rows = []
     for name, both in results["seconds"].items():
         cells = [f"{statistics.median(both[what]):.2f} s ({times_empty(results, name, what):.2f})" for what in both]
@@ -42,7 +42,7 @@ def copying_table(results: Record) -> str:
 
 
 def times_empty(results: Record, name: str, what: str) -> float:
-    """Give the median ratio of a template's time to that of the empty one in the same round."""
+    """Return the median ratio of a template's time to that of the empty one in the same round."""
     empty = next(iter(results["seconds"].values()))[what]
     own = results["seconds"][name][what]
     return statistics.median(float(one / other) for one, other in zip(own, empty, strict=True))

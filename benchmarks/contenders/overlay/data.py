@@ -4,5 +4,5 @@ from benchmarks.contenders.workloads import Batches, chosen_workload
 
 
 def load_data(config: object = None) -> tuple[Batches, Batches]:
-    """Give the training set and the validation set."""
+    """Return the training set and the validation set."""
     return chosen_workload().load_data()

@@ -25,7 +25,7 @@ OPEN_MPI = {
 
 @contextmanager
 def launchers_ready(launchers: Iterable[str], folder: Path) -> Iterator[Mapping[str, str]]:
-    """Give the variables that the launchers need, with a Slurm cluster behind them where one is wanted and can be."""
+    """Yield the variables that the launchers need, with a Slurm cluster behind them where one is wanted and can be."""
     if "slurm" not in launchers or "SLURM_CONF" in os.environ or slurm.missing():
         yield OPEN_MPI
         return
@@ -36,7 +36,7 @@ def launchers_ready(launchers: Iterable[str], folder: Path) -> Iterator[Mapping[
 def compare_with_launcher(trial: Trial, command: str, env: Mapping[str, str], trained: Trained) -> str | None:
     """Train, stop and resume a project by its launcher, and compare what it leaves with the forked ranks' work.
 
-    Gives what is wrong, if anything.
+    Returns what is wrong, if anything.
     """
     if trained.failures:
         return f"forked ranks fail on all of the data: {trained.failures[0][1]}"
@@ -58,7 +58,7 @@ def compare_with_launcher(trial: Trial, command: str, env: Mapping[str, str], tr
 
 
 def run_to_end(command: list[str], folder: Path, env: Mapping[str, str]) -> tuple[int | None, str]:
-    """Run a command, and give its exit code and all that it printed; None: it was killed at the deadline."""
+    """Run a command, and return its exit code and all that it printed; None: it was killed at the deadline."""
     process = subprocess.Popen(
         command,
         cwd=folder,

@@ -11,7 +11,7 @@ FORMAT = 1  # grows when a key goes or changes its meaning, not when one comes
 
 
 def write_json(verdict: Verdict, path: Path) -> None:
-    """Write the verdict to a file. Raises OSError where that is not possible.
+    """Write the verdict to a file. Raises OSError if that is not possible.
 
     The file holds one object:
         format: 1
@@ -29,7 +29,7 @@ def write_json(verdict: Verdict, path: Path) -> None:
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
-    """Give the verdict as the object that write_json() documents."""
+    """Return the verdict as the object that write_json() documents."""
     return {
         "format": FORMAT,
         "passed": verdict.passed,
@@ -51,7 +51,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def question_as_json(question: Question) -> dict[str, Any]:
-    """Give a question with its choices."""
+    """Return a question with its choices."""
     return {
         "key": question.key,
         "help": question.help,
@@ -64,7 +64,7 @@ def question_as_json(question: Question) -> dict[str, Any]:
 
 
 def outcome_as_json(outcome: Outcome, launchers: str) -> dict[str, Any]:
-    """Give what was found out about one combination."""
+    """Return what was found out about one combination."""
     return {
         "name": outcome.combination.name,
         "answers": dict(outcome.combination.answers),

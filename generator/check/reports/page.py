@@ -93,7 +93,7 @@ def arrange(questions: Sequence[Question], outcomes: Sequence[Outcome]) -> Grid:
 
 
 def occurring_answers(questions: Sequence[Question], outcomes: Sequence[Outcome]) -> Axis:
-    """Give each question with those of its answers that a combination has, in the order of the choices."""
+    """Return each question with those of its answers that a combination has, in the order of the choices."""
     known = {question.key: [text(choice.value) for choice in question.choices] for question in questions}
     found: dict[str, dict[str, None]] = {}
     for outcome in outcomes:
@@ -144,7 +144,7 @@ LONGEST = 40_000  # characters of one failure's text; what is in the middle of a
 
 
 def write_page(verdict: Verdict, path: Path) -> None:
-    """Write the page. Raises OSError where that is not possible."""
+    """Write the page. Raises OSError if that is not possible."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -176,7 +176,7 @@ def write_page(verdict: Verdict, path: Path) -> None:
 
 
 def shown(text: str) -> str:
-    """Give what is shown of a failure's text: all of it, but of a very long one the beginning and the end."""
+    """Return what is shown of a failure's text: all of it, but of a very long one the beginning and the end."""
     cleaned = plain(text).strip("\n")
     left_out = len(cleaned) - LONGEST
     if left_out <= 0:
@@ -186,7 +186,7 @@ def shown(text: str) -> str:
 
 
 def cell_kind(outcome: Outcome) -> str:
-    """Give the CSS classes of an outcome's cell."""
+    """Return the CSS classes of an outcome's cell."""
     kinds = ["pass" if outcome.passed else "fail"]
     return " ".join([*kinds, *["cached"] * outcome.cached, *["noted"] * bool(outcome.notes)])
 
@@ -199,7 +199,7 @@ def in_words(outcome: Outcome) -> str:
 
 
 def group_views(verdict: Verdict) -> list[dict[str, Any]]:
-    """Give each group of failures, with the numbers of its outcomes and the command for the first."""
+    """Return each group of failures, with the numbers of its outcomes and the command for the first."""
     numbers = {outcome.combination: number for number, outcome in enumerate(verdict.outcomes)}
     return [
         {
@@ -213,7 +213,7 @@ def group_views(verdict: Verdict) -> list[dict[str, Any]]:
 
 
 def suspects(verdict: Verdict) -> list[tuple[str, list[tuple[str, int, int]]]]:
-    """Give the questions whose answers fail unequally often: each answer with how many fail, and of how many."""
+    """Return the questions whose answers fail unequally often: each answer with how many fail, and of how many."""
     total = Counter(answer for outcome in verdict.outcomes for answer in words(outcome.combination))
     failed = Counter(answer for outcome in verdict.failed for answer in words(outcome.combination))
     rows = [
@@ -224,7 +224,7 @@ def suspects(verdict: Verdict) -> list[tuple[str, list[tuple[str, int, int]]]]:
 
 
 def details(outcome: Outcome, launchers: str) -> dict[str, Any]:
-    """Give what the page shows when a cell is opened, as JSON can hold it."""
+    """Return what the page shows when a cell is opened, as JSON can hold it."""
     return {
         "name": plain(outcome.combination.name),
         "answers": words(outcome.combination),

@@ -24,7 +24,7 @@ def plain(text: str) -> str:
 
 
 def headline(text: str) -> str:
-    """Give the line that says most: of a traceback the exception, else the first; "" where there is no text."""
+    """Return the line that says most: of a traceback the exception, else the first; "" if there is no text."""
     lines = [line for line in plain(text).splitlines() if line.strip()]
     if lines and lines[0].startswith("Traceback "):
         return next((line for line in lines[1:] if not line[0].isspace()), lines[0])
@@ -32,7 +32,7 @@ def headline(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Give a time as people read it: 0.4 s, 12 s, 3 min 05 s, 1 h 02 min."""
+    """Return a time as people read it: 0.4 s, 12 s, 3 min 05 s, 1 h 02 min."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -110,7 +110,7 @@ def counts(verdict: Verdict) -> str:
 
 
 def failure_groups(verdict: Verdict, many: int = MANY) -> list[FailureGroup]:
-    """Give each failure as a group of its own, or, where there are many, equal ones together, the largest first."""
+    """Return each failure as a group of its own, or, where there are many, equal ones together, the largest first."""
     failures = [(outcome, failure) for outcome in verdict.outcomes for failure in outcome.failures]
     if len(failures) <= many:
         return [FailureGroup((outcome,), failure) for outcome, failure in failures]
@@ -148,6 +148,6 @@ def words(combination: Combination) -> list[tuple[str, str]]:
 
 
 def grouped_notes(verdict: Verdict) -> list[tuple[str, int]]:
-    """Give each note once, with the number of combinations that have it, the most frequent first."""
+    """Return each note once, with the number of combinations that have it, the most frequent first."""
     notes = Counter(plain(note) for outcome in verdict.outcomes for note in dict.fromkeys(outcome.notes))
     return notes.most_common()

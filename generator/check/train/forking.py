@@ -92,7 +92,7 @@ class Ended:
 
     @property
     def complaint(self) -> str:
-        """Why this is no success; "" where all processes ended with code 0."""
+        """Why this is no success; "" if all processes ended with code 0."""
         if all(code == 0 for code in self.codes):
             return ""
         how = ", ".join(
@@ -149,7 +149,7 @@ class Running:
             process.join()
 
     def end(self) -> Ended:
-        """Give how it ended, after killing it where the deadline is over."""
+        """Return how it ended, after killing it if the deadline is over."""
         codes = [process.exitcode for process in self.processes]
         if not self.has_ended():
             self.kill()
@@ -202,7 +202,7 @@ Job = Generator[Run | Task, Ended, T]
 
 
 def train_all(jobs: Iterable[Job[T]], at_once: int) -> Generator[T, None, None]:
-    """Do all jobs, some at a time, and give their results as they come.
+    """Do all jobs, some at a time, and yield their results as they come.
 
     A job is a generator: it yields a run or a task, is sent how that ended, and returns its result. Where this
     generator is closed, or an exception such as KeyboardInterrupt comes, no process is left behind.
@@ -233,7 +233,7 @@ def train_all(jobs: Iterable[Job[T]], at_once: int) -> Generator[T, None, None]:
 
 
 def pump(active: Sequence[tuple[Running, Job[T]]]) -> list[tuple[Running, Job[T]]]:
-    """Wait until something happens, and give the runs that have ended or are overdue."""
+    """Wait until something happens, and return the runs that have ended or are overdue."""
     watched = [each for running, _ in active for each in running.waits_for()]
     # Looked at after the list is made: it holds no process that has ended before.
     over = any(running.has_ended() for running, _ in active)

@@ -171,7 +171,7 @@ def complaints_of_evaluation(history: History, seen: list[StepSeen], precision: 
 
 
 def checkpoint_parts(path: Path) -> dict[str, str]:
-    """Give a hash of each part of a checkpoint but for the options, which differ from start to start."""
+    """Return a hash of each part of a checkpoint but for the options, which differ from start to start."""
     import torch
 
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)

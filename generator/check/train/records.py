@@ -55,7 +55,7 @@ def wandb_files(run_dir: Path) -> list[Path]:
 
 
 def wandb_records(file: Path) -> Iterator[Any]:
-    """Give the records of a .wandb file, which W&B's own protocol buffers read: a log in the format of LevelDB."""
+    """Yield the records of a .wandb file, which W&B's own protocol buffers read: a log in the format of LevelDB."""
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
     block, header = 32768, 7

@@ -169,7 +169,7 @@ def explained(complaint: str) -> str:
 def compare(trained: Trained, reference: Trained, own: bool, name: str) -> tuple[str, str] | None:
     """Compare a run over a stop with the one without, of the same combination or of one that must be equal.
 
-    Gives the stage and the text of what is wrong, if anything.
+    Returns the stage and the text of what is wrong, if anything.
     """
     whole = reference.whole
     until_stop = first_difference(trained.trail[:STOP], whole["trail"][:STOP])
@@ -192,7 +192,7 @@ def compare(trained: Trained, reference: Trained, own: bool, name: str) -> tuple
 
 
 def first_difference(one: list[Any], other: list[Any]) -> int | None:
-    """The first place where two lists differ, counted from 0; None where they are equal."""
+    """The first place where two lists differ, counted from 0; None if they are equal."""
     for i, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return i

@@ -57,7 +57,7 @@ class Handle:
         return [masters.get(each, each) for group in self.optimizer.param_groups for each in group["params"]]
 
     def unscale(self, set_aside: dict[nn.Parameter, Tensor | None]) -> None:
-        """Give the weights that the optimizer steps their true gradients."""
+        """Return the weights that the optimizer steps their true gradients."""
         masters = dict(self.halves)
         for weight in self.weights():
             if weight.grad is None:
@@ -105,7 +105,7 @@ def initialize(models: nn.Module, optimizers: Optimizer, *, opt_level: str = "O1
 
 
 def cast_model(model: nn.Module) -> None:
-    """Compute in float16 but for BatchNorm, take and give float32, and save float32."""
+    """Compute in float16 but for BatchNorm, take and return float32, and save float32."""
     for module in model.modules():
         if not isinstance(module, _BatchNorm):
             for weight in module.parameters(recurse=False):
@@ -154,7 +154,7 @@ def patch_step(handle: Handle) -> None:
 
 @contextmanager
 def scale_loss(loss: Tensor, optimizers: Optimizer, *, delay_unscale: bool = False) -> Iterator[Tensor]:
-    """Give the scaled loss for a backward pass, and unscale the gradients afterwards unless that is delayed."""
+    """Yield the scaled loss for a backward pass, and unscale the gradients afterwards unless that is delayed."""
     handle = current()
     assert isinstance(loss, Tensor)
     assert loss.numel() == 1

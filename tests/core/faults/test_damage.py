@@ -83,7 +83,7 @@ def test_all_ranks_go_on_from_the_newest_whole_one(kept: float, run_dir: Path, p
 
 
 def refused(project: Path, run_dir: Path, *options: str) -> str:
-    """Start a run that must end with code 2 on both ranks, and give its one line of error."""
+    """Start a run that must end with code 2 on both ranks, and return its one line of error."""
     printed = train_on_ranks(project, run_dir, *options, code=2)
     errors = [line for text in printed for line in text.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1, printed

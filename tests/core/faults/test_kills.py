@@ -23,7 +23,7 @@ def temporary_files(run_dir: Path) -> set[tuple[str, int]]:
 
 
 def kill_while_saving(ranks: list[Rank], run_dir: Path, delay: float) -> bool:
-    """Kill all ranks some time after a checkpoint has begun to be written. Gives False where they ended before."""
+    """Kill all ranks some time after a checkpoint has begun to be written. Returns False if they ended before."""
     before = temporary_files(run_dir)  # left by the kill before
     while temporary_files(run_dir) <= before:
         if not all(rank.process.is_alive() for rank in ranks):
@@ -32,7 +32,7 @@ def kill_while_saving(ranks: list[Rank], run_dir: Path, delay: float) -> bool:
 
 
 def assert_all_are_whole(run_dir: Path) -> int:
-    """Load every checkpoint, compare its bytes with the manifest, and give the step of the newest."""
+    """Load every checkpoint, compare its bytes with the manifest, and return the step of the newest."""
     folder = run_dir / "checkpoints"
     known = json.loads((folder / "manifest.json").read_text())
     files = [folder / name for name in names(run_dir) if name.endswith(".pt")]

@@ -41,7 +41,7 @@ ON_THE_DEVICE = Rewrite("self.waits = self.on_cpu or $OTHER", "self.waits = $OTH
 
 @pytest.fixture
 def program(own_project: Render, tmp_path: Path) -> Any:
-    """Give a program whose data is bad at the start, for some answers and an optimizer."""
+    """Return a program whose data is bad at the start, for some answers and an optimizer."""
 
     def get(optimizer: str = "", *, on_device: bool = False, **answers: object) -> Program:
         project = own_project(**answers)

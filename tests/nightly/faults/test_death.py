@@ -24,7 +24,7 @@ LAUNCHERS = [
 
 
 def seconds_until_gone(pids: list[int], limit: float) -> float:
-    """Wait until none of the processes is there, and give how long that took. Fails after the limit (seconds)."""
+    """Wait until none of the processes is there, and return how long that took. Fails after the limit (seconds)."""
     started = time.perf_counter()
     while left := [pid for pid in pids if is_running(pid)]:
         assert time.perf_counter() < started + limit, f"still there: {left}"

@@ -21,7 +21,7 @@ PLACE = r"(loading data|training|reducing|saving|evaluating), after step \d+"
 
 
 def wait_for_line(output: Path, pattern: str, limit: float) -> str:
-    """Wait until a line of the output matches, and give it. Fails after the limit (seconds)."""
+    """Wait until a line of the output matches, and return it. Fails after the limit (seconds)."""
     deadline = time.monotonic() + seconds(limit)
     while not (found := re.search(rf"^.*{pattern}.*$", output.read_text(), re.MULTILINE)):
         assert time.monotonic() < deadline, output.read_text()

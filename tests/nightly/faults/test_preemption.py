@@ -65,7 +65,7 @@ def has_trained(run_dir: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def paced(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Give a project whose training takes a minute, and each checkpoint some seconds, until it resumes."""
+    """Return a project whose training takes a minute, and each checkpoint some seconds, until it resumes."""
     copies: dict[str, Path] = {}
 
     def get(launcher: str) -> Path:
@@ -124,7 +124,7 @@ class Batch:
         wait_until(told, text, timeout=90)
 
     def end(self, *, restarts: int) -> Job:
-        """Wait until it has ended for good and give its state; it was queued again so often."""
+        """Wait until it has ended for good and return its state; it was queued again so often."""
         job = self.cluster.wait(self.id)
         assert job.restarts == restarts, self.log.read_text()
         return job
@@ -140,7 +140,7 @@ class Batch:
     def assert_goes_on(self, whole: dict[str, Any]) -> float:
         """It begins again by itself, goes on from its checkpoint and ends as if nothing had happened.
 
-        Gives the seconds from now until it goes on.
+        Returns the seconds from now until it goes on.
         """
         started = time.perf_counter()
         log = self.run_dir / "train.log"

@@ -96,7 +96,7 @@ class Cluster:
         return self.start(0, *options, **variables), self.start(1, *options, **variables)
 
     def wait_for(self, what: str, begin: int = 0, timeout: float = 90) -> re.Match[str]:
-        """Wait until the log, from a place on, has a regular expression, and give the match."""
+        """Wait until the log, from a place on, has a regular expression, and return the match."""
         deadline = time.monotonic() + seconds(timeout)
         while not (found := re.compile(what, re.DOTALL).search(self.log, begin)):
             assert time.monotonic() < deadline, "\n".join(file.read_text() for file in self.folder.glob("*.log"))
@@ -109,7 +109,7 @@ Start = Callable[[str], Cluster]
 
 @pytest.fixture
 def cluster(project: Render, tmp_path: Path) -> Iterator[Start]:
-    """Give two hosts for the project of a launcher."""
+    """Yield two hosts for the project of a launcher."""
     if reason := hosts.missing():
         pytest.skip(reason)
     with ExitStack() as stack:

@@ -60,7 +60,7 @@ def projects(history: History, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def fleet(folder: Path, *arguments: str) -> tuple[int, str, dict[str, dict[str, Any]]]:
-    """Run the command, and give its exit code, what it prints and its reports by project."""
+    """Run the command, and return its exit code, what it prints and its reports by project."""
     file = folder.parent / "reports.json"
     file.unlink(missing_ok=True)
     done = CliRunner().invoke(app, ["fleet", "--json", str(file), *arguments])

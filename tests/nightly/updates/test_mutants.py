@@ -15,7 +15,7 @@ DEFAULTS = ("launcher=torchrun", "backend=auto", "amp=none", "sync_bn=false", "l
 
 
 def found(versions: MadeUp, workers: Workers, *parts: str, only: Sequence[str] = DEFAULTS) -> str:
-    """Give all that is wrong with the working tree of a made-up history, a line each."""
+    """Return all that is wrong with the working tree of a made-up history, a line each."""
     gate = Gate(template=versions.folder, cache=versions.cache, parts=parts, only=only, pairs=1)
     with scratch_folder(0) as folder:
         return "\n".join(f"{part.name}: {wrong}" for part in gate.run(workers, folder) for wrong in part.wrong)

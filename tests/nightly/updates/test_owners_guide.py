@@ -25,7 +25,7 @@ REAL_EDITS = ("averaged_weights", "new_option", "added_metric", "early_end", "ad
 
 @pytest.fixture(scope="session")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    """Give what types commands into bash, in an environment of the owner's own that has all packages of this one."""
+    """Return what types commands into bash, in an environment of the owner's own that has all packages of this one."""
     place = tmp_path_factory.mktemp("environment")
     venv.create(place, with_pip=True, upgrade_deps=True)  # --group needs pip 25.1
     packages = next(path for path in sys.path if path.endswith("site-packages"))
