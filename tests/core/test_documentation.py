@@ -1,6 +1,7 @@
 """The documentation says what the template is."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from generator.answers.questions import TEMPLATE, read_questions
 from generator.check.results import STAGES
 from tests.conftest import Render
+from tests.maintaining import read_page
 from tests.nightly.test_mutants import MUTANTS
 from tools.docs.check import NOT_MEASURED
 from tools.docs.pages import documented_files
@@ -117,3 +119,14 @@ def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> No
     assert {"--resume", "--run-dir", "--keep"} <= named
     for option in named:
         assert option in shown.stdout, f"README.md names {option}"
+
+
+@pytest.mark.parametrize("title", ["Add a logger", "Add a launcher", "Add a question"])
+def test_each_block_of_the_page_for_maintainers_has_its_place(title: str, tmp_path: Path) -> None:
+    """tests/nightly/test_maintaining.py runs the commands of the page, too."""
+    for part in ("generator", "partials", "template", "tests"):
+        shutil.copytree(TEMPLATE / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(TEMPLATE / "copier.yml", tmp_path)
+    read_page()[title].follow(tmp_path)
+    before, after = (sum(len(question.choices) for question in read_questions(place)) for place in (TEMPLATE, tmp_path))
+    assert after > before

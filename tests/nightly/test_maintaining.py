@@ -1,0 +1,238 @@
+"""docs/maintaining.md, followed to the letter in a clone: what it adds passes, and mistakes in it are named."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from generator.answers.questions import TEMPLATE
+from generator.render.git import git
+from generator.render.snapshot import PARTS
+from tests.clones import COMMAND, check, clone_of_the_template, environment, flowing
+from tests.launching import output_of
+from tests.maintaining import read_page
+from tests.pace import seconds
+
+PAGE = read_page()
+LOGGER, LAUNCHER, QUESTION = PAGE
+COPIED = (*PARTS, "generator", "tests", "tools", "benchmarks", "pyproject.toml", "constraints.txt", "README.md")
+# Of the combinations that a command of the page looks at, the two with these answers are tried here,
+FEW = {"launcher": "torchrun", "backend": "auto", "amp": "none", "sync_bn": "false", "logging": "csv"}
+# and of its tests those with these words in their names: what looks at an answer, or at the traces of all.
+ADDED = {LOGGER: "jsonl", LAUNCHER: "flux", QUESTION: "stack_dumps"}
+LISTS = "words_that_would_betray or no_trace_of_an_answer"
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """Something that a maintainer may get wrong in a section, and a regular expression of what must be said of it."""
+
+    name: str
+    title: str
+    file: str
+    right: str
+    wrong: str
+    said: str
+
+    def make(self, clone: Path) -> None:
+        """Make it in a clone. Fails if what is right is not there once."""
+        text = (clone / self.file).read_text()
+        assert text.count(self.right) == 1
+        (clone / self.file).write_text(text.replace(self.right, self.wrong))
+
+
+JSONL = "partials/tracking/jsonl.py.jinja"
+TRAIN = "template/train.py.jinja"
+REGISTER = "    faulthandler.register(signal.SIGUSR2)\n"
+CONDITION = "{% if stack_dumps %}\n" + REGISTER + "{% endif %}\n"
+RUN = "    run = Run(config, world, device)\n"
+FOR_CHECK = [
+    Mistake(
+        "a resumed run begins its file anew",
+        LOGGER,
+        JSONL,
+        'open(path, "a")',
+        'open(path, "w")',
+        r"train/loss is recorded at the steps \[4, 5\], which should rise to 5 by way of 3",
+    ),
+    Mistake(
+        "a logger draws a random number",
+        LOGGER,
+        JSONL,
+        "        drop_records_after(start_step, path)\n",
+        "        import torch\n\n        torch.rand(1)\n        drop_records_after(start_step, path)\n",
+        "agree its weights differ from those of torchrun-auto-none-false-console from step 1 on",
+    ),
+    Mistake(
+        "the contract is left out",
+        LAUNCHER,
+        "generator/check/train/environments.py",
+        '    "flux": flux,\n',
+        "",
+        "flux-auto-none-false-csv train a rank other than 0 wrote a file",
+    ),
+    Mistake(
+        "processes and nodes change places",
+        LAUNCHER,
+        "partials/launcher/flux.py.jinja",
+        '("FLUX_JOB_SIZE", "FLUX_JOB_NNODES")',
+        '("FLUX_JOB_NNODES", "FLUX_JOB_SIZE")',
+        r"flux-auto-none-false-csv train exit code 0, exit code \d",
+    ),
+    Mistake(
+        "the command is left out",
+        LAUNCHER,
+        "copier.yml",
+        "    {%- elif launcher == 'flux' -%}\n    flux run --ntasks=2 python train.py\n",
+        "",
+        r"flux-auto-none-false-csv lint train\.py:4: W291 Trailing whitespace",
+    ),
+    Mistake(
+        "an import is left out",
+        QUESTION,
+        TRAIN,
+        "import signal\n",
+        "",
+        r"torchrun-auto-none-false-csv-true lint train\.py:\d+: F821 Undefined name `signal`",
+    ),
+    Mistake(
+        "an answer changes a number, and should not",
+        QUESTION,
+        TRAIN,
+        CONDITION + RUN,
+        RUN + CONDITION.replace(REGISTER, REGISTER + "    torch.manual_seed(12345)\n"),
+        "agree its weights differ from those of torchrun-auto-none-false-csv-false from step 1 on",
+    ),
+]
+NO_CONDITION = Mistake(
+    "the condition is left out", QUESTION, TRAIN, CONDITION, REGISTER, r"train\.py:\d+: faulthandler\.register"
+)
+FOR_TESTS = [
+    Mistake(
+        "what was recorded after the checkpoint stays",
+        LOGGER,
+        JSONL,
+        ' and json.loads(line)["step"] <= step',
+        "",
+        r"FAILED \S+::test_each_metric_has_each_step_once_and_in_order\[jsonl\]",
+    ),
+    Mistake(
+        "the words that betray a launcher are left out",
+        LAUNCHER,
+        "tests/core/test_rendered_code.py",
+        '    ("launcher", "flux"): r"\\bflux",\n',
+        "",
+        r"FAILED \S+::test_every_choice_has_words_that_would_betray_it",
+    ),
+    NO_CONDITION,
+]
+
+Followed = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A copy of this repository in which every test begins anew, but with what mypy has parsed of torch."""
+    with clone_of_the_template() as place:
+        yield place
+
+
+@pytest.fixture
+def followed(place: Path) -> Followed:
+    """Give a clone in which a section of the page was followed, and only that is not committed."""
+
+    def follow(title: str) -> Path:
+        for part in COPIED:
+            begin_anew(place, part)
+        shutil.rmtree(place / ".git", ignore_errors=True)
+        git(place, "init", "--quiet")
+        git(place, "add", *COPIED)
+        git(place, "commit", "--quiet", "--message", "Before")
+        PAGE[title].follow(place)
+        return place
+
+    return follow
+
+
+def begin_anew(place: Path, part: str) -> None:
+    """Copy a file or a folder of this repository into a clone, in the place of what a test has left there."""
+    if (TEMPLATE / part).is_dir():
+        shutil.rmtree(place / part, ignore_errors=True)
+        shutil.copytree(TEMPLATE / part, place / part, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copy2(TEMPLATE / part, place / part)
+
+
+def command(title: str, program: str) -> list[str]:
+    """Give the words behind a program in the one command of a section that begins with it."""
+    (words,) = [words for words in map(shlex.split, PAGE[title].commands) if " ".join(words).startswith(program)]
+    return words[len(program.split()) :]
+
+
+def filters(title: str) -> list[str]:
+    """Give the words of a section's check, and filters for the questions that it leaves open."""
+    words = command(title, "ddp-template check")
+    asked = {word.partition("=")[0] for word in words}
+    return [*words, *(f"{key}={value}" for key, value in FEW.items() if key not in asked)]
+
+
+def run_tests(clone: Path, title: str, chosen: str) -> subprocess.CompletedProcess[str]:
+    """Run the chosen ones of the tests that a section names, in its clone, as scripts/test.sh does there."""
+    files = command(title, "scripts/test.sh")
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", *files, "-k", chosen]
+    return subprocess.run(
+        words, cwd=clone, env=environment(clone), stdout=subprocess.PIPE, text=True, timeout=seconds(600)
+    )
+
+
+@pytest.mark.parametrize("title", PAGE)
+def test_what_the_page_adds_passes_its_check(title: str, followed: Followed) -> None:
+    printed = check(followed(title), *filters(title))
+    assert "2 combinations: 2 passed, 0 failed" in printed
+    assert "only its train.log was read" not in flowing(printed)
+
+
+@pytest.mark.parametrize("title", PAGE)
+def test_what_the_page_adds_passes_its_tests(title: str, followed: Followed) -> None:
+    done = run_tests(followed(title), title, f"{ADDED[title]} or {LISTS}")
+    assert done.returncode == 0, done.stdout
+
+
+def changed_files(clone: Path) -> set[str]:
+    """Return the files that the section of the question changes in projects with its default."""
+    words = command(QUESTION, "ddp-template diff")
+    few = [f"{key}={value}" for key, value in FEW.items()]
+    printed = output_of([COMMAND, "diff", *words, "--since", "HEAD", *few], clone, environment(clone))
+    assert "1 of 1 combinations" in printed
+    return set(re.findall(r"^ *\+\d.*  (\S+)$", printed, re.MULTILINE))
+
+
+def test_the_default_of_the_question_changes_no_project(followed: Followed) -> None:
+    clone = followed(QUESTION)
+    assert changed_files(clone) == {".copier-answers.yml"}
+    NO_CONDITION.make(clone)
+    assert changed_files(clone) == {".copier-answers.yml", "train.py"}
+
+
+@pytest.mark.parametrize("mistake", FOR_CHECK, ids=lambda mistake: mistake.name)
+def test_the_check_names_a_mistake(mistake: Mistake, followed: Followed) -> None:
+    clone = followed(mistake.title)
+    mistake.make(clone)
+    printed = check(clone, *filters(mistake.title), code=1)
+    assert "2 combinations: 1 passed, 1 failed" in printed
+    assert re.search(mistake.said, flowing(printed)), printed
+
+
+@pytest.mark.parametrize("mistake", FOR_TESTS, ids=lambda mistake: mistake.name)
+def test_the_tests_name_a_mistake(mistake: Mistake, followed: Followed) -> None:
+    clone = followed(mistake.title)
+    mistake.make(clone)
+    done = run_tests(clone, mistake.title, f"({ADDED[mistake.title]} and in_order) or {LISTS}")
+    assert done.returncode == 1, done.stdout
+    assert re.search(mistake.said, done.stdout), done.stdout
