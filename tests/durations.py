@@ -123,12 +123,13 @@ class Collector:
         self.take(getattr(node, "workeroutput", {}).get("costs", {}))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write the file, and show the table."""
+        """Write the file, but for a slice, and show the table."""
         record = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         files = {**record.get("files", {}), **self.files}
         record["files"] = {name: files[name] for name in sorted(files) if (TESTS / name).exists()}
         record |= {"date": date.today().isoformat(), "machine": machine(), "cold_start": seconds_of_cold_start()}
-        RESULTS.write_text(json.dumps(record, indent=2) + "\n")
+        if not terminalreporter.config.getoption("--slice"):  # other slices are cut by what the file says
+            RESULTS.write_text(json.dumps(record, indent=2) + "\n")
         terminalreporter.section("where the time went")
         terminalreporter.write(folder_table({**record, "files": self.files}))
 
