@@ -6,14 +6,11 @@ from contextlib import ExitStack
 
 import typer
 
-from generator.answers.combinations import shaping_questions
 from generator.answers.questions import TEMPLATE
-from generator.check.reading import Reading
-from generator.check.rendering import Projects
-from generator.check.results import Verdict
+from generator.check.pipeline import begin_reading, render, take_complaints
 from generator.check.static import distinct
 from generator.check.work import Order, Work
-from generator.render.scratch import remove, working_folder
+from generator.render.scratch import remove, scratch_folder
 from generator.render.workers import Workers, legal_combinations
 
 
@@ -24,16 +21,16 @@ def measure() -> dict[str, float]:
     RuntimeError where anything is wrong with a project.
     """
     started = time.perf_counter()
-    with Workers() as workers, working_folder(2**32) as folder, ExitStack() as stack:
+    with Workers() as workers, scratch_folder(2**32, keep=True) as folder, ExitStack() as stack:
         combinations = legal_combinations(TEMPLATE, workers)
         asked = time.perf_counter()
-        work = Work(Order(combinations, cache=None), Verdict([], shaping_questions()), folder, workers, stack)
-        Projects(work).render()
+        work = Work(Order(combinations, cache=None), folder, workers, stack)
+        render(work)
         rendered = time.perf_counter()
-        reading = Reading(work)
-        reading.take()
+        reading = begin_reading(work)
+        take_complaints(work, reading)
         read = time.perf_counter()
-        files = distinct(file for files in reading.sources.values() for file in files)
+        files = distinct(file for files in work.sources.values() for file in files)
         remove(folder)
     wrong = [failure for outcome in work.outcomes.values() for failure in outcome.failures]
     if wrong:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from generator.check.train.forking import Ended, Job, Run, train_all
+from generator.check.train.forking import Ended, run_forked, train_all
+from generator.check.train.rank import Run
 from generator.check.train.records import History, read_csv
 from generator.check.train.trial import environment
 from tests.launching import ON_CPU, checkpoint
@@ -81,11 +82,11 @@ class Program:
         )
 
 
-def one_after_another(programs: Sequence[Program]) -> Job[list[Ended]]:
+def one_after_another(programs: Sequence[Program]) -> list[Ended]:
     """Run programs in turn, as long as they end with the codes that are expected."""
-    ends = []
+    ends: list[Ended] = []
     for program in programs:
-        ends.append((yield program.run()))
+        ends.append(run_forked(program.run()))
         if not program.ended_as_expected(ends[-1]):
             break
     return ends
@@ -93,8 +94,9 @@ def one_after_another(programs: Sequence[Program]) -> Job[list[Ended]]:
 
 def ends_of(sequences: Iterable[Sequence[Program]]) -> list[list[Ended]]:
     """Run sequences of programs, several at a time, and return how they ended, in the order of the sequences."""
-    numbered = (with_number(number, one_after_another(programs)) for number, programs in enumerate(sequences))
-    return [ends for _, ends in sorted(train_all(numbered, AT_ONCE), key=lambda each: each[0])]
+    numbered = enumerate(sequences)
+    done = {number: ends for (number, _), ends in train_all(lambda each: one_after_another(each[1]), numbered, AT_ONCE)}
+    return [ends for _, ends in sorted(done.items())]
 
 
 def run_all(sequences: Sequence[Sequence[Program]]) -> list[list[Ended]]:
@@ -104,11 +106,6 @@ def run_all(sequences: Sequence[Sequence[Program]]) -> list[list[Ended]]:
         for program, each in zip(programs, ended, strict=False):
             assert program.ended_as_expected(each), each.complaint or f"exit codes {each.codes}, not {program.code}"
     return ends
-
-
-def with_number(number: int, job: Job[list[Ended]]) -> Job[tuple[int, list[Ended]]]:
-    """Say which sequence has ended."""
-    return number, (yield from job)
 
 
 def fetched(ended: Ended, kind: str = "training") -> list[list[list[int]]]:

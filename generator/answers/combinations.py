@@ -1,11 +1,22 @@
-"""The space of answers: every combination of choices that Copier itself accepts. Nothing is known here of legality."""
+"""Combinations of answers: their names, which of them to look at, and words that describe some of them."""
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import itertools
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from generator.answers.questions import TEMPLATE, Question, read_questions
+
+EXAMPLES = 3  # of combinations that no filter describes
+T = TypeVar("T", bound=Hashable)
+
+
+class SelectionError(Exception):
+    """The selection makes no sense. The message is one line that says why, and what would."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +55,142 @@ class Combination:
 
 
 def text(value: Any) -> str:
-    """How an answer is written on a command line: false, not False."""
+    """Return an answer as it is written on a command line: false, not False."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def shaping_questions(template: Path = TEMPLATE) -> list[Question]:
-    """The questions with choices; the others (names and texts) keep their defaults."""
+    """Return the questions with choices; the others (names and texts) keep their defaults."""
     return [question for question in read_questions(template) if question.choices]
 
 
-def by_name(combinations: Iterable[Combination]) -> dict[str, Combination]:
-    """Find combinations by their names, which are unique."""
-    named = {combination.name: combination for combination in combinations}
-    return named
+def select(
+    combinations: Sequence[Combination], wanted: Sequence[str], questions: Sequence[Question]
+) -> list[Combination]:
+    """Return the combinations that any of the names, or all of the filters (key=value, key=one,other), choose.
+
+    Raises SelectionError if a question, a choice or a name does not exist, or if nothing is left.
+    """
+    names = [word for word in wanted if "=" not in word]
+    filters: dict[str, set[str]] = {}
+    for key, _, values in (word.partition("=") for word in wanted if "=" in word):
+        filters.setdefault(key, set()).update(values.split(","))
+    known = {question.key: [text(choice.value) for choice in question.choices] for question in questions}
+    for key, choices in filters.items():
+        if key not in known:
+            raise SelectionError(f"{key} is no question with choices: those are {', '.join(known)}")
+        if unknown := sorted(choices - set(known[key])):
+            raise SelectionError(f"{key}={unknown[0]} is no choice: {key} may be {', '.join(known[key])}")
+    existing = {combination.name for combination in combinations}
+    for name in names:
+        if name not in existing:
+            example = combinations[0].name
+            raise SelectionError(f"{name} is neither KEY=VALUE nor the name of a combination, such as {example}")
+    by_filters = {each for each in combinations if fits(each, filters) and (filters or not names)}
+    chosen = [combination for combination in combinations if combination in by_filters or combination.name in names]
+    if not chosen:
+        raise SelectionError(f"no legal combination has {' '.join(wanted)}")
+    return chosen
+
+
+def fits(combination: Combination, filters: Mapping[str, AbstractSet[str]]) -> bool:
+    """Return whether every filter allows the combination's answer."""
+    return all(text(combination[key]) in values for key, values in filters.items())
+
+
+def greedy_cover(having: Mapping[T, AbstractSet[object]], wanted: AbstractSet[object]) -> list[T]:
+    """Choose again and again what has most of the rest, the first of several that have as much.
+
+    What nothing has stays uncovered.
+    """
+    missing, chosen = set(wanted), []
+    while missing and having:
+        best = max(having, key=lambda each: len(having[each] & missing))
+        if not having[best] & missing:
+            break
+        missing -= having[best]
+        chosen.append(best)
+    return chosen
+
+
+def covering(combinations: Sequence[Combination], strength: int) -> list[Combination]:
+    """Choose few combinations in which every pair of answers (strength 2; 3: triple) that is legal at all occurs.
+
+    Takes the combination that covers most of what is still missing, the first of equals: greedy, and always the same.
+    Raises SelectionError if there are no tuples of this strength.
+    """
+    size = len(combinations[0].answers)
+    if not 1 <= strength <= size:
+        raise SelectionError(f"--cover {strength} is impossible: choose 1 to {size}, the number of questions")
+    having = {combination: {*itertools.combinations(combination.answers, strength)} for combination in combinations}
+    chosen = {*greedy_cover(having, set().union(*having.values()))}
+    return [combination for combination in combinations if combination in chosen]
+
+
+def shard(combinations: Sequence[Combination], part: int, parts: int) -> list[Combination]:
+    """Return part i of n, from 1, as assign() divides them. Raises SelectionError if there is no such part."""
+    if not 1 <= part <= parts:
+        raise SelectionError(f"--shard {part}/{parts} does not exist: the first is 1/{parts}, the last {parts}/{parts}")
+    assigned = assign(combinations, parts)
+    return [combination for combination in combinations if assigned[combination] == part]
+
+
+def assign(combinations: Sequence[Combination], parts: int) -> dict[Combination, int]:
+    """Return the part of each combination. None has more than its share, rounded up, or lacks more than n - 1 of it.
+
+    Each combination goes to the part that a hash of its name likes best and that has room (rendezvous hashing), so
+    few combinations move to another part when a choice comes or goes.
+    """
+    room = dict.fromkeys(range(1, parts + 1), math.ceil(len(combinations) / parts))
+    assigned = {}
+    for combination in sorted(combinations, key=lambda combination: digest(combination.name)):
+        liked = max((number for number in room if room[number]), key=lambda number: digest(combination.name, number))
+        room[liked] -= 1
+        assigned[combination] = liked
+    return assigned
+
+
+def digest(*parts: object) -> bytes:
+    """Return a hash that is the same on every machine."""
+    return hashlib.sha256(" ".join(map(str, parts)).encode()).digest()
+
+
+def describe(chosen: Sequence[Combination], among: Sequence[Combination], questions: Sequence[Question]) -> str:
+    """Return the filter that tells the chosen combinations from the others, or examples; "" if all are chosen.
+
+    The filter holds among these combinations, which need not be all that are legal.
+    """
+    members = set(chosen)
+    others = [combination for combination in among if combination not in members]
+    for prefix, some in (("", chosen), ("all but ", others)):
+        if (found := smallest_filter(some, among, questions)) is not None:
+            return prefix + found
+    more = ", ..." if len(chosen) > EXAMPLES else ""
+    return f"such as {', '.join(combination.name for combination in chosen[:EXAMPLES])}{more}"
+
+
+def smallest_filter(
+    chosen: Sequence[Combination], among: Sequence[Combination], questions: Sequence[Question]
+) -> str | None:
+    """Return the filter of fewest questions, and then of fewest answers, that only the chosen combinations pass.
+
+    None where there is no such filter: the chosen ones are no product of answers.
+    """
+    occurring = {question.key: {text(combination[question.key]) for combination in chosen} for question in questions}
+    subsets = [some for size in range(len(questions) + 1) for some in itertools.combinations(questions, size)]
+    for some in sorted(subsets, key=lambda some: (len(some), sum(len(occurring[each.key]) for each in some))):
+        allowed = {question.key: occurring[question.key] for question in some}
+        # All of the chosen pass, as the answers are theirs: that no other does is left to see.
+        if sum(fits(combination, allowed) for combination in among) == len(chosen):
+            return filter_of(chosen, some)
+    return None
+
+
+def filter_of(combinations: Sequence[Combination], questions: Sequence[Question]) -> str:
+    """Return all answers to these questions that occur, as a filter, such as launcher=slurm,mpirun amp=apex."""
+    words = []
+    for question in questions:
+        occurring = {text(combination[question.key]) for combination in combinations}
+        answers = [text(choice.value) for choice in question.choices if text(choice.value) in occurring]
+        words.append(f"{question.key}={','.join(answers)}")
+    return " ".join(words)

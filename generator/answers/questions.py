@@ -35,18 +35,13 @@ def read_questions(template: Path = TEMPLATE) -> list[Question]:
 
 def questions_in(copier_yml: str) -> list[Question]:
     """Read the questions from the text of a copier.yml."""
-    settings = yaml.safe_load(copier_yml)
-    return [
-        Question(key, entry["help"], entry.get("default"), read_choices(entry))
-        for key, entry in settings.items()
-        if not key.startswith("_") and entry.get("when", True) is not False
-    ]
-
-
-def read_choices(entry: dict[str, Any]) -> tuple[Choice, ...]:
-    """Return the choices of a question's entry in copier.yml: labels with a value, and perhaps a validator."""
-    if entry["type"] == "bool":
-        return (Choice(False, "no", False), Choice(True, "yes", False))
-    return tuple(
-        Choice(choice["value"], label, "validator" in choice) for label, choice in entry.get("choices", {}).items()
-    )
+    questions = []
+    for key, entry in yaml.safe_load(copier_yml).items():
+        if key.startswith("_") or entry.get("when", True) is False:
+            continue
+        choices = entry.get("choices", {}).items()
+        read = [Choice(choice["value"], label, "validator" in choice) for label, choice in choices]
+        if entry["type"] == "bool":
+            read = [Choice(False, "no", False), Choice(True, "yes", False)]
+        questions.append(Question(key, entry["help"], entry.get("default"), tuple(read)))
+    return questions

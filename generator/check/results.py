@@ -74,6 +74,12 @@ class Verdict:
         """Whether everything is right."""
         return not self.failed
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many combinations there are, and how many of them passed, failed, and were known from the cache."""
+        total, failed, cached = len(self.outcomes), len(self.failed), sum(outcome.cached for outcome in self.outcomes)
+        return {"total": total, "passed": total - failed, "failed": failed, "cached": cached}
+
 
 def reproduce(outcome: Outcome, launchers: str = "forked") -> str:
     """The one command that shows the failures of a combination again, and leaves its project behind."""

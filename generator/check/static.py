@@ -7,9 +7,8 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from generator.render.processes import die_with_parent
@@ -24,51 +23,46 @@ class SourceFile:
     path: Path  # in its project
     project: Path
     content: str  # hash
-    settings: str  # hash of what the project's pyproject.toml tells the tools
-
-    @property
-    def key(self) -> str:
-        """What the verdict of a tool depends on, beside the tool itself."""
-        return f"{self.path} {self.content} {self.settings}"
+    key: str  # what the verdict of a tool depends on, beside the tool itself
 
 
 def source_files(project: Path) -> list[SourceFile]:
-    """The Python files of a project, sorted."""
-    settings = digest("".join(settings_of(tool, project) for tool in ("black", "ruff", "mypy")).encode())
-    files = sorted(project.rglob("*.py"))
-    return [SourceFile(file.relative_to(project), project, digest(file.read_bytes()), settings) for file in files]
+    """Return the Python files of a project, sorted."""
+    told = "".join(settings_of(tool, project) for tool in ("black", "ruff", "mypy"))
+    settings = hashlib.sha256(told.encode()).hexdigest()
+    files = []
+    for file in sorted(project.rglob("*.py")):
+        path, content = file.relative_to(project), hashlib.sha256(file.read_bytes()).hexdigest()
+        files.append(SourceFile(path, project, content, f"{path} {content} {settings}"))
+    return files
 
 
 def settings_of(tool: str, project: Path) -> str:
-    """The part of pyproject.toml that is a tool's."""
+    """Return the part of pyproject.toml that is a tool's."""
     sections = re.split(r"^(?=\[)", (project / "pyproject.toml").read_text(), flags=re.MULTILINE)
     return "".join(section for section in sections if re.match(rf"\[+tool\.{tool}[.\]]", section))
 
 
-def digest(content: bytes) -> str:
-    """A short hash."""
-    return hashlib.sha256(content).hexdigest()[:32]
-
-
 def distinct(files: Iterable[SourceFile]) -> list[SourceFile]:
-    """One file for each key: the first."""
-    first: dict[str, SourceFile] = {}
-    for file in files:
-        first.setdefault(file.key, file)
-    return list(first.values())
+    """Return one file for each key."""
+    return list({file.key: file for file in files}.values())
 
 
 def check_format(files: Sequence[SourceFile]) -> Complaints:
     """Ask black, as a library, whether it would change a file."""
     import black
+    from black.const import DEFAULT_LINE_LENGTH
+    from black.files import parse_pyproject_toml
     from black.output import diff
     from black.parsing import InvalidInput
 
+    settings_in = functools.cache(parse_pyproject_toml)
     complaints = {}
     for file in files:
         source = (file.project / file.path).read_text()
+        line_length = int(settings_in(str(file.project / "pyproject.toml")).get("line_length", DEFAULT_LINE_LENGTH))
         try:
-            formatted = black.format_str(source, mode=black_mode(file.project / "pyproject.toml", file.settings))
+            formatted = black.format_str(source, mode=black.Mode(line_length=line_length))
         except InvalidInput as error:
             complaints[file.key] = f"{file.path}: black cannot read it: {error}"
             continue
@@ -78,20 +72,8 @@ def check_format(files: Sequence[SourceFile]) -> Complaints:
     return complaints
 
 
-@functools.cache
-def black_mode(pyproject: Path, settings: str) -> "black.Mode":  # type: ignore[name-defined]  # noqa: F821
-    """The settings of black in a project, as black itself reads them."""
-    import black
-    from black.const import DEFAULT_LINE_LENGTH
-    from black.files import parse_pyproject_toml
-
-    return black.Mode(line_length=int(parse_pyproject_toml(str(pyproject)).get("line_length", DEFAULT_LINE_LENGTH)))
-
-
 def check_lint(files: Sequence[SourceFile]) -> Complaints:
     """Ask ruff, once for all files; it finds the settings beside each of them."""
-    if not files:
-        return {}  # without a path it would look at the current folder
     by_path = {str(file.project / file.path): file for file in files}
     command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format=json", *by_path]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -123,59 +105,46 @@ def check_types(projects: Sequence[Path], stage: Path, cache: Path) -> Complaint
 def ask_mypy(settings: str, members: Sequence[Path], folder: Path, cache: Path) -> Complaints:
     """Ask mypy about projects with the same settings."""
     staged = {f"project{i}": project for i, project in enumerate(members)}
+    keys = {name: {str(file.path): file.key for file in source_files(project)} for name, project in staged.items()}
     for name, project in staged.items():
         stage_project(project, folder / name, name)
     (folder / "mypy.toml").write_text(settings)
     command = [sys.executable, "-m", "mypy", "--config-file", "mypy.toml", "--explicit-package-bases"]
     options = ["--cache-dir", str(cache), "--no-error-summary", "--hide-error-context", *staged]
     done = subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True, preexec_fn=die_with_parent)
-    complaints = type_errors(done.stdout, staged)
+    lines = defaultdict(list)
+    for line in done.stdout.splitlines():
+        found = re.match(r"(project\d+)/([^:]+):(\d+: .*)", line)
+        if found and found[2] in keys[found[1]]:
+            # as mypy would have said it in the project
+            said = re.sub(rf"\b{found[1]}\.(tests\.(?=conftest))?", "", found[3])
+            lines[keys[found[1]][found[2]]].append(f"{found[2]}:{said}")
+    complaints = {key: "\n".join(said) for key, said in lines.items()}
     if done.returncode in (0, 1):
         return complaints
     # At a syntax error mypy stops, and says nothing of other files: ask again without the projects that have it.
-    keys = {project: {file.key for file in source_files(project)} for project in members}
-    rest = [project for project in members if not keys[project] & complaints.keys()]
-    if rest and len(rest) < len(members):
-        complaints |= ask_mypy(settings, rest, folder / "rest", cache)
-    unread = set().union(*keys.values()) - set().union(*(keys[project] for project in rest)) - complaints.keys()
+    sound = [name for name, own in keys.items() if complaints.keys().isdisjoint(own.values())]
+    rest = sound if len(sound) < len(staged) else []  # where it has stopped for another reason, that is of no use
+    if rest:
+        complaints |= ask_mypy(settings, [staged[name] for name in rest], folder / "rest", cache)
+    read = {key for name in rest for key in keys[name].values()}
+    unread = {key for own in keys.values() for key in own.values()} - read - complaints.keys()
     return dict.fromkeys(unread, f"mypy stopped before it read this: {done.stdout}{done.stderr}") | complaints
 
 
 def stage_project(project: Path, place: Path, name: str) -> None:
     """Copy the Python files of a project into a package of this name."""
-    modules = [path.stem for path in project.iterdir() if path.suffix == ".py" or list(path.glob("*.py"))]
-    packages = dict.fromkeys(modules, name)
+    packages = {path.stem: name for path in project.iterdir() if path.suffix == ".py" or list(path.glob("*.py"))}
     # pytest puts tests/ on the path
-    packages |= dict.fromkeys((path.stem for path in (project / "tests").glob("*.py")), f"{name}.tests")
-    # "from module[.part] import name", or "import module [as name]"
+    packages |= {path.stem: f"{name}.tests" for path in (project / "tests").glob("*.py")}
     own = "|".join(packages)
-    imports = re.compile(rf"^(\s*)(?:from ({own})(?=[. ])|import ({own})(?= as |$))", re.MULTILINE)
-
-    def moved(found: re.Match[str]) -> str:
-        indent, part_of, module = found.groups()
-        if part_of:
-            return f"{indent}from {packages[part_of]}.{part_of}"
-        return f"{indent}from {packages[module]} import {module}"
-
     for file in project.rglob("*.py"):
         target = place / file.relative_to(project)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(imports.sub(moved, file.read_text()))
-
-
-def type_errors(output: str, staged: Mapping[str, Path]) -> Complaints:
-    """Find the files that mypy's lines are about, and write the lines as it would have said them in the project."""
-    keys = {name: {str(file.path): file.key for file in source_files(project)} for name, project in staged.items()}
-    lines: dict[str, list[str]] = defaultdict(list)
-    for line in output.splitlines():
-        found = re.match(r"(project\d+)/([^:]+):(\d+: .*)", line)
-        if found and found[2] in keys[found[1]]:
-            said = re.sub(rf"\b{found[1]}\.(tests\.(?=conftest))?", "", found[3])
-            lines[keys[found[1]][found[2]]].append(f"{found[2]}:{said}")
-    return {key: "\n".join(said) for key, said in lines.items()}
-
-
-@functools.cache
-def tool_versions() -> str:
-    """What decides verdicts beside the files."""
-    return " ".join(f"{tool} {metadata.version(tool)}" for tool in ("black", "ruff", "mypy"))
+        text = file.read_text()
+        # from module[.part] import name
+        text = re.sub(rf"^(\s*from )({own})(?=[. ])", lambda at: f"{at[1]}{packages[at[2]]}.{at[2]}", text, flags=re.M)
+        # import module [as name]
+        imports = rf"^(\s*)(import ({own}))(?= as |$)"
+        text = re.sub(imports, lambda at: f"{at[1]}from {packages[at[3]]} {at[2]}", text, flags=re.M)
+        target.write_text(text)

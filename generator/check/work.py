@@ -1,20 +1,24 @@
 """What all stages of a check share: what to check, where, and what is known so far."""
 
+import functools
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from generator.answers.combinations import Combination
+from generator.answers.combinations import Combination, shaping_questions
 from generator.answers.questions import TEMPLATE
+from generator.check.cache_key import versions
 from generator.check.results import Advance, Failure, Outcome, Verdict
+from generator.check.static import SourceFile
 from generator.check.train.forking import forking
-from generator.check.train.trial import Trained, numeric_class
-from generator.render.cache import Cache
+from generator.check.train.judgement import Trained
+from generator.check.train.trial import numeric_class
+from generator.render.cache import Cache, Remembered
 from generator.render.workers import Workers
 
 
@@ -32,20 +36,24 @@ class Order:
 
 
 class Work:
-    """One check while it goes on."""
+    """One check while it goes on; ``stack`` ends what must end with it."""
 
-    def __init__(self, order: Order, verdict: Verdict, folder: Path, workers: Workers, stack: ExitStack) -> None:
+    def __init__(self, order: Order, folder: Path, workers: Workers, stack: ExitStack) -> None:
         self.order = order
-        self.verdict = verdict
         self.folder = folder
         self.left_at = Path(tempfile.gettempdir()) / folder.name  # where it is for people to look at, in the end
         self.workers = workers
-        self.stack = stack  # of what must end with the check
-        self.name_modules: Callable[[Iterable[str]], None] | None = None  # to the process that ranks are forked from
+        # Starts the process that ranks are forked from, unless it runs already: it has much to import.
+        self.begin_forking = functools.cache(lambda: stack.enter_context(forking()))
         self.outcomes = {each: Outcome(each) for each in order.combinations}
+        about: dict[str, Any] = {"selection": order.selection, "launchers": order.launchers, "versions": versions()}
+        self.verdict = Verdict([*self.outcomes.values()], shaping_questions(order.template), **about)
+        self.snapshot = folder / "template"  # all projects are written from it
+        self.known_trees: Remembered  # what is known of the projects that it writes
         self.digests: dict[Combination, str] = {}  # of rendered trees
         self.trained: dict[Combination, Trained] = {}
         self.fresh: list[Combination] = []  # rendered, and not known from the cache
+        self.sources: dict[Combination, list[SourceFile]] = {}  # of the fresh ones
         self.references: list[Combination] = []  # of the fresh ones, those that run without a stop, too
 
     def place(self, combination: Combination) -> Path:
@@ -61,36 +69,29 @@ class Work:
         """Measure a stage."""
         started = time.perf_counter()
         yield
-        self.verdict.stages[name] = self.verdict.stages.get(name, 0.0) + time.perf_counter() - started
+        self.verdict.stages[name] = time.perf_counter() - started
 
     def fail(self, combination: Combination, stage: str, text: str) -> None:
         """Note what is wrong with a combination."""
         said = text.replace(str(self.folder), str(self.left_at))
         self.outcomes[combination].failures.append(Failure(stage, said, str(self.left_at / combination.name)))
 
-    def classes(self) -> dict[Any, list[Combination]]:
-        """Return the combinations that were rendered, by what decides their numbers."""
+    def classes(self) -> Iterable[list[Combination]]:
+        """Return the combinations that were rendered, together where they must end on the same numbers."""
         classes: dict[Any, list[Combination]] = {}
         for combination in self.digests:
             classes.setdefault(numeric_class(combination), []).append(combination)
-        return classes
-
-    def begin_forking(self) -> Callable[[Iterable[str]], None]:
-        """Start the process that ranks are forked from, unless it runs already: it has much to import."""
-        if self.name_modules is None:
-            self.name_modules = self.stack.enter_context(forking())
-        return self.name_modules
+        return classes.values()
 
     def tidy(self) -> Path | None:
-        """Take away what nobody wants to look at. Returns where the rest is."""
-        for name in ("template", "types", "first-use"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
+        """Take away what nobody wants to look at, and return where the rest is."""
+        unwanted = [self.folder / name for name in ("template", "types", "first-use")]
         if not self.order.keep:
-            for outcome in self.outcomes.values():
-                if outcome.passed:
-                    shutil.rmtree(self.place(outcome.combination), ignore_errors=True)
-            if not any(self.folder.iterdir()):
-                self.folder.rmdir()
-        if self.folder.exists() and self.folder != self.left_at:
+            unwanted += [self.place(each) for each, outcome in self.outcomes.items() if outcome.passed]
+        for each in unwanted:
+            shutil.rmtree(each, ignore_errors=True)
+        if not self.order.keep and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+        elif self.folder != self.left_at:
             shutil.move(self.folder, self.left_at)
         return self.left_at if self.left_at.exists() else None

@@ -1,6 +1,5 @@
 """The command `ddp-template check`."""
 
-from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -8,24 +7,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from generator.answers.questions import TEMPLATE
 from generator.check.pipeline import check as run_check
-from generator.check.reports.json_file import write_json
-from generator.check.reports.junit import write_junit
+from generator.check.reports.json_and_junit import write_json, write_junit
 from generator.check.reports.page import write_page
 from generator.check.reports.terminal import show
-from generator.check.results import STAGES, Verdict
+from generator.check.results import STAGES
 from generator.check.work import Order
-from generator.cli.options import (
-    Cover,
-    Shard,
-    ShownProgress,
-    Since,
-    Wanted,
-    choose,
-    errors_in_one_line,
-    take_term_as_ctrl_c,
-)
+from generator.cli.options import Cover, Shard, Since, Wanted, choose, errors_in_one_line, show_progress, term_as_ctrl_c
 from generator.render.cache import Cache
 from generator.render.workers import Workers
 
@@ -55,41 +43,31 @@ def check(
 
     Exit code 0: all is right; 1: something is wrong; 2: the command itself is.
     """
-    take_term_as_ctrl_c()
-    store = Cache()
-    with errors_in_one_line(), Workers() as workers, ShownProgress(STAGES) as progress:
-        chosen = choose(TEMPLATE, workers, wanted, cover, shard, since, cache=store)
+    term_as_ctrl_c()
+    parts = [("cover", cover), ("shard", shard), ("changed since", since)]
+    selection = [" ".join(wanted or []), *(f"{words} {value}" for words, value in parts if value)]
+    with errors_in_one_line(), Workers() as workers, show_progress(STAGES) as progress:
         order = Order(
-            chosen,
-            cache=store if cache else None,
+            choose(workers, wanted, cover, shard, since),
+            cache=Cache() if cache else None,
             keep=keep,
             launchers=launchers.value,
             progress=progress,
-            selection=in_words(wanted or [], cover, shard, since),
+            selection=", ".join(filter(None, selection)) or "all",
         )
         verdict = run_check(order, workers)
-    reports = {"JUnit": junit, "JSON": json, "page": html}
+    written = {}
     with errors_in_one_line():
-        written = write_reports(verdict, {name: path for name, path in reports.items() if path is not None})
+        for name, path, write in (
+            ("JUnit", junit, write_junit),
+            ("JSON", json, write_json),
+            ("page", html, write_page),
+        ):
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write(verdict, path)
+                written[name] = path
     show(verdict, Console(), written)
     if verdict.kept:
         typer.echo(f"projects and runs: {verdict.kept}")
     raise typer.Exit(0 if verdict.passed else 1)
-
-
-def in_words(wanted: Sequence[str], cover: str | None, shard: str | None, since: str | None) -> str:
-    """Say what was chosen."""
-    parts = [" ".join(wanted)] if wanted else []
-    parts += [f"cover {cover}"] if cover else []
-    parts += [f"shard {shard}"] if shard else []
-    parts += [f"changed since {since}"] if since else []
-    return ", ".join(parts) or "all"
-
-
-def write_reports(verdict: Verdict, wanted: dict[str, Path]) -> dict[str, Path]:
-    """Write the reports that are wanted, and return where. Raises OSError if that is impossible."""
-    writers: dict[str, Callable[[Verdict, Path], None]] = {"JUnit": write_junit, "JSON": write_json, "page": write_page}
-    for name, path in wanted.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        writers[name](verdict, path)
-    return wanted

@@ -1,5 +1,6 @@
 """The command `ddp-template diff`: what an answer changes in a project, or an edit of the template in every project."""
 
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,18 +10,17 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from generator.answers.combinations import SelectionError, describe
 from generator.answers.questions import TEMPLATE
-from generator.answers.selection import SelectionError, describe
 from generator.cli.options import errors_in_one_line, watched
 from generator.diff.answers import compare_answers, read_side
-from generator.diff.comparison import compare_versions
-from generator.diff.hunks import Edit
+from generator.diff.changes import compare_versions
 from generator.diff.versions import read_version
 from generator.render.cache import Cache
 from generator.render.snapshot import snapshot_of_revision, take_snapshot
 from generator.render.workers import Workers
 
-Row = tuple[str, str, str]  # lines that came, lines that went, the file
+COLOURS = r"(?ms)(?P<bold>^diff .*?(?=^@@|^diff |\Z))|(?P<cyan>^@@[^\n]*)|(?P<green>^\+[^\n]*)|(?P<red>^-[^\n]*)"
 
 
 def diff(
@@ -56,24 +56,22 @@ def diff(
         raise typer.Exit(1)
 
 
-def show_sides(sides: Sequence[str], *, stat: bool, template: Path = TEMPLATE) -> bool:
+def show_sides(sides: Sequence[str], *, stat: bool) -> bool:
     """Compare the projects of two sets of answers, and say whether they differ.
 
     Raises RenderError if answers are unknown or illegal, and SelectionError if there are more than two sets.
     """
     if len(sides) > 2:
-        raise SelectionError(
-            f'these are {len(sides)} projects: several answers of one are one argument, "{sides[0]} {sides[1]}"'
-        )
+        example = f'"{sides[0]} {sides[1]}"'
+        raise SelectionError(f"these are {len(sides)} projects: several answers of one are one argument, {example}")
     old, new = [read_side(side) for side in ("", *sides)[-2:]]
+    shown = compare_answers(old, new, *(("--numstat", "--summary") if stat else ()))
     if stat:
-        counted = compare_answers(old, new, "--numstat", "--summary", template=template).split("\n")
-        show_rows([(came, went, path) for came, went, path in (line.split("\t") for line in counted if "\t" in line)])
+        show_rows(re.findall(r"^(.*)\t(.*)\t(.*)", shown, flags=re.MULTILINE))
         # git says below, in lines that begin with a space, which files came, went or have another mode.
-        show_diff("".join(f"{line}\n" for line in counted if line.startswith(" ")))
-        return counted != [""]
-    shown = compare_answers(old, new, template=template)
-    show_diff(shown)
+        show_diff("".join(re.findall(r"^ .*\n", shown, flags=re.MULTILINE)), "bold")
+    else:
+        show_diff(shown)
     return bool(shown)
 
 
@@ -88,64 +86,51 @@ def show_since(revision: str, wanted: Sequence[str], *, stat: bool, template: Pa
         with Console(stderr=True).status("Asking Copier what is legal"):
             old, new = (read_version(folder, workers, Cache()) for folder in (old_folder, new_folder))
         found = compare_versions(old, new, wanted, workers, watched("Rendering", transient=True))
-    console = Console(highlight=False)
     total = len(found.compared)
     chosen = f" with {' '.join(wanted)}" if wanted else ""
-    say(console, f"since {revision}: {len(found.changed)} of {total} combinations{chosen} change", "bold")
+    say(f"since {revision}: {len(found.changed)} of {total} combinations{chosen} change", "bold")
     for note in found.notes:
-        say(console, note, {"+": "green", "-": "red"}.get(note[0], "yellow"))
+        say(note, {"+": "green", "-": "red"}.get(note[0], "yellow"))
     for group in found.groups:
         words = describe(group.combinations, found.compared, new.questions)
         count = f"in {len(group.combinations)} of {total} projects: {words}" if words else f"in all {total} projects"
-        say(console, f"\n{count}", "bold magenta")
-        if stat:
-            show_rows(count_lines(group.edits))
-        else:
-            show_diff(group.diff)
+        say(f"\n{count}", "bold magenta")
+        show = show_counts if stat else show_diff
+        show(group.diff)
     return bool(found.groups or found.notes)
 
 
-def count_lines(edits: Sequence[Edit]) -> list[Row]:
-    """Count the lines of edits that came and went, by file."""
+def show_counts(diff: str) -> None:
+    """Print how many lines of a diff came and went in each file, with git's words on the file as a whole."""
     rows = []
-    for path in dict.fromkeys(edit.path for edit in edits):
-        own = [edit for edit in edits if edit.path == path]
-        words = "".join(f" ({', '.join(edit.mode.splitlines())})" for edit in own if edit.mode)
-        if any(edit.binary for edit in own):
-            rows.append(("-", "-", path + words))
-        else:
-            came, went = sum(len(edit.added) for edit in own), sum(len(edit.removed) for edit in own)
-            rows.append((str(came), str(went), path + words))
-    return rows
+    for path, section in re.findall(r"^diff --git a/(.*) b/\1\n((?:(?!diff --git ).*\n)*)", diff, flags=re.MULTILINE):
+        header, _, hunks = section.partition("\n@@")
+        modes = ", ".join(re.findall(r"^(?:old|new|deleted) .*", header, flags=re.MULTILINE))
+        binary = re.search("^Binary files ", header, flags=re.MULTILINE)
+        counts = ["-", "-"] if binary else [str(len(re.findall(rf"(?m)^\{sign}", hunks))) for sign in "+-"]
+        rows.append([*counts, f"{path} ({modes})" if modes else path])
+    show_rows(rows)
 
 
-def show_rows(rows: Sequence[Row]) -> None:
-    """Print counts of lines, a file in each line; git writes - for what is no text."""
-    console = Console(highlight=False)
-    columns = [max((len(row[column]) for row in rows), default=0) + 1 for column in (0, 1)]
+def show_rows(rows: Sequence[Sequence[str]]) -> None:
+    """Print numbers of lines that came and went, a file in each line; git writes - for what is no text."""
+    widths = [max((len(row[column]) for row in rows), default=0) + 1 for column in (0, 1)]
     for came, went, path in rows:
-        line = Text.assemble(
-            (f"+{came}".rjust(columns[0]) if came != "-" else "bin".rjust(columns[0]), "green"),
-            (" " + (f"-{went}" if went != "-" else "").rjust(columns[1]), "red"),
-            f"  {path}",
-        )
-        console.print(line, soft_wrap=True)
+        green, red = ("bin", "") if came == "-" else (f"+{came}", f"-{went}")
+        say(Text.assemble((green.rjust(widths[0]), "green"), (f" {red.rjust(widths[1])}", "red"), f"  {path}"))
 
 
-def show_diff(diff: str) -> None:
+def show_diff(diff: str, style: str = "") -> None:
     """Print a diff: in colour in a terminal, and else byte by byte as it is."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        typer.echo(diff.encode(errors="surrogateescape"), nl=False)
-        return
-    in_header = True
-    for line in diff.encode(errors="surrogateescape").decode(errors="replace").split("\n")[:-1]:
-        if line.startswith(("diff --git ", "@@ ")):
-            in_header = line.startswith("d")
-        style = "bold" if in_header else {"@": "cyan", "+": "green", "-": "red"}.get(line[:1], "")
-        say(console, line, style)
+    content = diff.encode(errors="surrogateescape")
+    if not Console().is_terminal:
+        typer.echo(content, nl=False)
+    elif diff:
+        text = Text(content.decode(errors="replace").removesuffix("\n"), style)
+        text.highlight_regex(COLOURS)
+        say(text)
 
 
-def say(console: Console, line: str, style: str) -> None:
+def say(line: str | Text, style: str = "") -> None:
     """Print a line as it is, however long it is."""
-    console.print(Text(line, style=style), soft_wrap=True)
+    Console(highlight=False).print(Text.assemble(line, style=style), soft_wrap=True)

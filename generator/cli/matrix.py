@@ -9,12 +9,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from generator.answers.combinations import Combination, shaping_questions, text
-from generator.answers.questions import TEMPLATE, Question
-from generator.answers.selection import SelectionError, assign
+from generator.answers.combinations import Combination, SelectionError, assign, shaping_questions, text
+from generator.answers.questions import TEMPLATE
 from generator.cli.options import MOST_PARTS, Cover, Shard, Since, Wanted, choose, errors_in_one_line
 from generator.render.cache import Cache
 from generator.render.workers import Workers, legal_combinations
@@ -32,8 +31,7 @@ def matrix(
         str, typer.Option("--format", metavar="|".join(FORMATS), help="json is for strategy.matrix on GitHub.")
     ] = "table",
     shards: Annotated[
-        str | None,
-        typer.Option("--shards", metavar="N|auto", help="List the shards of so many, each with its size, instead."),
+        str | None, typer.Option(metavar="N|auto", help="List the shards of so many, each with its size, instead.")
     ] = None,
 ) -> None:
     """List every legal combination of answers, or those that are chosen."""
@@ -43,21 +41,23 @@ def matrix(
         if shards is not None and shard is not None:
             raise SelectionError("--shard gives one part of a whole that --shards divides: choose one of the two")
         with Workers() as workers:
-            chosen = choose(TEMPLATE, workers, wanted, cover, shard, since, cache=Cache())
+            chosen = choose(workers, wanted, cover, shard, since)
             legal = legal_combinations(TEMPLATE, workers, Cache())
+        name, jobs = "name", [{**dict(combination.answers), "name": combination.name} for combination in chosen]
         if shards is not None:
-            show_shards(shard_sizes(chosen, shards), style)
-        elif style == "json":
-            typer.echo(jobs_as_json([job_of(combination) for combination in chosen]))
+            sizes = shard_sizes(chosen, shards).items()
+            name, jobs = "shard", [{"shard": part, "combinations": size} for part, size in sizes]
+        if style == "json":
+            typer.echo(jobs_as_json(jobs))
         elif style == "names":
-            typer.echo("".join(f"{combination.name}\n" for combination in chosen), nl=False)
+            typer.echo("".join(f"{job[name]}\n" for job in jobs), nl=False)
+        elif shards is not None:
+            table = Table("shard", "combinations")
+            for part, size in sizes:
+                table.add_row(part, str(size))
+            wide_console().print(table)
         else:
-            show_table(chosen, len(legal), shaping_questions())
-
-
-def job_of(combination: Combination) -> dict[str, Any]:
-    """What a job of a matrix knows of its combination."""
-    return {**dict(combination.answers), "name": combination.name}
+            show_table(chosen, len(legal))
 
 
 def jobs_as_json(jobs: Sequence[dict[str, Any]]) -> str:
@@ -86,31 +86,14 @@ def shard_sizes(combinations: Sequence[Combination], shards: str) -> dict[str, i
     return {f"{part}/{parts}": sizes[part] for part in sorted(sizes)}
 
 
-def show_shards(sizes: dict[str, int], style: str) -> None:
-    """Print shards and their sizes."""
-    if style == "json":
-        typer.echo(jobs_as_json([{"shard": shard, "combinations": size} for shard, size in sizes.items()]))
-    elif style == "names":
-        typer.echo("".join(f"{shard}\n" for shard in sizes), nl=False)
-    else:
-        table = Table("shard", "combinations")
-        for shard, size in sizes.items():
-            table.add_row(shard, str(size))
-        wide_console().print(table)
-
-
-def show_table(combinations: Sequence[Combination], legal: int, questions: Sequence[Question]) -> None:
+def show_table(combinations: Sequence[Combination], legal: int) -> None:
     """Print combinations for people: one row each, one column a question, the defaults dim."""
-    console = wide_console()
+    console, questions = wide_console(), shaping_questions()
     if combinations:
-        table = Table()
-        table.add_column("#", justify="right")
-        for question in questions:
-            table.add_column(Text(question.key))
+        table = Table(Column("#", justify="right"), *(Column(Text(question.key)) for question in questions))
         for number, combination in enumerate(combinations, start=1):
-            values = [(text(combination[question.key]), question.default) for question in questions]
-            cells = [Text(value, style="dim" if value == text(default) else "") for value, default in values]
-            table.add_row(str(number), *cells)
+            values = [(text(combination[question.key]), text(question.default)) for question in questions]
+            table.add_row(str(number), *(Text(value, "dim" * (value == default)) for value, default in values))
         console.print(table)
     possible = math.prod(len(question.choices) for question in questions)
     chosen = "" if len(combinations) == legal else f"{len(combinations)} chosen of "

@@ -12,13 +12,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, track
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, track
 
-from generator.answers.combinations import Combination, shaping_questions
-from generator.answers.selection import SelectionError, covering, select
-from generator.answers.selection import shard as shard_of
+from generator.answers.combinations import Combination, SelectionError, covering, select, shaping_questions, shard
+from generator.answers.questions import TEMPLATE
 from generator.check.results import Advance
-from generator.diff.versions import changed_combinations
+from generator.diff.changes import changed_combinations
+from generator.diff.versions import read_version
 from generator.render.cache import Cache
 from generator.render.project import RenderError
 from generator.render.snapshot import snapshot_of_revision, take_snapshot
@@ -35,29 +35,18 @@ Wanted = Annotated[
     ),
 ]
 Cover = Annotated[
-    str | None,
-    typer.Option("--cover", metavar="2|3", help="Only a few, in which every legal pair (3: triple) of answers occurs."),
+    str | None, typer.Option(metavar="2|3", help="Only a few, in which every legal pair (3: triple) of answers occurs.")
 ]
 Shard = Annotated[
-    str | None,
-    typer.Option("--shard", metavar="I/N", help="Only part I of N, such as 1/4; the parts are equally large."),
+    str | None, typer.Option(metavar="I/N", help="Only part I of N, such as 1/4; the parts are equally large.")
 ]
-
 Since = Annotated[
-    str | None,
-    typer.Option("--since", metavar="REVISION", help="Only those whose project differs from that git revision."),
+    str | None, typer.Option(metavar="REVISION", help="Only those whose project differs from that git revision.")
 ]
 
 
 def choose(
-    template: Path,
-    workers: Workers,
-    wanted: Sequence[str] | None,
-    cover: str | None,
-    shard: str | None,
-    since: str | None = None,
-    *,
-    cache: Cache | None = None,
+    workers: Workers, wanted: Sequence[str] | None, cover: str | None, part: str | None, since: str | None = None
 ) -> list[Combination]:
     """Return the legal combinations that the options choose, in the order of copier.yml. With since there may be none.
 
@@ -65,24 +54,17 @@ def choose(
     makes no sense, and RenderError if no combination is legal or there is no such revision.
     """
     strength = parse_cover(cover) if cover is not None else None
-    part = parse_shard(shard) if shard is not None else None
-    legal = legal_combinations(template, workers, cache)
-    chosen = select(legal, wanted or [], shaping_questions(template))
+    numbers = parse_shard(part) if part is not None else None
+    chosen = select(legal_combinations(TEMPLATE, workers, Cache()), wanted or [], shaping_questions())
     if since is not None:
-        chosen = changed_since(since, template, workers, chosen, cache)
+        with tempfile.TemporaryDirectory() as folder:
+            old = snapshot_of_revision(Path(folder) / "old", since)
+            new = take_snapshot(Path(folder) / "new")
+            versions = read_version(old, workers, Cache()), read_version(new, workers, Cache())
+            chosen = changed_combinations(*versions, chosen, workers, watched("Comparing"))
     if strength is not None and chosen:
         chosen = covering(chosen, strength)
-    return shard_of(chosen, *part) if part else chosen
-
-
-def changed_since(
-    revision: str, template: Path, workers: Workers, combinations: Sequence[Combination], cache: Cache | None
-) -> list[Combination]:
-    """Return those of the combinations whose project is another one than in a revision of the template's repository."""
-    with tempfile.TemporaryDirectory() as folder:
-        old = snapshot_of_revision(Path(folder) / "old", revision, template)
-        new = take_snapshot(Path(folder) / "new", template)
-        return changed_combinations(old, new, workers, among=combinations, cache=cache, watch=watched("Comparing"))
+    return shard(chosen, *numbers) if numbers else chosen
 
 
 def parse_cover(cover: str) -> int:
@@ -92,18 +74,18 @@ def parse_cover(cover: str) -> int:
     return int(cover)
 
 
-def parse_shard(shard: str) -> tuple[int, int]:
+def parse_shard(text: str) -> tuple[int, int]:
     """Return the part and the number of parts that --shard names. Raises SelectionError if it does not."""
-    numbers = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", shard)
-    if not numbers or int(numbers[2]) == 0:
-        raise SelectionError(f"--shard {shard} is not I/N, such as 1/4, the first of four parts")
-    part, parts = int(numbers[1]), int(numbers[2])
+    numbers = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
+    part, parts = map(int, numbers.groups()) if numbers else (0, 0)
+    if not parts:
+        raise SelectionError(f"--shard {text} is not I/N, such as 1/4, the first of four parts")
     if parts > MOST_PARTS:
-        raise SelectionError(f"--shard {shard} has too many parts: there are {MOST_PARTS} at most")
+        raise SelectionError(f"--shard {text} has too many parts: there are {MOST_PARTS} at most")
     return part, parts
 
 
-def take_term_as_ctrl_c() -> None:
+def term_as_ctrl_c() -> None:
     """Let what ends a batch job leave as Ctrl-C does: nothing stays behind."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
@@ -128,27 +110,18 @@ def watched(what: str, *, transient: bool = False) -> Callable[[Iterable[Future[
     return lambda futures, total: track(futures, what, total, console=stderr, transient=transient, disable=hidden)
 
 
-class ShownProgress:
-    """As a context manager: gives a function that shows how far each stage is, as bars or as lines."""
+@contextmanager
+def show_progress(questions: Mapping[str, str]) -> Iterator[Advance]:
+    """Yield a function that shows how far each stage, which asks its question, is: as bars or as lines."""
+    columns = TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    tasks: dict[str, TaskID] = {}
 
-    def __init__(self, questions: Mapping[str, str]) -> None:
-        """Take what each stage asks."""
-        columns = TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        self.bars = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
-        self.tasks: dict[str, Any] = {}
-        self.questions = questions
+    def advance(stage: str, done: int, total: int) -> None:
+        if stage not in tasks:
+            tasks[stage] = bars.add_task(stage, total=total)
+        bars.update(tasks[stage], completed=done)
+        if bars.disable and done == total:
+            typer.echo(f"{stage}: {total} of {total} ({questions.get(stage, stage)})", err=True)
 
-    def __enter__(self) -> Advance:
-        self.bars.start()
-        return self.advance
-
-    def __exit__(self, *error: object) -> None:
-        self.bars.stop()
-
-    def advance(self, stage: str, done: int, total: int) -> None:
-        """Show that so many things of a stage are done."""
-        if stage not in self.tasks:
-            self.tasks[stage] = self.bars.add_task(stage, total=total)
-        self.bars.update(self.tasks[stage], completed=done)
-        if self.bars.disable and done == total:
-            typer.echo(f"{stage}: {total} of {total} ({self.questions.get(stage, stage)})", err=True)
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bars:
+        yield advance

@@ -1,5 +1,6 @@
-"""The command `ddp-template render`: the projects of many combinations, each in a folder of its own."""
+"""The commands `ddp-template new`, which writes a project, and `ddp-template render`, which writes many."""
 
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import as_completed
@@ -13,11 +14,47 @@ import typer
 
 from generator.answers.combinations import Combination
 from generator.answers.questions import TEMPLATE
-from generator.cli.options import Cover, Shard, Wanted, choose, errors_in_one_line, take_term_as_ctrl_c, watched
-from generator.render.cache import Cache
-from generator.render.project import RenderError, name_source
+from generator.cli.options import Cover, Shard, Wanted, choose, errors_in_one_line, term_as_ctrl_c, watched
+from generator.diff.answers import read_pairs
+from generator.render.git import GitError, run
+from generator.render.project import ANSWERS_FILE, RenderError, name_source
+from generator.render.project import render as render_project
 from generator.render.snapshot import take_snapshot
 from generator.render.workers import Workers
+
+
+def new(
+    destination: Annotated[Path, typer.Argument(help="Folder of the project; it must be new or empty.")],
+    answer: Annotated[
+        list[str], typer.Option("--answer", "-a", metavar="KEY=VALUE", help="An answer; may be repeated.")
+    ] = [],  # noqa: B006
+) -> None:
+    """Write a project from the template as it is in this clone, and say what to do next."""
+    with errors_in_one_line():
+        render_project(destination, read_pairs(answer, option="--answer "), defaults={}, quiet=False)
+        if warning := record_origin(destination):
+            typer.echo(f"warning: {warning}", err=True)
+
+
+def record_origin(project: Path, template: Path = TEMPLATE) -> str:
+    """Record the commit that the uncommitted changes of a template are changes of, where there are any.
+
+    Copier records a commit of its own, which nobody has when the project is to be updated. Returns what the owner of
+    the project should know; "" if it was made from a commit.
+    """
+    try:
+        changed = run(template, "status", "--porcelain", "--", ".")
+        commit = run(template, "describe", "--tags", "--always")
+    except GitError:
+        return f"{template} has no commit: copier update will not know what this project was made from"
+    if not changed:
+        return ""
+    answers = project / ANSWERS_FILE
+    answers.write_text(re.sub(r"^_commit: .*", f"_commit: {commit}", answers.read_text(), flags=re.MULTILINE))
+    return (
+        f"this project was made from changes that are not committed. It is recorded as made from {commit}: "
+        "copier update will take these changes for yours"
+    )
 
 
 def render(
@@ -30,43 +67,32 @@ def render(
     shard: Shard = None,
 ) -> None:
     """Write the project of every legal combination, or of those that are chosen, to DEST/NAME."""
-    take_term_as_ctrl_c()
+    term_as_ctrl_c()
     with errors_in_one_line():
-        refuse_what_cannot_be_replaced(destination)
+        if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+            raise RenderError(f"{destination} holds something already: choose a new or empty folder")
+        if destination.resolve() == Path.cwd():
+            raise RenderError(f"{destination} is the current folder, which cannot be replaced: choose a new one")
         with Workers() as workers:
-            chosen = choose(TEMPLATE, workers, wanted, cover, shard, cache=Cache())
+            chosen = choose(workers, wanted, cover, shard)
         write_projects(destination, chosen)
     typer.echo(f"projects in {destination}: {len(chosen)}")
-
-
-def refuse_what_cannot_be_replaced(destination: Path) -> None:
-    """Raise RenderError unless the destination does not exist, or is an empty folder."""
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise RenderError(f"{destination} holds something already: choose a new or empty folder")
-    if destination.resolve() == Path.cwd():
-        raise RenderError(f"{destination} is the current folder, which cannot be replaced: choose a new one")
 
 
 def write_projects(destination: Path, combinations: Sequence[Combination], template: Path = TEMPLATE) -> None:
     """Write the projects of combinations, with progress on stderr: all of them or, after any error, nothing.
 
-    Raises RenderError, which names the combination, if one cannot be rendered, and OSError if nothing can be
-    written.
+    Raises RenderError, which names the combination, if one cannot be rendered, and OSError if nothing can be written.
     """
-    with whole_or_not_at_all(destination) as folder, tempfile.TemporaryDirectory() as elsewhere:
+    with whole_or_not_at_all(destination) as folder, tempfile.TemporaryDirectory() as elsewhere, Workers() as workers:
         snapshot = take_snapshot(Path(elsewhere) / "template", template)
-        with Workers() as workers:
-            made = {
-                workers.render(snapshot, combination, folder / combination.name): combination
-                for combination in combinations
-            }
-            for future in watched("Rendering")(as_completed(made), len(made)):
-                name = made[future].name
-                try:
-                    future.result()
-                except (RenderError, BrokenProcessPool, jinja2.TemplateError) as error:
-                    raise RenderError(f"{name}: {error}") from error
-                name_source(folder / name, str(template))
+        made = {workers.render(snapshot, each, folder / each.name): each.name for each in combinations}
+        for future in watched("Rendering")(as_completed(made), len(made)):
+            try:
+                future.result()
+            except (RenderError, BrokenProcessPool, jinja2.TemplateError) as error:
+                raise RenderError(f"{made[future]}: {error}") from error
+            name_source(folder / made[future], str(template))
 
 
 @contextmanager
@@ -82,7 +108,6 @@ def whole_or_not_at_all(destination: Path) -> Iterator[Path]:
             yield folder
             folder.rename(destination)
     except BaseException:
-        for parent in missing:
-            if parent.exists():
-                parent.rmdir()
+        for parent in filter(Path.exists, missing):
+            parent.rmdir()
         raise

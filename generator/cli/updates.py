@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from concurrent.futures import as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,21 +9,20 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from generator.answers.questions import TEMPLATE
 from generator.check.reports.summary import plain
-from generator.cli.options import ShownProgress, errors_in_one_line, take_term_as_ctrl_c, watched
+from generator.cli.options import errors_in_one_line, show_progress, term_as_ctrl_c, watched
 from generator.render.git import run
 from generator.render.scratch import scratch_folder
 from generator.render.workers import Workers
-from generator.update.fleet import CLEAN, CONFLICTS, IMPOSSIBLE, NOTHING, Report, examine
+from generator.update.fleet import CLEAN, CONFLICTS, IMPOSSIBLE, NOTHING, Report, examine_all
 from generator.update.gate import PAIRS, PARTS, STRENGTH, Gate, Part
-from generator.update.history import NEXT, clone_history, read_releases
-from generator.update.release import check_release, steps_of_release
+from generator.update.history import check_release, read_releases, steps_of_release
+from generator.update.replay import ROOM
 
-ROOM = 2 * 2**30  # bytes
 STYLES = {NOTHING: "green", CLEAN: "green", CONFLICTS: "yellow", IMPOSSIBLE: "red"}
 
 
@@ -53,31 +51,31 @@ def update_check(
 
     Exit code 0: nothing is lost; 1: something is; 2: the command itself is wrong.
     """
-    take_term_as_ctrl_c()
+    term_as_ctrl_c()
     with errors_in_one_line():
-        # The folder goes when the workers are gone.
-        with scratch_folder(ROOM) as folder, Workers() as workers, ShownProgress(PARTS) as progress:
-            strength = None if every else STRENGTH
-            gate = Gate(revisions or (), progress=progress, only=only or (), strength=strength, pairs=pairs, seed=seed)
-            parts = gate.run(workers, folder)
-        show_parts(parts, Console())
+        strength = None if every else STRENGTH
+        parts = try_updates(Gate(revisions or (), only=only or (), strength=strength, pairs=pairs, seed=seed))
         if json_file:
             json_file.write_text(json.dumps([asdict(part) for part in parts], indent=2) + "\n")
     raise typer.Exit(1 if any(part.wrong for part in parts) else 0)
 
 
-def show_parts(parts: list[Part], console: Console) -> None:
-    """Print what was found, and then a line for each part."""
+def try_updates(gate: Gate) -> list[Part]:
+    """Update projects, print what was found, and then a line for each part, and return it."""
+    # The folder goes when the workers are gone.
+    with scratch_folder(ROOM) as folder, Workers() as workers, show_progress(PARTS) as gate.progress:
+        parts = gate.run(workers, folder)
+    console = Console()
+    table = Table("part", "question", "cases", "wrong", "seconds", box=None, pad_edge=False)
     for part in parts:
         for wrong in part.wrong:
             console.print(Text.assemble((part.name, "red"), " ", wrong), soft_wrap=True)
         for note in part.notes:
             console.print(Text.assemble((f"{part.name}, note", "yellow"), " ", note), soft_wrap=True)
-    table = Table("part", "question", "cases", "wrong", "seconds", box=None, pad_edge=False)
-    for part in parts:
-        wrong = f"[red]{len(part.wrong)}[/]" if part.wrong else "0"
-        table.add_row(part.name, PARTS[part.name], str(part.cases), wrong, f"{part.seconds:.1f}")
+        count = f"[red]{len(part.wrong)}[/]" if part.wrong else "0"
+        table.add_row(part.name, PARTS[part.name], str(part.cases), count, f"{part.seconds:.1f}")
     console.print(table, soft_wrap=True)
+    return parts
 
 
 def release_check(
@@ -88,26 +86,18 @@ def release_check(
 
     Exit code 0: it can; 1: an update from a released version would lose something; 2: something else is missing.
     """
-    take_term_as_ctrl_c()
+    term_as_ctrl_c()
     with errors_in_one_line():
         check_release(version)
-        parts = try_updates() if read_releases() else []  # there is nothing to update from before the first version
-    if parts:
-        show_parts(parts, Console())
-    if any(part.wrong for part in parts):
-        typer.echo(f"error: {version} cannot be released: updates to it lose what is named above", err=True)
-        raise typer.Exit(1)
-    commands = "".join(f"{step}\n" for step in steps_of_release(version, run(TEMPLATE, "rev-parse", "HEAD")))
-    typer.echo(f"\nNothing is lost. These commands release it:\n\n{commands}", nl=False)
-    if script:
-        with errors_in_one_line():
+        # There is nothing to update from before the first version.
+        parts = try_updates(Gate(stop_early=True)) if read_releases() else []
+        if any(part.wrong for part in parts):
+            typer.echo(f"error: {version} cannot be released: updates to it lose what is named above", err=True)
+            raise typer.Exit(1)
+        commands = "".join(f"{step}\n" for step in steps_of_release(version, run(TEMPLATE, "rev-parse", "HEAD")))
+        typer.echo(f"\nNothing is lost. These commands release it:\n\n{commands}", nl=False)
+        if script:
             script.write_text(commands)
-
-
-def try_updates() -> list[Part]:
-    """Update projects of all released versions, and return what was found."""
-    with scratch_folder(ROOM) as folder, Workers() as workers, ShownProgress(PARTS) as progress:
-        return Gate(stop_early=True, progress=progress).run(workers, folder)
 
 
 def fleet(
@@ -127,48 +117,28 @@ def fleet(
 
     Exit code 0: all can be updated without a conflict; 1: some cannot; 2: the command itself is wrong.
     """
-    take_term_as_ctrl_c()
+    term_as_ctrl_c()
     with errors_in_one_line():
-        reports = examine_all(projects, to)
-        show_reports(reports, Console(), changes=changes)
+        reports = examine_all(projects, to, watched("Updating copies", transient=True))
+        show_reports(reports, changes=changes)
         if json_file:
             json_file.write_text(json.dumps([asdict(report) for report in reports], indent=2) + "\n")
     raise typer.Exit(1 if any(report.state in (CONFLICTS, IMPOSSIBLE) for report in reports) else 0)
 
 
-def examine_all(projects: Sequence[Path], to: str | None, template: Path = TEMPLATE) -> list[Report]:
-    """Examine projects, some at a time. Raises RenderError if the template has no such version."""
-    with scratch_folder(ROOM) as folder, Workers() as workers:
-        history = clone_history(folder / "history", read_releases(template), template)
-        target = history.find_version(to) if to else NEXT
-        jobs = []
-        for number, project in enumerate(projects):
-            place = folder / str(number)
-            place.mkdir()
-            jobs.append(workers.submit(examine, project, history, target, place / "copy"))
-        for _ in watched("Updating copies", transient=True)(as_completed(jobs), len(jobs)):
-            pass
-        return [job.result() for job in jobs]
-
-
-def show_reports(reports: Sequence[Report], console: Console, *, changes: bool) -> None:
+def show_reports(reports: Sequence[Report], *, changes: bool) -> None:
     """Print a line for each project, and below them what their owners must know."""
-    table = Table("project", "version", "update", "files that change", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.columns[3].justify = "right"
+    console = Console()
+    last = Column("files that change", justify="right")
+    table = Table(Column("project", overflow="fold"), "version", "update", last, box=box.SIMPLE_HEAD, pad_edge=False)
     for report in reports:
-        table.add_row(
-            Text(plain(report.project), overflow="fold"),
-            Text(report.version),
-            Text(report.state, STYLES[report.state]),
-            str(len(report.changes)),
-        )
+        cells = Text(plain(report.project)), Text(report.version), Text(report.state, STYLES[report.state])
+        table.add_row(*cells, str(len(report.changes)))
     if console.is_terminal:
         console.print(table)
     for report in reports:
         if not console.is_terminal:  # for grep and the like
             console.print(Text(f"{plain(report.project)}: {report.version}, {report.state}"), soft_wrap=True)
-        words = [report.reason] if report.reason else []
-        words += [f"conflict in {path}" for path in report.conflicts]
-        words += report.changes if changes else []
-        for line in words:
+        words = [report.reason, *(f"conflict in {path}" for path in report.conflicts)]
+        for line in filter(None, words + (report.changes if changes else [])):
             console.print(Text(plain(f"{report.project}: {line}")), soft_wrap=True)

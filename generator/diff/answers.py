@@ -3,7 +3,7 @@
 import re
 import shlex
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from generator.answers.questions import TEMPLATE
@@ -19,14 +19,18 @@ def read_side(side: str) -> dict[str, str]:
         pairs = shlex.split(side)
     except ValueError as error:
         raise RenderError(f"{side} is not understood: {error}") from None
+    return read_pairs(pairs, hint="; spaces need quotes, such as \"project_name='My project'\"", where=f" in {side}")
+
+
+def read_pairs(pairs: Iterable[str], option: str = "", hint: str = "", where: str = "") -> dict[str, str]:
+    """Split KEY=VALUE pairs. Raises RenderError, with these words in it, if one has no "=" or a key comes twice."""
     answers: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            example = "\"project_name='My project'\""
-            raise RenderError(f"{pair} is no KEY=VALUE, such as launcher=slurm; spaces need quotes, such as {example}")
+            raise RenderError(f"{option}{pair} is no KEY=VALUE, such as launcher=slurm{hint}")
         if key in answers:
-            raise RenderError(f"{key} is given twice in {side}")
+            raise RenderError(f"{option}{key} is given twice{where}")
         answers[key] = value
     return answers
 
@@ -49,16 +53,12 @@ def compare_answers(old: Mapping[str, str], new: Mapping[str, str], *options: st
 
 def without_source(diff: str) -> str:
     """Leave out the lines around an edit of the answers that say where the template is: each project has its own."""
-    return re.sub(
-        r"(?<=\n\+\+\+ b/\.copier-answers\.yml\n)@@ -(\d+),(\d+) \+(\d+),(\d+) @@\n((?: [_# ].*\n)+)",
-        lambda found: shorter_header(found.groups()),
-        diff,
-    )
 
+    def shorten(hunk: re.Match[str]) -> str:
+        begin, length, new_begin, new_length = map(int, hunk.groups()[:4])
+        left_out = hunk[5].count("\n")
+        old, new = f"{begin + left_out},{length - left_out}", f"{new_begin + left_out},{new_length - left_out}"
+        return f"@@ -{old} +{new} @@\n"
 
-def shorter_header(hunk: tuple[str, ...]) -> str:
-    """Return git's @@ of a hunk (its numbers, then the lines that it begins with) without these lines."""
-    begin, length, new_begin, new_length = map(int, hunk[:4])
-    left_out = hunk[4].count("\n")
-    old, new = f"{begin + left_out},{length - left_out}", f"{new_begin + left_out},{new_length - left_out}"
-    return f"@@ -{old} +{new} @@\n"
+    first = r"(?<=\n\+\+\+ b/\.copier-answers\.yml\n)@@ -(\d+),(\d+) \+(\d+),(\d+) @@\n((?: [_# ].*\n)+)"
+    return re.sub(first, shorten, diff)

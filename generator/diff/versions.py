@@ -1,31 +1,21 @@
-"""What two versions of the template, or two sets of answers, make different in the projects that come of them."""
+"""Two versions of the template: which combinations they have in common, and which questions and answers they do not."""
 
-import hashlib
-import shutil
-import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, as_completed, wait
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import yaml
 
-from generator.answers.combinations import Combination, shaping_questions, text
-from generator.answers.questions import Question
+from generator.answers.combinations import Combination, describe, filter_of, shaping_questions, text
+from generator.answers.questions import Question, read_questions
 from generator.render.cache import Cache
 from generator.render.project import RenderError
-from generator.render.scratch import scratch_folder
-from generator.render.trees import read_tree, tree_digest
-from generator.render.workers import Workers, legal_combinations, render_combination
-
-ROOM = 2**28  # bytes: few projects are there at the same time
+from generator.render.workers import Workers, legal_combinations
 
 Pair = tuple[Combination, Combination]  # the old one and the new one
-Watch = Callable[[Iterable[Future[Any]], int], Iterable[Future[Any]]]  # sees each of so many futures as it is done
 
 
 @dataclass(frozen=True)
@@ -44,28 +34,6 @@ class Pairing:
     pairs: list[Pair]  # what they have in common, in the order of the new version
     came: list[Combination]
     gone: list[Combination]
-
-
-@dataclass(frozen=True)
-class File:
-    """A file of a project."""
-
-    executable: bool
-    digest: str  # of its content, which the store has under this name
-
-    @property
-    def mode(self) -> str:
-        """Its mode, as git writes it."""
-        return "100755" if self.executable else "100644"
-
-
-@dataclass(frozen=True)
-class Change:
-    """A file that is another one in the new project; None if it is not there."""
-
-    path: str
-    old: File | None
-    new: File | None
 
 
 @contextmanager
@@ -89,116 +57,79 @@ def read_version(template: Path, workers: Workers, cache: Cache | None = None) -
         return Version(template, shaping_questions(template), legal_combinations(template, workers, cache))
 
 
-def pair_up(old: Version, new: Version) -> Pairing:
+def pair_up(old: Version, new: Version, chosen: set[Combination]) -> Pairing:
     """Find the old combination of each new one: the same answers to all questions that both versions ask.
 
     A question that only one version asks must have its default there: what the project was, or is, without a choice.
+    Leaves out what is chosen in neither version.
     """
-    before = {key: old_one for old_one in old.combinations if (key := common_answers(old_one, old, new)) is not None}
-    pairs, came = [], []
-    for combination in new.combinations:
-        key = common_answers(combination, new, old)
-        if key in before:
-            pairs.append((before.pop(key), combination))
-        else:
-            came.append(combination)
+    before = {common_answers(old_one, old, new): old_one for old_one in old.combinations}
+    before.pop(None, None)
+    found = [(before.pop(common_answers(each, new, old), None), each) for each in new.combinations]
+    pairs = [(old_one, new_one) for old_one, new_one in found if old_one]
     kept = {old_one for old_one, _ in pairs}
-    return Pairing(pairs, came, [combination for combination in old.combinations if combination not in kept])
+    return Pairing(
+        [pair for pair in pairs if chosen & {*pair}],
+        [new_one for old_one, new_one in found if not old_one and new_one in chosen],
+        [old_one for old_one in old.combinations if old_one in chosen - kept],
+    )
 
 
 def common_answers(combination: Combination, own: Version, other: Version) -> frozenset[tuple[str, str]] | None:
     """Return the answers to the questions of both versions, or None if another answer is not the default."""
     shared = {question.key for question in other.questions}
-    for question in own.questions:
-        if question.key not in shared and text(combination[question.key]) != text(question.default):
-            return None
+    if any(text(combination[each.key]) != text(each.default) for each in own.questions if each.key not in shared):
+        return None
     return frozenset((key, text(value)) for key, value in combination.answers if key in shared)
 
 
-def changed_combinations(
-    old: Path,
-    new: Path,
-    workers: Workers,
-    *,
-    among: Sequence[Combination] | None = None,
-    cache: Cache | None = None,
-    watch: Watch = lambda futures, _: futures,
-) -> list[Combination]:
-    """Return the combinations of the new version whose project is another one than in the old version, or is new.
+def compare_questions(old_version: Version, new_version: Version) -> list[str]:
+    """Say which questions and choices came and went, and which defaults changed, a line each."""
+    old, new = ({each.key: each for each in read_questions(version.folder)} for version in (old_version, new_version))
+    lines = []
+    for sign, own, other in (("-", old, new), ("+", new, old)):
+        for question in (own[key] for key in own if key not in other):
+            takes = ", ".join(answers_to(question)) or "text"
+            lines.append(f"{sign} question {question.key} ({takes}; default {one_line(question.default)})")
+    for key in (key for key in new if key in old):
+        before, after = answers_to(old[key]), answers_to(new[key])
+        lines += [f"- choice {key}={answer}" for answer in before if answer not in after]
+        lines += [f"+ choice {key}={answer}" for answer in after if answer not in before]
+        if old[key].default != new[key].default:
+            lines.append(f"~ default of {key}: {one_line(old[key].default)} -> {one_line(new[key].default)}")
+    return lines
 
-    Both versions are snapshots. Only those among the given ones are looked at. Raises RenderError if one version
-    cannot be rendered.
+
+def answers_to(question: Question) -> list[str]:
+    """Return the choices of a question, as they are written on a command line."""
+    return [text(choice.value) for choice in question.choices]
+
+
+def one_line(default: object) -> str:
+    """Return a default, which may be an expression over several lines, in one line."""
+    return " ".join(text(default).split()) or "empty"
+
+
+def compare_spaces(pairing: Pairing, old: Version, new: Version) -> list[str]:
+    """Say which questions, choices and combinations came and went, and which defaults changed, a line each.
+
+    The combinations that only one version has are told by the answers that the other does not know, if there are any.
     """
-    versions = read_version(old, workers, cache), read_version(new, workers, cache)
-    pairing = pair_up(*versions)
-    wanted = set(versions[1].combinations if among is None else among)
-    with tempfile.TemporaryDirectory() as store:
-        pairs = [pair for pair in pairing.pairs if pair[1] in wanted]
-        changes = find_changes(old, new, pairs, workers, Path(store), watch)
-    changed = wanted & {*pairing.came, *(combination for (_, combination), files in changes.items() if files)}
-    return [combination for combination in versions[1].combinations if combination in changed]
-
-
-def find_changes(
-    old: Path,
-    new: Path,
-    pairs: Sequence[Pair],
-    workers: Workers,
-    store: Path,
-    watch: Watch = lambda futures, _: futures,
-) -> Mapping[Pair, list[Change]]:
-    """Render each pair from the two snapshots, and return the files that differ; the store gets their contents.
-
-    Raises RenderError, which names the combination, if one cannot be rendered.
-    """
-    if tree_digest(old) == tree_digest(new):
-        return {pair: [] for pair in pairs}
-    with scratch_folder(ROOM) as folder:
-        jobs = {
-            workers.submit(changes_of, (old, pair[0]), (new, pair[1]), folder / str(number), store): pair
-            for number, pair in enumerate(pairs)
-        }
-        try:
-            found = {jobs[job]: result_of(job, jobs[job]) for job in watch(as_completed(jobs), len(jobs))}
-        finally:
-            # Nobody may write to the folder any more when it goes.
-            wait([job for job in jobs if not job.cancel()])
-    return {pair: found[pair] for pair in pairs}
-
-
-def result_of(job: Future[list[Change]], pair: Pair) -> list[Change]:
-    """Return the result. Raises RenderError, which names the combination, if there is none."""
-    try:
-        return job.result()
-    except RenderError as error:
-        raise RenderError(f"{pair[1].name}: {error}") from error
-
-
-def changes_of(old: tuple[Path, Combination], new: tuple[Path, Combination], folder: Path, store: Path) -> list[Change]:
-    """Render two versions of a project, and return the files that differ; the store gets their contents."""
-    try:
-        with template_errors(old[0]):
-            digest = render_combination(*old, folder / "old").digest
-        with template_errors(new[0]):
-            if render_combination(*new, folder / "new").digest == digest:
-                return []
-        before, after = read_tree(folder / "old"), read_tree(folder / "new")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    changes = []
-    for path in sorted(before.keys() | after.keys()):
-        if before.get(path) != after.get(path):
-            old_file, new_file = (keep(side[path], store) if path in side else None for side in (before, after))
-            changes.append(Change(path, old_file, new_file))
-    return changes
-
-
-def keep(found: tuple[bool, bytes], store: Path) -> File:
-    """Put a file's content into the store; many processes may do so at the same time."""
-    executable, content = found
-    file = File(executable, hashlib.sha256(content).hexdigest())
-    if not (store / file.digest).exists():
-        with tempfile.NamedTemporaryFile(dir=store, delete=False) as temporary:
-            temporary.write(content)
-        Path(temporary.name).replace(store / file.digest)
-    return file
+    old_ones, new_ones = ([pair[side] for pair in pairing.pairs] for side in (0, 1))
+    lines = compare_questions(old, new)
+    for sign, words, lonely, paired, own, other in (
+        ("-", ("went", "became illegal"), pairing.gone, old_ones, old, new),
+        ("+", ("came", "became legal"), pairing.came, new_ones, new, old),
+    ):
+        by_unknown: dict[tuple[str, ...], list[Combination]] = {}
+        known = {question.key: answers_to(question) for question in other.questions}
+        defaults = {question.key: [text(question.default)] for question in own.questions}
+        for combination in lonely:
+            keys = tuple(key for key, value in combination.answers if text(value) not in known.get(key, defaults[key]))
+            by_unknown.setdefault(keys, []).append(combination)
+        for keys, members in by_unknown.items():
+            unknown = [question for question in own.questions if question.key in keys]
+            filters = filter_of(members, unknown) or describe(members, [*paired, *members], own.questions)
+            plural = "s" * (len(members) != 1)
+            lines.append(f"{sign} {len(members)} combination{plural} {words[not keys]}{': ' * bool(filters)}{filters}")
+    return lines

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from generator.answers.questions import TEMPLATE
-from generator.render.trees import read_tree
+from generator.render.project import read_files
 
 FOLDER = TEMPLATE / ".cache"
+PARTIALS = "partials"
 
 
 class Cache:
@@ -37,9 +38,6 @@ class Cache:
 
     def _file(self, about: str, key: str) -> Path:
         return self.folder / about / key[:2] / f"{key}.json"
-
-
-PARTIALS = "partials"
 
 
 class Remembered:
@@ -77,9 +75,9 @@ def digests(template: Path, parts: Iterable[str]) -> dict[str, str]:
     """Return hashes of all files of some parts of a template, by path."""
     found = {}
     for part in parts:
-        if (template / part).is_dir():
-            for path, file in read_tree(template / part).items():
-                found[f"{part}/{path}"] = hashlib.sha256(repr(file).encode()).hexdigest()
-        else:
-            found[part] = hashlib.sha256((template / part).read_bytes()).hexdigest()
+        own = template / part
+        files = read_files(own) if own.is_dir() else {"": (False, own.read_bytes())}
+        found.update(
+            {f"{part}/{path}": hashlib.sha256(repr(file).encode()).hexdigest() for path, file in files.items()}
+        )
     return found

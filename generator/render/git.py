@@ -11,20 +11,6 @@ from plumbum import local
 
 from generator.render.project import RenderError
 
-# What a hook or an alias of git sets for its own repository, which need not be the one that is asked for.
-LOCAL = (
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
-    "GIT_COMMON_DIR",
-    "GIT_CONFIG_PARAMETERS",
-    "GIT_DIR",
-    "GIT_INDEX_FILE",
-    "GIT_NAMESPACE",
-    "GIT_OBJECT_DIRECTORY",
-    "GIT_PREFIX",
-    "GIT_TEMPLATE_DIR",
-    "GIT_WORK_TREE",
-)
-NO_SETTINGS = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
 # maintenance and gc work in the background, and can disturb who deletes a repository.
 CONFIG = {
     "maintenance.auto": "false",
@@ -34,9 +20,12 @@ CONFIG = {
     "safe.directory": "*",
     "core.excludesFile": os.devnull,
     "core.attributesFile": os.devnull,
+    "core.quotePath": "false",
 }
 SETTINGS = {
-    **NO_SETTINGS,
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_ATTR_NOSYSTEM": "1",
     **{f"GIT_CONFIG_KEY_{i}": key for i, key in enumerate(CONFIG)},
     **{f"GIT_CONFIG_VALUE_{i}": value for i, value in enumerate(CONFIG.values())},
     "GIT_CONFIG_COUNT": str(len(CONFIG)),
@@ -51,11 +40,16 @@ class GitError(RenderError):
     """git refuses, or is not there. The message is one line that says why."""
 
 
+def git_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment with these settings instead of those of the user, a hook or an alias."""
+    return {name: value for name, value in environment.items() if not name.startswith("GIT_")} | SETTINGS
+
+
 def git(folder: Path, *arguments: str, environment: Mapping[str, str] = {}) -> bytes:
     """Run git in a folder, and return what it prints. Raises GitError if it fails."""
-    kept = {key: value for key, value in os.environ.items() if key not in LOCAL}
+    settings = {**git_environment(os.environ), **environment}
     try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, env={**kept, **environment})
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, env=settings)
     except FileNotFoundError:
         raise GitError("git is not installed") from None
     if done.returncode:
@@ -64,26 +58,24 @@ def git(folder: Path, *arguments: str, environment: Mapping[str, str] = {}) -> b
     return done.stdout
 
 
+def run(folder: Path, *arguments: str) -> str:
+    """Run git in a folder, and return the text that it prints. Raises GitError if it fails."""
+    return git(folder, *arguments).decode().strip()
+
+
 def compare_folders(old: Path, new: Path, *options: str) -> str:
-    """Return what `git diff` says of two folders, which need be in no repository. No settings of the user apply.
+    """Return what `git diff` says of two folders, which need be in no repository.
 
     Bytes that are not UTF-8 are kept by surrogateescape.
     """
     with tempfile.TemporaryDirectory() as folder:
-        git(Path(folder), "init", "--quiet", "--bare", "--template=", environment=NO_SETTINGS)
+        git(Path(folder), "init", "--quiet", "--bare")
         trees = []
         for name, side in (("old", old), ("new", new)):
             place = {"GIT_DIR": folder, "GIT_WORK_TREE": str(side), "GIT_INDEX_FILE": f"{folder}/{name}.index"}
-            git(side, "add", "--all", "--force", ".", environment={**NO_SETTINGS, **place})
-            trees.append(git(side, "write-tree", environment={**NO_SETTINGS, **place}).decode().strip())
-        settings = ("-c", "core.quotePath=false")
-        shown = git(Path(folder), *settings, "diff", "--no-color", *options, *trees, environment=NO_SETTINGS)
-    return shown.decode(errors="surrogateescape")
-
-
-def run(folder: Path, *arguments: str) -> str:
-    """Run git in a folder with these settings, and return what it prints. Raises GitError if it fails."""
-    return git(folder, *arguments, environment=SETTINGS).decode().strip()
+            git(side, "add", "--all", "--force", ".", environment=place)
+            trees.append(git(side, "write-tree", environment=place).decode().strip())
+        return git(Path(folder), "diff", "--no-color", *options, *trees).decode(errors="surrogateescape")
 
 
 @contextmanager
@@ -92,17 +84,17 @@ def hermetic_git(temporary: Path) -> Iterator[None]:
 
     Its temporary folders are in the given one.
     """
-    before, tempfile.tempdir = tempfile.tempdir, str(temporary)
-    environment = dict(os.environ)
-    for variable in LOCAL:
-        os.environ.pop(variable, None)
-    os.environ.update(SETTINGS)
+    folder, environment = tempfile.tempdir, dict(os.environ)
+    tempfile.tempdir = str(temporary)
+    hermetic = git_environment(environment)
     try:
-        with local.env(PATH=environment["PATH"], **SETTINGS):
-            for variable in LOCAL:
-                local.env.pop(variable, "")
+        os.environ.clear()
+        os.environ.update(hermetic)
+        with local.env():
+            local.env.clear()
+            local.env.update(hermetic)
             yield
     finally:
-        tempfile.tempdir = before
+        tempfile.tempdir = folder
         os.environ.clear()
         os.environ.update(environment)

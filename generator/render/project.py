@@ -1,5 +1,6 @@
-"""Renders the template through Copier, always without trust."""
+"""Renders the template through Copier, always without trust, and reads projects as trees of files."""
 
+import hashlib
 import re
 import warnings
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from generator.answers.questions import TEMPLATE, read_questions
 
 ANSWERS_FILE = ".copier-answers.yml"
 NAME = {"project_name": "DDP project"}  # else the folder's name: the same answers make the same project anywhere
+
+Tree = dict[str, tuple[bool, bytes]]  # by path: whether the owner may execute it, and its content
 
 
 class RenderError(Exception):
@@ -58,8 +61,9 @@ def run_copier(
     template: Path,
     *,
     defaults: Mapping[str, Any] = NAME,
-    quiet: bool,
-    pretend: bool,
+    quiet: bool = True,
+    pretend: bool = False,
+    version: str = "HEAD",
 ) -> dict[str, Any]:
     """Let Copier write the project, or only find the answers, and return them. Raises RenderError if it refuses."""
     try:
@@ -75,7 +79,7 @@ def run_copier(
                 quiet=quiet,
                 pretend=pretend,
                 unsafe=False,
-                vcs_ref="HEAD",
+                vcs_ref=version,
             )
     except (CopierError, ValueError, OSError) as error:
         raise RenderError(" ".join(str(error).split())) from error
@@ -93,3 +97,31 @@ def name_source(project: Path, source: str) -> None:
     answers = project / ANSWERS_FILE
     line = yaml.safe_dump({"_src_path": source}, allow_unicode=True, width=10**6)
     answers.write_text(re.sub(r"^_src_path:.*\n(?: .*\n)*", lambda _: line, answers.read_text(), flags=re.MULTILINE))
+
+
+def read_files(project: Path) -> Tree:
+    """Return all files of a project, by path, but for its repository."""
+    found = {}
+    for file in sorted(project.rglob("*")):
+        path = file.relative_to(project)
+        if path.parts[0] != ".git" and file.is_file():
+            found[str(path)] = (bool(file.stat().st_mode & 0o100), file.read_bytes())
+    return found
+
+
+def read_tree(project: Path) -> Tree:
+    """Return all files of a project; the answers have no line that says where the template was found."""
+    files = read_files(project)
+    if ANSWERS_FILE in files:
+        executable, content = files[ANSWERS_FILE]
+        own = b"".join(line for line in content.splitlines(True) if not line.startswith(b"_"))
+        files[ANSWERS_FILE] = (executable, own)
+    return files
+
+
+def tree_digest(project: Path) -> str:
+    """A hash of the paths, modes and contents of all files."""
+    whole = hashlib.sha256()
+    for path, (executable, content) in read_tree(project).items():
+        whole.update(repr((path, executable, hashlib.sha256(content).hexdigest())).encode())
+    return whole.hexdigest()

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 IN_MEMORY = Path("/dev/shm")
-PREFIX = "ddp-template-"
+PREFIX = "ddp-template-check-"
 DAY = 24 * 3600  # seconds
 
 
@@ -25,26 +25,17 @@ def scratch_root(room: int) -> Path:
 
 
 @contextmanager
-def scratch_folder(room: int) -> Iterator[Path]:
-    """Yield a new folder with room for so many bytes, which is gone in the end."""
+def scratch_folder(room: int, *, keep: bool = False) -> Iterator[Path]:
+    """Yield a new folder with room for so many bytes. It is deleted at the end; if it is to be kept, after an error."""
     forget_killed(IN_MEMORY)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=scratch_root(room)))
-    try:
-        yield folder
-    finally:
-        remove(folder)
-
-
-@contextmanager
-def working_folder(room: int) -> Iterator[Path]:
-    """Yield a new folder with room for so many bytes, which is gone where an error, or Ctrl-C, ends the work."""
-    forget_killed(IN_MEMORY)
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}check-", dir=scratch_root(room)))
     try:
         yield folder
     except BaseException:
         remove(folder)
         raise
+    if not keep:
+        remove(folder)
 
 
 def forget_killed(root: Path) -> None:

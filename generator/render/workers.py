@@ -11,9 +11,9 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import copier._template
@@ -23,8 +23,7 @@ from plumbum import local
 from generator.answers.combinations import Combination, shaping_questions
 from generator.render.cache import Cache, Remembered
 from generator.render.processes import interrupts_kept_from_children
-from generator.render.project import RenderError, assert_understood, run_copier
-from generator.render.trees import tree_digest
+from generator.render.project import RenderError, assert_understood, run_copier, tree_digest
 
 
 @dataclass(frozen=True)
@@ -44,29 +43,18 @@ class Workers:
     def __init__(self, processes: int | None = None) -> None:
         self.processes = processes or len(os.sched_getaffinity(0))
         # spawn: forking a process that has threads, such as that of a progress bar, can hang.
-        self.pool = ProcessPoolExecutor(self.processes, mp_context=get_context("spawn"), initializer=prepare)
+        context = get_context("spawn")
+        closed, self.open = context.Pipe(duplex=False)
+        self.pool = ProcessPoolExecutor(self.processes, mp_context=context, initializer=prepare, initargs=(closed,))
 
     def __enter__(self) -> "Workers":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            # Python 3.14 has a method for this.
-            for process in list((self.pool._processes or {}).values()):
-                process.terminate()
+            self.open.close()
         self.pool.shutdown(wait=True, cancel_futures=True)
-
-    def legal(self, template: Path, combinations: Sequence[Combination]) -> tuple[list[bool], frozenset[str]]:
-        """Say of each combination whether Copier accepts it, and which partials were read to find that out."""
-        with tempfile.TemporaryDirectory() as folder:
-            questions = questions_alone(Path(folder) / "questions", template)
-            size = max(1, len(combinations) // (4 * self.processes))
-            with interrupts_kept_from_children():
-                answers = self.pool.map(functools.partial(is_legal, questions), combinations, chunksize=size)
-            verdicts, partials = zip(*answers, strict=True)
-            return list(verdicts), frozenset().union(*partials)
+        self.open.close()
 
     def render(self, template: Path, combination: Combination, destination: Path) -> Future[Rendered]:
         """Write the project of a combination; the future gives what is known of it, or raises RenderError."""
@@ -78,22 +66,20 @@ class Workers:
             return self.pool.submit(work, *arguments)
 
 
-def leave_with_parent() -> None:
-    """Wait for the end of the process that started this one, however it ends, and end this one too."""
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def prepare() -> None:
-    """Make a process render quickly: what it writes stays the same."""
-    threading.Thread(target=leave_with_parent, daemon=True).start()
+def prepare(closed: Connection) -> None:
+    """Make a process render quickly: what it writes stays the same. It ends when its parent closes the pipe."""
+    threading.Thread(target=end_with, args=(closed,), daemon=True).start()
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     local.env["PATH"] = ""  # without git, Copier does not ask it about each file that it writes
     keep_compiled()
     keep_loaded()
+
+
+def end_with(closed: Connection) -> None:
+    """Wait until the parent closes its end of a pipe, or ends in whatever way, and end this process at once."""
+    closed.poll(None)
+    os._exit(1)
 
 
 def keep_compiled() -> None:
@@ -125,20 +111,12 @@ def keep_loaded() -> None:
     copier._template.load_template_config = lambda *arguments: pickle.loads(load_once(*arguments))
 
 
-def questions_alone(folder: Path, template: Path) -> Path:
-    """A copy of the template without the files that it writes: asking it takes a third of the time."""
-    (folder / "template").mkdir(parents=True)
-    shutil.copy2(template / "copier.yml", folder)
-    shutil.copytree(template / "partials", folder / "partials")
-    return folder
-
-
 def is_legal(questions: Path, combination: Combination) -> tuple[bool, frozenset[str]]:
     """Whether Copier accepts the answers, and the partials that it reads. Raises RenderError if it misunderstands."""
     answers = dict(combination.answers)
     FILES_READ.clear()
     try:
-        recorded = run_copier(questions / "nowhere", answers, questions, quiet=True, pretend=True)
+        recorded = run_copier(questions / "nowhere", answers, questions, pretend=True)
     except RenderError:
         return False, partials_read(questions)
     assert_understood(answers, recorded)
@@ -149,7 +127,7 @@ def render_combination(template: Path, combination: Combination, destination: Pa
     """Write the project of a combination, without trust."""
     answers = dict(combination.answers)
     FILES_READ.clear()
-    assert_understood(answers, run_copier(destination, answers, template, quiet=True, pretend=False))
+    assert_understood(answers, run_copier(destination, answers, template))
     return Rendered(tree_digest(destination), partials_read(template))
 
 
@@ -171,9 +149,24 @@ def legal_combinations(template: Path, workers: Workers, cache: Cache | None = N
     remembered = Remembered(cache, "space", template, ["copier.yml"])
     verdicts = remembered.read("all")
     if verdicts is None:
-        verdicts, partials = workers.legal(template, product)
+        verdicts, partials = ask_about(product, template, workers)
         remembered.write("all", verdicts, partials)
     legal = [combination for combination, verdict in zip(product, verdicts, strict=True) if verdict]
     if not legal:
         raise RenderError("Copier accepts no combination of answers: look at the validators in copier.yml")
     return legal
+
+
+def ask_about(product: Sequence[Combination], template: Path, workers: Workers) -> tuple[list[bool], frozenset[str]]:
+    """Say of each combination whether Copier accepts it, and which partials were read to find that out."""
+    with tempfile.TemporaryDirectory() as folder:
+        # Without the files that it writes, asking a template takes a third of the time.
+        questions = Path(folder) / "questions"
+        (questions / "template").mkdir(parents=True)
+        shutil.copy2(template / "copier.yml", questions)
+        shutil.copytree(template / "partials", questions / "partials")
+        size = max(1, len(product) // (4 * workers.processes))
+        with interrupts_kept_from_children():
+            answers = workers.pool.map(functools.partial(is_legal, questions), product, chunksize=size)
+        verdicts, partials = zip(*answers, strict=True)
+    return list(verdicts), frozenset().union(*partials)

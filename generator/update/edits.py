@@ -4,18 +4,111 @@ Files of all projects lie side by side in one made-up template, each as often as
 of edits, none of which meets another.
 """
 
-from collections.abc import Iterable, Sequence
+import ast
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from generator.render.git import run
-from generator.update.places import CONTEXT, Chain, Place, chain_of, chains_in, find_places
-from generator.update.replay import MARKERS, commit_all, copy_project, put_under_git, update
+from generator.update.replay import MARKERS, commit_all, copy_project, is_text, put_under_git, update
 
 SETTINGS_OF_TEMPLATE = "_subdirectory: template\n_templates_suffix: .jinja\n"
-ANSWERS = "{{ _copier_conf.answers_file }}.jinja"
 OLD, NEW = "v1", "v2"
+CONTEXT = 3  # lines before and after an edit: Copier's --context-lines
 NEAREST = 2  # lines on each side of an edit
+HEADINGS = {".md": r"#+ ", ".toml": r"\[", ".yml": r"\s*- |\w"}  # what begins a section, by the ending of a file
+
+# The functions, classes and blocks around a place, from the outside; in files without statements the heading above it.
+Chain = tuple[str, ...]
+Lines = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place between two lines."""
+
+    line: int  # it is before the line of this number, from 0
+    indent: str
+    chain: Chain
+
+
+def find_places(path: str, source: str) -> list[Place]:
+    """Return every statement boundary of a Python file, and every line boundary of another one."""
+    lines = source.splitlines()
+    if not path.endswith(".py"):
+        return [Place(line, "", section_of(path, lines, line)) for line in range(len(lines) + 1)]
+    places = []
+    for block, chain, above in blocks_in(ast.parse(source).body):
+        for statement in block:
+            decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+            begin = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
+            if begin > above or not chain:  # else it is in the line of what it belongs to
+                places.append(Place(begin - 1, " " * statement.col_offset, chain))
+                if statement is block[-1]:
+                    places.append(Place(statement.end_lineno or begin, " " * statement.col_offset, chain))
+    return sorted(dict.fromkeys(places), key=lambda place: (place.line, place.indent)) or [Place(len(lines), "", ())]
+
+
+def blocks_in(block: list[ast.stmt], chain: Chain = (), above: int = 0) -> Iterator[tuple[list[ast.stmt], Chain, int]]:
+    """Yield a block of statements and those in it, the outer ones first: with what is around each of them, by its name
+    or if, for, with and so on, and the line at which the innermost of that begins.
+    """
+    yield block, chain, above
+    for statement in block:
+        name = getattr(statement, "name", type(statement).__name__.lower())
+        holders = [statement, *getattr(statement, "handlers", []), *getattr(statement, "cases", [])]
+        for part in (getattr(holder, kind, []) for holder in holders for kind in ("body", "orelse", "finalbody")):
+            if part and isinstance(part[0], ast.If) and part[0].col_offset == statement.col_offset:
+                holders.append(part[0])  # an elif is no statement of its own: its blocks come next
+            elif part:
+                yield from blocks_in(part, (*chain, name), statement.lineno)
+
+
+def section_of(path: str, lines: Sequence[str], line: int) -> Chain:
+    """Return the heading of the section that a line of a file without statements is in."""
+    heading = HEADINGS.get(PurePath(path).suffix)
+    above = (text for text in reversed(lines[:line]) if heading and re.match(heading, text))
+    return tuple(text for text in [next(above, None)] if text)
+
+
+def chain_of(path: str, source: str, edit: str) -> Chain | None:
+    """Return what is around an edit, or None if it is no statement. Raises SyntaxError if the file is no Python."""
+    if not path.endswith(".py"):
+        lines = source.splitlines()
+        return section_of(path, lines, next(i for i, text in enumerate(lines) if edit in text))
+    for block, chain, _ in blocks_in(ast.parse(source).body):
+        for statement in block:
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == edit:
+                return chain
+    return None
+
+
+def around(lines: Sequence[str], line: int, reach: int = CONTEXT) -> tuple[Lines, Lines]:
+    """Return so many lines before a place, and so many after it; fewer at the ends of the file."""
+    return tuple(lines[max(0, line - reach) : line]), tuple(lines[line : line + reach])
+
+
+def repeats_in(content: bytes) -> list[str]:
+    """Say where a file has equal lines around two places, so that an update could mistake one for another.
+
+    git takes surroundings that begin with the file only at its begin, and those without lines after them only at its
+    end; all others anywhere. There are none in what is no text.
+    """
+    lines = content.decode().splitlines() if is_text(content) else []
+    begins: dict[Lines, list[int]] = {}
+    for size in range(CONTEXT + 1, 2 * CONTEXT + 1):
+        for begin in range(len(lines) - size + 1):
+            begins.setdefault(tuple(lines[begin : begin + size]), []).append(begin)
+    words = []
+    for place in range(CONTEXT + 1, len(lines)):  # 0 to CONTEXT, and the end, are held by the begin and the end
+        before, after = around(lines, place)
+        if others := [begin for begin in begins[before + after] if begin != place - CONTEXT]:
+            words.append(
+                f"the lines around line {place + 1} are those around line {others[0] + CONTEXT + 1}: "
+                "an update could move an edit between them"
+            )
+    return words
 
 
 @dataclass(frozen=True)
@@ -26,11 +119,6 @@ class ChangedFile:
     old: str
     new: str
     about: str = field(default="", compare=False)  # the first update that changes it
-
-    @property
-    def name(self) -> str:
-        """What the file is called, without its folder."""
-        return PurePath(self.path).name
 
 
 @dataclass(frozen=True)
@@ -49,18 +137,14 @@ class Edit:
     @property
     def line(self) -> str:
         """The line, in the language of the file."""
-        match PurePath(self.file.path).suffix:
-            case ".py":
-                return f"{self.place.indent}{self.name} = {self.number}\n"
-            case ".md":
-                return f"{self.name}\n"
-            case _:
-                return f"# {self.name}\n"
+        if self.file.path.endswith(".py"):
+            return f"{self.place.indent}{self.name} = {self.number}\n"
+        return f"{self.name}\n" if self.file.path.endswith(".md") else f"# {self.name}\n"
 
     @property
     def path(self) -> str:
         """Where its file lies in the made-up project."""
-        return f"{self.number}/{self.file.name}"
+        return f"{self.number}/{PurePath(self.file.path).name}"
 
     @property
     def edited(self) -> str:
@@ -78,67 +162,49 @@ def choose_edits(files: Iterable[ChangedFile]) -> list[Edit]:
     """Return an edit for each place of the files. Of variants that have the same lines around a place, and in the new
     version in the same blocks, the first stands for all; where the new version has other lines, each stands for itself.
     """
-    edits: list[Edit] = []
-    seen = set()
+    edits: dict[object, Edit] = {}
     for file in files:
         lines, new_lines = file.old.splitlines(), file.new.splitlines()
-        holding = windows_of(file.path, file.new)
+        holding: dict[Lines, tuple[Chain, ...]] = {}  # by the lines around places of the new version
+        for place in find_places(file.path, file.new):
+            before, after = around(new_lines, place.line)
+            holding[before + after] = (*holding.get(before + after, ()), place.chain)
         for place in find_places(file.path, file.old):
-            around = (*lines[max(0, place.line - CONTEXT) : place.line], None, *lines[place.line :][:CONTEXT])
-            window = tuple(line for line in around if line is not None)
-            ends = () if len(window) == 2 * CONTEXT else (*new_lines[:CONTEXT], *new_lines[-CONTEXT:])
+            before, after = around(lines, place.line)
+            whole = len(before + after) == 2 * CONTEXT
+            ends = () if whole else (*new_lines[:CONTEXT], *new_lines[-CONTEXT:])
             # Where git does not find these lines, what becomes of the edit depends on the whole new file.
-            found = holding.get(window, file.new)
-            key = (file.path, place.chain, place.indent, around, ends, found)
-            if key not in seen:
-                seen.add(key)
-                edits.append(Edit(file, place, len(edits)))
-    return edits
-
-
-def windows_of(path: str, source: str) -> dict[tuple[str, ...], tuple[Chain, ...]]:
-    """Return the lines around every place of a file, with what is around each place that has them."""
-    lines = source.splitlines()
-    windows: dict[tuple[str, ...], tuple[Chain, ...]] = {}
-    for place in find_places(path, source):
-        window = tuple(lines[max(0, place.line - CONTEXT) : place.line + CONTEXT])
-        windows[window] = (*windows.get(window, ()), place.chain)
-    return windows
+            found = holding.get(before + after, file.new)
+            key = (file.path, place.chain, place.indent, before, after, ends, found)
+            edits.setdefault(key, Edit(file, place, len(edits)))
+    return [*edits.values()]
 
 
 def carry_edits(edits: Sequence[Edit], folder: Path) -> list[str]:
     """Let Copier carry all edits over, and say which are gone or have moved."""
-    if not edits:
-        return []
     template, project = folder / "template", folder / "project"
-    write_template(template, edits)
+    (template / "template").mkdir(parents=True)
+    (template / "copier.yml").write_text(SETTINGS_OF_TEMPLATE)
+    (template / "template" / "{{ _copier_conf.answers_file }}.jinja").write_text("{{ _copier_answers | to_nice_yaml }}")
+    run(template, "init", "--quiet")
+    for version in (OLD, NEW):
+        for edit in edits:  # each has a copy of its file
+            file = template / "template" / edit.path
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(edit.file.old if version == OLD else edit.file.new)
+        commit_all(template)
+        run(template, "tag", version)
     copy_project(template, OLD, {}, project)
     put_under_git(project)
     for edit in edits:
         (project / edit.path).write_text(edit.edited)
     commit_all(project)
     update(project, NEW)
-    chains = {file: chains_in(file.path, file.new) for file in dict.fromkeys(edit.file for edit in edits)}
-    judged = ((edit, judge(edit, project, chains[edit.file])) for edit in edits)
+    judged = ((edit, judge(edit, project)) for edit in edits)
     return [f"{edit}: {wrong}" for edit, wrong in judged if wrong]
 
 
-def write_template(folder: Path, edits: Sequence[Edit]) -> None:
-    """Write a template of two versions, in which every edit has a copy of its file."""
-    (folder / "template").mkdir(parents=True)
-    (folder / "copier.yml").write_text(SETTINGS_OF_TEMPLATE)
-    (folder / "template" / ANSWERS).write_text("{{ _copier_answers | to_nice_yaml }}")
-    run(folder, "init", "--quiet")
-    for version in (OLD, NEW):
-        for edit in edits:
-            file = folder / "template" / edit.path
-            file.parent.mkdir(exist_ok=True)
-            file.write_text(edit.file.old if version == OLD else edit.file.new)
-        commit_all(folder)
-        run(folder, "tag", version)
-
-
-def judge(edit: Edit, project: Path, chains: set[Chain]) -> str:
+def judge(edit: Edit, project: Path) -> str:
     """Say what is wrong with an edit after the update: "" if it is in its place, or in a visible conflict."""
     file = project / edit.path
     text = file.read_text() if file.exists() else ""
@@ -152,18 +218,21 @@ def judge(edit: Edit, project: Path, chains: set[Chain]) -> str:
         return f"the file is no Python any more: {error}"
     if chain is None:
         return "it is no statement any more"
+    if chain == edit.place.chain:
+        return ""
+    chains = {place.chain for place in find_places(edit.path, edit.file.new)}
     # Where the new version has no such function, or sets another heading, it may go with the lines around it.
     may_go_along = edit.place.chain not in chains or not edit.path.endswith(".py")
-    if chain != edit.place.chain and not (may_go_along and keeps_company(edit, text)):
-        return f"it has moved to {'.'.join(chain) or 'the outside of all functions'}"
-    return ""
+    if may_go_along and keeps_company(edit, text):
+        return ""
+    return f"it has moved to {'.'.join(chain) or 'the outside of all functions'}"
 
 
 def keeps_company(edit: Edit, text: str) -> bool:
-    """Whether an edit is between the lines that it was made between: all of one side, or the nearest of both."""
+    """Return whether an edit is between the lines it was made between: all of one side, or the nearest of both."""
     sides = []
     for lines in (edit.edited.splitlines(), text.splitlines()):
         at = next(i for i, line in enumerate(lines) if edit.name in line.split())
-        nearest = lines[max(0, at - NEAREST) : at], lines[at + 1 :][:NEAREST]
-        sides.append((lines[max(0, at - CONTEXT) : at], lines[at + 1 :][:CONTEXT], nearest))
+        del lines[at]
+        sides.append((*around(lines, at), around(lines, at, NEAREST)))
     return any(before == after for before, after in zip(*sides, strict=True))

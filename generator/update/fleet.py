@@ -1,19 +1,22 @@
 """Looks at projects that exist: what an update would do to each of them, tried in a copy."""
 
-import os
 import shutil
+from collections.abc import Sequence
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from generator.answers.questions import questions_in
-from generator.render.git import SETTINGS, GitError, git, run
-from generator.render.project import ANSWERS_FILE, RenderError
-from generator.render.trees import read_files
-from generator.update.history import History
-from generator.update.replay import commit_all, conflicts, update
+from generator.answers.questions import TEMPLATE, questions_in
+from generator.diff.changes import Watch
+from generator.render.git import GitError, git, run
+from generator.render.project import ANSWERS_FILE, RenderError, read_files
+from generator.render.scratch import scratch_folder
+from generator.render.workers import Workers
+from generator.update.history import NEXT, History, clone_history, read_releases
+from generator.update.replay import ROOM, commit_all, conflicts, update
 
 # What an update would do, from the best to the worst.
 NOTHING, CLEAN, CONFLICTS, IMPOSSIBLE = "nothing to do", "clean", "conflicts", "impossible"
@@ -31,11 +34,19 @@ class Report:
     changes: list[str] = field(default_factory=list)  # one for each file: A, M or D, lines that come and go, path
 
 
-def examine(project: Path, history: History, target: str, folder: Path) -> Report:
-    """Update a copy of a project in a new folder, which goes again, and say what became of it.
+def examine_all(projects: Sequence[Path], to: str | None, watch: Watch, template: Path = TEMPLATE) -> list[Report]:
+    """Examine projects, some at a time. Raises RenderError if the template has no such version."""
+    with scratch_folder(ROOM) as folder, Workers() as workers:
+        history = clone_history(folder / "history", read_releases(template), template)
+        target = history.find_version(to) if to else NEXT
+        jobs = [workers.submit(examine, each, history, target, folder / str(i)) for i, each in enumerate(projects)]
+        for _ in watch(as_completed(jobs), len(jobs)):
+            pass
+        return [job.result() for job in jobs]
 
-    The project itself is only read.
-    """
+
+def examine(project: Path, history: History, target: str, folder: Path) -> Report:
+    """Update a copy of a project, which itself is only read, in a new folder that goes again, and say how that went."""
     report = Report(str(project))
     try:
         try_update(report, project.absolute(), history, target, folder)
@@ -48,15 +59,15 @@ def examine(project: Path, history: History, target: str, folder: Path) -> Repor
 
 def try_update(report: Report, project: Path, history: History, target: str, folder: Path) -> None:
     """Update a copy, and complete the report. Raises RenderError if that is impossible."""
-    if not project.is_dir():
-        raise RenderError(f"{project} is no folder")
-    if not (project / ANSWERS_FILE).is_file():
-        raise RenderError(f"there is no {ANSWERS_FILE}: this is no project of the template, or it has lost its answers")
     copy = clone_project(project, folder)
-    answers = read_answers(copy)
+    try:
+        answers = yaml.safe_load((copy / ANSWERS_FILE).read_text())
+    except (yaml.YAMLError, UnicodeDecodeError):
+        answers = None
+    if not isinstance(answers, dict) or "_commit" not in answers:
+        raise RenderError(f"{ANSWERS_FILE} names no version (_commit): Copier wrote one, and it was edited")
     report.version = str(answers["_commit"])
-    base = find_base(report.version, history)
-    refuse_other_templates(answers, base, history)
+    base = find_base(report.version, answers, history)
     if run(project, "--no-optional-locks", "status", "--porcelain", "--", "."):
         report.reason = "what is not committed, which Copier wants to be, was left out"
     # The copy takes its template from the throwaway clone.
@@ -71,39 +82,33 @@ def try_update(report: Report, project: Path, history: History, target: str, fol
 
 
 def clone_project(project: Path, folder: Path) -> Path:
-    """Copy what a project has committed. Raises RenderError if it is under no git."""
+    """Copy what a project has committed. Raises RenderError if it is no project, or under no git."""
+    if not project.is_dir():
+        raise RenderError(f"{project} is no folder")
+    if not (project / ANSWERS_FILE).is_file():
+        raise RenderError(f"there is no {ANSWERS_FILE}: this is no project of the template, or it has lost its answers")
     try:
-        shown = git(project, "rev-parse", "--show-toplevel", environment=SETTINGS)
+        top = (project / run(project, "rev-parse", "--show-cdup")).resolve()
         run(project, "rev-parse", "--verify", "--quiet", "HEAD")
     except GitError:
         raise RenderError(
             "git has no commit of it, and Copier updates only what git has: git init, add, commit"
         ) from None
-    top = Path(os.fsdecode(shown.removesuffix(b"\n"))).resolve()
     # Only the last commit, and by no link: git would write the time into objects that it shares.
-    options = ("--quiet", "--depth", "1", "--no-tags", "--template=")
-    run(folder.parent, "clone", *options, top.as_uri(), str(folder))
+    run(folder.parent, "clone", "--quiet", "--depth", "1", "--no-tags", "--template=", top.as_uri(), str(folder))
     copy = folder / project.resolve().relative_to(top)
     if not (copy / ANSWERS_FILE).exists():
         raise RenderError(f"{ANSWERS_FILE} is not committed")
     return copy
 
 
-def read_answers(project: Path) -> dict[str, Any]:
-    """Return what a project has recorded. Raises RenderError if there is no version of a template in it."""
-    try:
-        answers = yaml.safe_load((project / ANSWERS_FILE).read_text())
-    except (yaml.YAMLError, UnicodeDecodeError):
-        answers = None
-    if not isinstance(answers, dict) or "_commit" not in answers:
-        raise RenderError(f"{ANSWERS_FILE} names no version (_commit): Copier wrote one, and it was edited")
-    return answers
+def find_base(version: str, answers: dict[str, Any], history: History) -> str:
+    """Return the name that the throwaway clone knows a recorded version by.
 
-
-def find_base(version: str, history: History) -> str:
-    """Return the name that the throwaway clone knows a recorded version by. Raises RenderError if it has none."""
+    Raises RenderError if it has none, or if the answers are not those to the questions of that version.
+    """
     try:
-        return history.find_version(version)
+        base = history.find_version(version)
     except GitError:
         newest = history.releases[-1].tag if history.releases else "a version"
         raise RenderError(
@@ -111,22 +116,18 @@ def find_base(version: str, history: History) -> str:
             "was made from what nobody has committed: write the nearest version, such as "
             f"_commit: {newest}, into {ANSWERS_FILE}"
         ) from None
-
-
-def refuse_other_templates(answers: dict[str, Any], base: str, history: History) -> None:
-    """Raise RenderError where the answers are not those to the questions of a version of this template."""
-    asked = questions_in(run(history.folder, "show", f"{base}:copier.yml"))
-    if missing := [question.key for question in asked if question.key not in answers]:
-        raise RenderError(f"{ANSWERS_FILE} has no answer to {missing[0]}: this is a project of another template")
+    for question in questions_in(run(history.folder, "show", f"{base}:copier.yml")):
+        if question.key not in answers:
+            raise RenderError(f"{ANSWERS_FILE} has no answer to {question.key}: this is a project of another template")
+    return base
 
 
 def changes_in(copy: Path) -> list[str]:
     """Say what an update has changed, a line for each file, but for the answers file."""
-    # This takes its conflicts for solved; it is a copy.
-    run(copy, "add", "--all")
-    options = ("diff", "--cached", "--no-renames", "--relative")
-    shown = git(copy, *options, "--numstat", "-z", environment=SETTINGS).decode(errors="replace")
-    kinds = git(copy, *options, "--name-status", "-z", environment=SETTINGS).decode(errors="replace").split("\0")
-    kind_of = dict(zip(kinds[1::2], kinds[0::2], strict=False))
-    rows = (row.split("\t", 2) for row in shown.split("\0") if row)
-    return [f"{kind_of[path]} +{came} -{went} {path}" for came, went, path in rows if path != ANSWERS_FILE]
+    run(copy, "add", "--all")  # this takes its conflicts for solved; it is a copy
+    options = ("--cached", "--no-renames", "--relative", "--raw", "--numstat", "-z")
+    *entries, _ = git(copy, "diff", *options).decode(errors="replace").split("\0")
+    # For each file two entries, of which the first ends with A, M or D, and the second is its path; then all counts.
+    files = len(entries) // 3
+    rows = [(entries[2 * i][-1], *entries[2 * files + i].split("\t", 2)) for i in range(files)]
+    return [f"{kind} +{came} -{went} {path}" for kind, came, went, path in rows if path != ANSWERS_FILE]

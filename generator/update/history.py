@@ -1,10 +1,10 @@
-"""The released versions, and a throwaway clone of the template's repository, in which every one of them has its tag.
+"""The released versions, a throwaway clone in which every one of them has its tag, and what the next one must fulfil.
 
-Updates are tried in it: the tags of a checkout may be missing or wrong, and what is not committed yet has none.
+Updates are tried in the clone: the tags of a checkout may be missing or wrong, and what is not committed yet has none.
 """
 
 import itertools
-import shutil
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,10 @@ from generator.render.git import GitError, run
 from generator.render.project import RenderError
 from generator.render.snapshot import PARTS, find_commit, take_snapshot
 
-FILE = "releases.yml"
+FILE, CHANGES, METADATA = "releases.yml", "CHANGELOG.md", "pyproject.toml"
+# What a version tells the people who update to it.
+TOLD = ("### What changes in your project", "### What you must do")
+NEXT = "v99999"  # the tag of the template as it is in the working tree: newer than all versions
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,7 @@ def read_releases(template: Path = TEMPLATE) -> list[Release]:
     if not isinstance(listed, yaml.MappingNode):
         raise RenderError(f"{FILE} has no line such as 1.0.0: COMMIT")
     releases = [Release(str(version.value), str(commit.value)) for version, commit in listed.value]
-    versions = [parse_version(release.version) for release in releases]
-    for before, after in itertools.pairwise(versions):
+    for before, after in itertools.pairwise([parse_version(release.version) for release in releases]):
         if not before < after:
             raise RenderError(f"{FILE} lists {after} below {before}: each version is newer than the one above it")
     return releases
@@ -60,9 +62,6 @@ def parse_version(version: str) -> Version:
         return Version(version)
     except InvalidVersion:
         raise RenderError(f"{version} is no version by PEP 440: give one such as 1.2.0 or 1.2.0rc1") from None
-
-
-NEXT = "v99999"  # the tag of the template as it is in the working tree: newer than all versions
 
 
 @dataclass(frozen=True)
@@ -106,22 +105,69 @@ def clone_history(folder: Path, releases: Sequence[Release], template: Path = TE
                 "git fetch --unshallow gets it"
             ) from None
         run(folder, "tag", "--force", release.tag, release.commit)
-    add_working_tree(folder, template)
+    run(folder, "rm", "-r", "--quiet", "--ignore-unmatch", "--", *PARTS)
+    snapshot = take_snapshot(folder / ".git" / "snapshot", template)
+    run(snapshot, f"--git-dir={snapshot.parent}", "--work-tree=.", "add", "--all", "--force", *PARTS)
+    run(folder, "commit", "--quiet", "--allow-empty", "--message", "The working tree")
+    run(folder, "tag", NEXT)
+    run(folder, "reset", "--quiet", "--hard")
     return History(folder, releases, template)
 
 
-def add_working_tree(folder: Path, template: Path) -> None:
-    """Commit and tag the template as it is now."""
-    for part in PARTS:
-        place = folder / part
-        if place.is_dir():
-            shutil.rmtree(place)
-        else:
-            place.unlink(missing_ok=True)
-    snapshot = take_snapshot(folder / ".snapshot", template)
-    for part in PARTS:
-        (snapshot / part).rename(folder / part)
-    snapshot.rmdir()
-    run(folder, "add", "--all", "--force", *PARTS)
-    run(folder, "commit", "--quiet", "--allow-empty", "--message", "The working tree")
-    run(folder, "tag", NEXT)
+def check_release(version: str, template: Path = TEMPLATE) -> None:
+    """Look at all that can be wrong with a release but its updates. Raises RenderError, which says what to do."""
+    releases, parsed = read_releases(template), parse_version(version)
+    if str(parsed) != version:
+        raise RenderError(f"{version} is written {parsed}: without v, and in the usual form of PEP 440")
+    if releases and parsed <= parse_version(releases[-1].version):
+        raise RenderError(f"{version} is not newer than {releases[-1].version}, the last line of {FILE}")
+    check_changes(version, (template / CHANGES).read_text())
+    check_metadata(version, template)
+    # What git ignores would be tried with the others, and not be released.
+    changed = run(template, "status", "--porcelain", "--untracked-files=all")
+    ignored = run(template, "status", "--porcelain", "--ignored", "--untracked-files=all", "--", *PARTS)
+    if changed or ignored:
+        first = (changed or ignored).splitlines()[0]
+        raise RenderError(f"there are changes that are not committed ({first}): a version is a commit")
+    listed = {release.tag: release.commit for release in releases}
+    for tag in run(template, "tag", "--list", "v*").split():
+        commit = run(template, "rev-parse", f"{tag}^{{commit}}")
+        if tag not in listed:
+            raise RenderError(f"the tag {tag} has no line in {FILE}: add '{tag[1:]}: {commit}', or delete the tag")
+        if commit != listed[tag]:
+            raise RenderError(f"the tag {tag} has moved: it is at {commit}, and {FILE} says {listed[tag]}")
+
+
+def check_changes(version: str, changes: str) -> None:
+    """Raise RenderError unless the changes of a version are told to those who update."""
+    section = re.search(rf"^## {re.escape(version)}\n(.*?)(?=^## |\Z)", changes, flags=re.MULTILINE | re.DOTALL)
+    if not section:
+        raise RenderError(f"{CHANGES} has no section '## {version}': tell there what an update to it changes")
+    for heading in TOLD:
+        if not re.search(rf"^{re.escape(heading)}\n+(?!#)\S", section[1], flags=re.MULTILINE):
+            raise RenderError(f"the section '## {version}' of {CHANGES} says nothing under '{heading}'")
+
+
+def check_metadata(version: str, template: Path) -> None:
+    """Raise RenderError unless this is the version of the template's own package."""
+    if f'\nversion = "{version}"\n' not in (template / METADATA).read_text():
+        raise RenderError(f"{METADATA} has another version: write {version} there, and commit it")
+
+
+def tells_of_checkpoints(template: Path, since: str) -> bool:
+    """Return whether the changes since a version's tag say what must be done about checkpoints."""
+    file = template / CHANGES
+    text = file.read_text() if file.exists() else ""
+    newer = re.split(rf"^## {re.escape(since.removeprefix('v'))}$", text, flags=re.MULTILINE)[0]
+    sections = re.split(r"^## ", newer, flags=re.MULTILINE)[1:]
+    return any("checkpoint" in section.partition(TOLD[1])[2] for section in sections)
+
+
+def steps_of_release(version: str, commit: str) -> list[str]:
+    """Return the commands that release a commit that has passed all checks."""
+    return [
+        f'git tag --annotate v{version} --message "{version}" {commit}',
+        f"echo '{version}: {commit}' >>{FILE}",
+        f'git commit --message "Release {version}" {FILE}',
+        f"git push origin HEAD v{version}",
+    ]

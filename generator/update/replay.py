@@ -1,41 +1,44 @@
-"""One project is copied, edited and updated, by Copier itself, as its owner would do it."""
+"""Projects are copied and updated by Copier itself, as their owners would do it, and compared with fresh copies."""
 
+import itertools
+import random
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import copier
 from copier.errors import CopierError
 
+from generator.answers.combinations import Combination, text
+from generator.answers.questions import Question
 from generator.render.git import hermetic_git, run
-from generator.render.project import NAME, RenderError
-from generator.render.trees import Tree, read_files
+from generator.render.project import NAME, RenderError, Tree, read_files, recorded_answers
+from generator.update.ownership import KEPT_ANSWER, read_ownership
 
+ROOM = 2 * 2**30  # bytes, for many projects and their updates
 MARKERS = (b"<<<<<<< ", b">>>>>>> ")
+# Answers to questions that take any text.
+TEXTS = ("Digits & more", 'He said "no": 7 * {{ 7 }}', "Zwölf größere Ziffern", "# [none] 'x' \\n %")
+
+Answers = Mapping[str, Any]
+Route = tuple[str, ...]  # the versions that a project goes through, by their tags: it is copied from the first
 
 
 class UpdateError(RenderError):
     """Copier refuses an update. The message is one line that says why."""
 
 
-def copy_project(template: Path, version: str, answers: Mapping[str, Any], project: Path) -> None:
+def copy_project(template: Path, version: str, answers: Answers, project: Path) -> None:
     """Write a project from a version of the template. Raises RenderError if Copier refuses the answers."""
+    data = NAME | dict(answers)
     with hermetic_git(project.parent), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            copier.run_copy(
-                str(template),
-                project,
-                data=NAME | dict(answers),
-                defaults=True,
-                quiet=True,
-                vcs_ref=version,
-                unsafe=False,
-            )
+            copier.run_copy(str(template), project, data=data, defaults=True, quiet=True, vcs_ref=version, unsafe=False)
         except (CopierError, ValueError) as error:
-            raise RenderError(" ".join(str(error).split())) from error
+            raise RenderError(in_one_line(error)) from error
 
 
 def put_under_git(project: Path) -> None:
@@ -50,21 +53,19 @@ def commit_all(project: Path) -> None:
     run(project, "commit", "--quiet", "--allow-empty", "--message", "All")
 
 
-def update(
-    project: Path, version: str | None = None, answers: Mapping[str, Any] | None = None, *, quiet: bool = True
-) -> None:
-    """Update a project to a version of its template, or the newest one, with its answers but for the given ones.
-
-    Raises UpdateError if Copier refuses.
-    """
+def update(project: Path, version: str | None = None, answers: Mapping[str, Any] = {}) -> None:
+    """Update a project to a version (None: the newest) and to these answers. Raises UpdateError if Copier refuses."""
     with hermetic_git(project.parent), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            copier.run_update(
-                project, data=dict(answers or {}), defaults=True, overwrite=True, quiet=quiet, vcs_ref=version
-            )
+            copier.run_update(project, data=dict(answers), defaults=True, overwrite=True, quiet=True, vcs_ref=version)
         except Exception as error:  # git's, YAML's and Jinja's own errors, too
-            raise UpdateError(" ".join(str(error).split()) or type(error).__name__) from error
+            raise UpdateError(in_one_line(error)) from error
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return the words of an error."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def update_again(project: Path) -> list[str]:
@@ -94,19 +95,101 @@ def differing(one: Tree, other: Tree) -> list[str]:
     return words
 
 
-def fresh_copy(template: Path, version: str, answers: Mapping[str, Any], place: Path) -> Tree:
+def fresh_copy(template: Path, version: str, answers: Answers, place: Path) -> Tree:
     """Read what a copy of a version would be, which is gone then."""
     copy_project(template, version, answers, place)
-    try:
-        return read_files(place)
-    finally:
-        shutil.rmtree(place)
+    tree = read_files(place)
+    shutil.rmtree(place)
+    return tree
 
 
 def is_text(content: bytes) -> bool:
-    """Whether a file can be read by people, and merged by git."""
+    """Return whether a file can be read by people, and merged by git."""
     try:
         content.decode()
     except UnicodeDecodeError:
         return False
     return True
+
+
+def carry(template: Path, route: Route, answers: Answers, folder: Path) -> list[str]:
+    """Copy a project, which stays in folder/old, update it on its way in folder/new, and say what is wrong there: which
+    answers have changed, and where it is not what a fresh copy with its answers is, the owner's files aside.
+    """
+    old, new = folder / "old", folder / "new"
+    copy_project(template, route[0], answers, old)
+    shutil.copytree(old, new)
+    put_under_git(new)
+    for version in route[1:]:
+        try:
+            update(new, version)
+        except UpdateError as error:
+            return [f"the update to {version} is refused: {error}"]
+        if left := conflicts(read_files(new)):
+            return [f"the update to {version} leaves a conflict in {path}, which nobody has edited" for path in left]
+        commit_all(new)
+    recorded, answers = recorded_answers(old), recorded_answers(new)
+    changed = [key for key in recorded if key in answers and recorded[key] != answers[key]]
+    words = [f"the answer {key}={text(recorded[key])} became {text(answers[key])}" for key in changed]
+    owned = read_ownership(template, answers["package_name"])
+    fresh = fresh_copy(template, route[-1], answers, folder / "fresh")
+    # An update leaves the owner's files as they were, also those that are not the template's any more.
+    expected = {path: file for path, file in fresh.items() if not owned.kept(path)}
+    expected |= {path: file for path, file in read_files(old).items() if owned.kept(path)}
+    words += [f"after the update {difference}" for difference in differing(read_files(new), expected)]
+    return words + update_again(new)
+
+
+def draw_pairs(
+    combinations: Sequence[Combination], questions: Sequence[Question], number: int, seed: int
+) -> list[tuple[Answers, Answers]]:
+    """Draw so many pairs of answers, or more where not every change of an answer to another one has occurred yet."""
+    draw = random.Random(seed)
+    values = {key: {one[key] for one in combinations} for key, _ in combinations[0].answers}
+    missing = {(key, frozenset(two)) for key in values for two in itertools.combinations(values[key], 2)}
+
+    def new_changes(pair: Sequence[Combination]) -> set[tuple[str, frozenset[Any]]]:
+        return missing & {(key, frozenset({value, pair[1][key]})) for key, value in pair[0].answers}
+
+    pairs: list[tuple[Answers, Answers]] = []
+    while missing or len(pairs) < number:
+        drawn = [(draw.choice(combinations), draw.choice(combinations)) for _ in range(50)]
+        best = max(drawn, key=lambda pair: len(new_changes(pair)))
+        missing -= new_changes(best)
+        one, other = (dict(combination.answers) | any_texts(questions, draw) for combination in best)
+        pairs.append((one, other))
+    return pairs
+
+
+def any_texts(questions: Sequence[Question], draw: random.Random) -> dict[str, str]:
+    """Answer the questions that take any text."""
+    return {each.key: draw.choice(TEXTS) for each in questions if not each.choices and each.key != KEPT_ANSWER}
+
+
+def there_and_back(template: Path, version: str, pair: tuple[Answers, Answers], folder: Path) -> list[str]:
+    """Copy a project, change its answers by updates, there and back, and say where it is not what a copy would be."""
+    project = folder / "project"
+    copy_project(template, version, pair[0], project)
+    put_under_git(project)
+    # The package's name is not changed: it is what the first answers make of it.
+    kept = {key: answer for key, answer in recorded_answers(project).items() if key == KEPT_ANSWER}
+    before = read_files(project)
+    wrong = change_answers(template, version, project, {**pair[1], **kept})
+    if not wrong:
+        wrong = change_answers(template, version, project, {**pair[0], **kept})
+        wrong += [f"there and back, {words}" for words in differing(read_files(project), before)]
+    return wrong
+
+
+def change_answers(template: Path, version: str, project: Path, answers: Answers) -> list[str]:
+    """Change answers by an update, and say what is wrong after it, and after another one that changes nothing."""
+    said = "with " + " ".join(f"{key}={text(value)}" for key, value in answers.items())
+    try:
+        update(project, version, answers)
+    except UpdateError as error:
+        return [f"{said}: refused: {error}"]
+    after = read_files(project)
+    wrong = [f"conflict in {path}, which nobody has edited" for path in conflicts(after)]
+    wrong += differing(after, fresh_copy(template, version, answers, project.parent / "fresh"))
+    commit_all(project)
+    return [f"{said}: {words}" for words in wrong + update_again(project)]

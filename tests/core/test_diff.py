@@ -11,19 +11,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from generator.answers.combinations import Combination
+from generator.answers.combinations import Combination, SelectionError, describe, select, smallest_filter
 from generator.answers.questions import Choice, Question
-from generator.answers.selection import SelectionError, describe, select, smallest_filter
 from generator.cli import diff as diff_command
 from generator.cli.main import app
 from generator.diff.answers import compare_answers, read_side
-from generator.diff.comparison import VersionDiff, compare_versions
-from generator.diff.versions import Version, changed_combinations, read_version
+from generator.diff.changes import VersionDiff, changed_combinations, compare_versions
+from generator.diff.versions import Version, read_version
 from generator.render.cache import Cache
 from generator.render.git import GitError
-from generator.render.project import RenderError, render
+from generator.render.project import RenderError, render, tree_digest
 from generator.render.snapshot import snapshot_of_revision, take_snapshot
-from generator.render.trees import tree_digest
 from generator.render.workers import Workers
 
 COMMAND = Path(sys.executable).with_name("ddp-template")
@@ -184,11 +182,9 @@ def test_groups_are_apart_and_the_largest_is_first(template: Path, compare: Comp
     assert words == ["", "colour=red"]
     assert body(found.groups[0].diff) == ["-begin", "+start"]
     assert body(found.groups[1].diff) == ["-partial", "+part"]
-    # A line that is edited elsewhere is no context.
-    assert "\n begin\n" not in found.groups[1].diff
-    assert "\n partial\n" not in found.groups[0].diff
-    assert " red at once\n" in found.groups[0].diff
-    assert " red at once\n" in found.groups[1].diff
+    # The lines around the edits of a group are those of the old file, whatever other groups edit.
+    assert "\n red at once\n partial\n" in found.groups[0].diff
+    assert "\n begin\n red at once\n" in found.groups[1].diff
 
 
 def test_a_file_that_comes_goes_or_may_be_executed_is_shown(template: Path, compare: Compare) -> None:
@@ -199,11 +195,11 @@ def test_a_file_that_comes_goes_or_may_be_executed_is_shown(template: Path, comp
     shown = dict(zip(words, [group.diff for group in found.groups], strict=True))
     assert shown[""] == "diff --git a/run.sh b/run.sh\nold mode 100755\nnew mode 100644\n"
     assert (
-        "deleted file mode 100644\n--- a/big.txt\n+++ /dev/null\n@@ -1,1 +0,0 @@\n-big red\n"
+        "deleted file mode 100644\n--- a/big.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-big red\n"
         in shown["colour=red size=large"]
     )
     assert body(shown["colour=green size=large"]) == ["-big green"]
-    assert "new file mode 100644\n--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1,1 @@\n+new\n" in shown["colour=blue"]
+    assert "new file mode 100644\n--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+new\n" in shown["colour=blue"]
 
 
 def test_contents_that_are_no_text_are_named_only(template: Path, compare: Compare) -> None:
@@ -352,10 +348,10 @@ def test_changed_combinations_are_those_whose_trees_differ(template: Path, tmp_p
         for combination in new.combinations
         if digests[new.folder, combination] != digests.get((old.folder, combination))
     ]
-    assert changed_combinations(old.folder, new.folder, workers) == expected
+    assert changed_combinations(old, new, new.combinations, workers) == expected
     assert [one.name for one in expected] == ["green-small", "green-large", "blue-small", "pink-small", "pink-large"]
     large = [combination for combination in new.combinations if combination["size"] == "large"]
-    only_large = changed_combinations(old.folder, new.folder, workers, among=large)
+    only_large = changed_combinations(old, new, large, workers)
     assert [one.name for one in only_large] == ["green-large", "pink-large"]
 
 
@@ -434,8 +430,8 @@ def test_a_filter_names_no_more_questions_than_it_needs() -> None:
     questions, combinations = space(3, 2)
     legal = [combination for combination in combinations if combination["b"] == 0 or combination["a"] == 2]
     only = [combination for combination in legal if combination["b"] == 1]
-    assert smallest_filter(only, legal, questions) == {"b": ["1"]}
-    assert smallest_filter(legal, legal, questions) == {}
+    assert smallest_filter(only, legal, questions) == "b=1"
+    assert smallest_filter(legal, legal, questions) == ""
     assert smallest_filter(legal, combinations, questions) is None
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from generator.answers.combinations import Combination, text
+from generator.answers.combinations import Combination, SelectionError, assign, covering, digest, shard, text
 from generator.answers.questions import TEMPLATE, read_questions
-from generator.answers.selection import SelectionError, assign, covering, digest, shard
 from generator.cli.matrix import SIZE_OF_SHARD, jobs_as_json, shard_sizes
 from generator.cli.options import MOST_PARTS
 from generator.cli.render import write_projects

@@ -12,9 +12,8 @@ from typing import Any
 import copier._template
 import pytest
 
-from generator.answers.combinations import Combination
+from generator.answers.combinations import Combination, greedy_cover
 from generator.answers.questions import TEMPLATE
-from generator.answers.selection import greedy_cover
 from generator.render.cache import Cache, Remembered
 from generator.render.project import run_copier
 from generator.render.scratch import IN_MEMORY, forget_killed, scratch_root
@@ -72,12 +71,12 @@ def test_an_edit_of_a_logger_does_not_ask_again_what_is_legal(
     with Workers() as workers:
         assert legal_combinations(template, workers, cache) == legal
         append(template / CSV)
-        monkeypatch.setattr(Workers, "legal", lambda *_: pytest.fail("asked again"))
+        monkeypatch.setattr("generator.render.workers.ask_about", lambda *_: pytest.fail("asked again"))
         assert legal_combinations(template, workers, cache) == legal
         monkeypatch.undo()
         shutil.copy(TEMPLATE / "partials/validators.jinja", template / "partials/validators.jinja")
         append(template / "partials/validators.jinja", "{# more #}\n")
-        monkeypatch.setattr(Workers, "legal", lambda *_: ([True] * 600, frozenset[str]()))
+        monkeypatch.setattr("generator.render.workers.ask_about", lambda *_: ([True] * 600, frozenset[str]()))
         assert len(legal_combinations(template, workers, cache)) == 600, "asked again"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.check.train.forking import Ended, Job, Task, forking, train_all
+from generator.check.train.forking import Ended, Task, forking, run_forked, train_all
 from tests.pace import seconds
 
 
@@ -29,11 +29,6 @@ def fail() -> None:
     raise ValueError("no such thing")
 
 
-def one_task(task: Task) -> Job[Ended]:
-    """Do one task, and yield how it ended."""
-    return (yield task)
-
-
 @pytest.fixture(scope="module")
 def ended() -> dict[str, Ended]:
     """How tasks of this module ended, by name; the process that forks them has imported what loggers import."""
@@ -45,10 +40,7 @@ def ended() -> dict[str, Ended]:
     }
     with forking() as name_modules:
         name_modules(modules)
-        results = {}
-        for name, task in tasks.items():
-            [results[name]] = train_all([one_task(task)], 1)
-    return results
+        return {name: run_forked(task) for name, task in tasks.items()}
 
 
 def test_the_forking_process_has_one_thread(ended: dict[str, Ended]) -> None:
@@ -74,7 +66,7 @@ def test_a_forking_process_that_still_waits_for_names_gives_way_to_another() -> 
     started = time.monotonic()
     with forking(), forking() as name_modules:
         name_modules(["csv"])
-        [end] = train_all([one_task(Task(os.getpid, ()))], 1)
+        end = run_forked(Task(os.getpid, ()))
     assert end.complaint == ""
     assert time.monotonic() - started < seconds(60)
 
@@ -101,6 +93,22 @@ def test_a_program_gets_the_first_part_of_its_data_or_all(
     (tmp_path / "program" / "data.py").write_text(PROGRAM)
     with forking(all_data=all_data) as name_modules:
         name_modules(["torch"])
-        [end] = train_all([one_task(Task(import_data, (str(tmp_path),)))], 1)
+        end = run_forked(Task(import_data, (str(tmp_path),)))
     assert end.complaint == ""
     assert end.seen == [sizes]
+
+
+def test_an_error_ends_all_that_runs_and_starts_nothing_more() -> None:
+    def train(number: int) -> None:
+        run_forked(Task(fail if number == 0 else sleep_and_say, ()))
+        if number == 0:
+            raise ValueError("no such thing")
+        run_forked(Task(fail, ()))
+
+    started = time.monotonic()
+    with forking() as name_modules:
+        name_modules(["csv"])
+        with pytest.raises(ValueError, match="no such thing"):
+            [*train_all(train, range(10), 2)]
+        assert run_forked(Task(os.getpid, ())).codes == [0], "the next ones are started"
+    assert time.monotonic() - started < seconds(60)

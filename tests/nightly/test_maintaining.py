@@ -73,7 +73,8 @@ FOR_CHECK = [
         "the contract is left out",
         LAUNCHER,
         "generator/check/train/environments.py",
-        '    "flux": flux,\n',
+        '    "flux": ADDRESS + "FLUX_TASK_RANK={rank} FLUX_TASK_LOCAL_ID={rank} '
+        'FLUX_JOB_SIZE={size} FLUX_JOB_NNODES=1",\n',
         "",
         "flux-auto-none-false-csv train a rank other than 0 wrote a file",
     ),

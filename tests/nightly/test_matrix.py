@@ -15,9 +15,8 @@ from typing import Any
 import copier
 import pytest
 
-from generator.answers.combinations import Combination
+from generator.answers.combinations import Combination, covering, shard
 from generator.answers.questions import TEMPLATE
-from generator.answers.selection import covering, shard
 from generator.render.project import NAME
 from generator.render.workers import Workers
 from tests.answer_space import PRODUCT, name_of, names

@@ -11,8 +11,9 @@ import pytest
 from generator.answers.combinations import Combination, shaping_questions
 from generator.check.static import source_files
 from generator.check.train.forking import forking, train_all
+from generator.check.train.judgement import Trained
 from generator.check.train.modules import imports_of
-from generator.check.train.trial import Trained, Trial, compare, first_uses, try_out
+from generator.check.train.trial import Trial, compare, first_uses, try_out
 from tests.conftest import Render
 from tools.rewriting import Rewrite
 
@@ -253,10 +254,11 @@ def verdicts(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[
         mutant.edit.apply(trial.folder / "project" / mutant.file)
     with forking() as name_modules:
         name_modules(imports_of([source_files(trials[name].folder / "project") for name in sound]))
-        [uses] = train_all([first_uses({"mlflow"}, folder / "first-use")], 1)
+        uses = first_uses({"mlflow"}, folder / "first-use")
         for trial in trials.values():
             trial.first_use = uses.get(str(trial.combination["logging"]))
-        trained = dict(train_all((with_name(name, trial) for name, trial in trials.items()), 2))
+        named = {id(trial): name for name, trial in trials.items()}
+        trained = {named[id(trial)]: done for trial, done in train_all(try_out, trials.values(), 2)}
     return {name: [*all_failures(trained[name], trained["{}"])] for name in trials}
 
 
@@ -265,12 +267,6 @@ def make_trial(folder: Path, project: Path, answers: dict[str, object]) -> Trial
     shutil.copytree(project, folder / "project")
     defaults = {question.key: question.default for question in shaping_questions()}
     return Trial(Combination.of(defaults | answers), folder, reference=True)
-
-
-def with_name(name: str, trial: Trial):  # type: ignore[no-untyped-def]
-    """Try a combination out, and say which it was."""
-    trained = yield from try_out(trial)
-    return name, trained
 
 
 def all_failures(trained: Trained, clean: Trained) -> Iterator[tuple[str, str]]:

@@ -102,7 +102,7 @@ def test_the_keyboard_goes_through_the_grid_and_opens_a_cell(opened: Page, verdi
     opened.keyboard.press("ArrowDown")
     opened.keyboard.press("ArrowUp")
     assert first.get_attribute("tabindex") == "-1"
-    second = arrange(verdict.questions, verdict.outcomes).panels[0].rows[0].cells[1]
+    second = arrange(verdict.questions, verdict.outcomes).panels[0].rows[0][1]
     assert second is not None
     opened.keyboard.press("Enter")
     name = verdict.outcomes[second].combination.name

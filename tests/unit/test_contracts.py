@@ -1,5 +1,8 @@
 """What launchers tell their ranks, as the check tells it."""
 
+import platform
+from multiprocessing import forkserver
+
 import pytest
 
 from generator.check.train.environments import places
@@ -36,3 +39,9 @@ def test_a_port_that_is_listened_at_is_not_free() -> None:
         port = server.getsockname()[1]
         assert not is_free(port)
     assert is_free(port)
+
+
+def test_python_still_has_the_private_names_that_forking_changes() -> None:
+    server = vars(forkserver)["_forkserver"]
+    for name in ("_forkserver_pid", "_forkserver_alive_fd", "_stop", "ensure_running"):
+        assert hasattr(server, name), f"{name} with Python {platform.python_version()}"

@@ -13,8 +13,7 @@ from rich.console import Console
 
 from generator.answers.combinations import Combination
 from generator.answers.questions import Choice, Question
-from generator.check.reports.json_file import write_json
-from generator.check.reports.junit import write_junit
+from generator.check.reports.json_and_junit import write_json, write_junit
 from generator.check.reports.page import arrange
 from generator.check.reports.summary import MANY, stages_of
 from generator.check.reports.terminal import show
@@ -178,11 +177,12 @@ def test_the_grid_has_a_place_for_each_combination(sizes: tuple[int, ...]) -> No
     places = Counter(number for panel in grid.panels for number in panel.numbers)
     assert places == Counter(range(len(verdict.outcomes)))
     for panel in grid.panels:
-        widths = {len(row.cells) for row in panel.rows}
-        assert widths == {sum(heading.span for heading in headings) for _, headings in grid.columns} or not grid.columns
-        spans = sum(heading.span for row in panel.rows for heading in row.headings)
-        assert spans == len(panel.rows) * len(grid.row_questions)
-    shown = [key for key, _ in (*grid.fixed, *grid.columns, *grid.panels[0].answers)] + grid.row_questions
+        widths = {len(row) for row in panel.rows}
+        assert widths == {len(question.words) * question.span for question in grid.columns} or not grid.columns
+        heights = {len(question.words) * question.span for question in grid.rows}
+        assert heights == {len(panel.rows)} or not grid.rows
+    shown = [key for key, _ in (*grid.fixed, *grid.panels[0].answers)]
+    shown += [question.key for question in (*grid.rows, *grid.columns)]
     assert sorted(shown) == sorted(question.key for question in questions)
 
 
@@ -193,17 +193,12 @@ def hash_of(combination: Combination) -> int:
 
 def test_a_cell_of_the_grid_stands_under_its_answers(verdict: Verdict) -> None:
     grid = arrange(verdict.questions, verdict.outcomes)
-    assert grid.panels[0].rows[0].cells[0] == 0, "the first choice comes first"
+    assert grid.panels[0].rows[0][0] == 0, "the first choice comes first"
     for panel in grid.panels:
-        side: dict[str, str] = {}
-        for row in panel.rows:
-            begun = grid.row_questions[len(grid.row_questions) - len(row.headings) :]
-            side |= dict(zip(begun, [heading.word for heading in row.headings], strict=True))
-            for column, number in enumerate(row.cells):
-                top = {
-                    key: [heading.word for heading in headings for _ in range(heading.span)][column]
-                    for key, headings in grid.columns
-                }
+        for row, cells in enumerate(panel.rows):
+            side = {question.key: question.words[row // question.span] for question in grid.rows}
+            for column, number in enumerate(cells):
+                top = {question.key: question.words[column // question.span] for question in grid.columns}
                 if number is not None:
                     answers = {**dict(grid.fixed), **dict(panel.answers), **side, **top}
                     filters = verdict.outcomes[number].combination.as_filters

@@ -3,15 +3,13 @@
 import itertools
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
-from generator.answers.combinations import Combination
+from generator.answers.combinations import Combination, SelectionError, assign, covering, select, shard
 from generator.answers.questions import Choice, Question
-from generator.answers.selection import SelectionError, assign, covering, select, shard, tuples_of, tuples_within
 from generator.cli.options import choose, errors_in_one_line, parse_cover, parse_shard
 from generator.render.project import RenderError
 from generator.render.workers import Workers
@@ -37,6 +35,11 @@ def names(combinations: Sequence[Combination]) -> list[str]:
 def space(size: int) -> list[Combination]:
     """So many combinations, which differ in one answer."""
     return [Combination.of({"number": number}) for number in range(size)]
+
+
+def tuples_within(combinations: Sequence[Combination], strength: int) -> set[tuple[tuple[str, Any], ...]]:
+    """All pairs of answers (strength 2), or triples (3), that occur in any of the combinations."""
+    return {some for one in combinations for some in itertools.combinations(one.answers, strength)}
 
 
 def test_nothing_wanted_is_everything() -> None:
@@ -79,19 +82,6 @@ def test_what_cannot_be_chosen_is_refused(wanted: list[str], reason: str) -> Non
     with pytest.raises(SelectionError) as refused:
         select(LEGAL, wanted, QUESTIONS)
     assert str(refused.value) == reason
-
-
-def test_pairs_and_triples_are_those_of_the_answers() -> None:
-    pairs = {
-        (("kind", "boat"), ("colour", "red")),
-        (("kind", "boat"), ("mast", True)),
-        (("colour", "red"), ("mast", True)),
-    }
-    assert LEGAL[4].name == "boat-red-true"
-    assert tuples_of(LEGAL[4], 2) == pairs
-    assert tuples_of(LEGAL[4], 3) == {LEGAL[4].answers}
-    # kind and colour 6, kind and mast 3 of 4, colour and mast 6
-    assert len(tuples_within(LEGAL, 2)) == 15
 
 
 # No set is smaller. For the pairs: each car once, each boat with a mast once, and one boat without.
@@ -160,11 +150,11 @@ def test_a_strength_that_is_no_number_is_refused(text: str) -> None:
     assert str(refused.value) == f"--cover {text} is no number: 2 covers every pair of answers, 3 every triple"
 
 
-def test_options_that_make_no_sense_are_refused_before_copier_is_asked(tmp_path: Path) -> None:
+def test_options_that_make_no_sense_are_refused_before_copier_is_asked() -> None:
     with Workers() as workers:
         for cover, part in (("x", None), (None, "x")):
             with pytest.raises(SelectionError, match=" x is "):
-                choose(tmp_path / "no template", workers, [], cover, part)
+                choose(workers, [], cover, part)
         assert not workers.pool._processes
 
 

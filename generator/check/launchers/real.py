@@ -9,9 +9,12 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT, TimeoutExpired
 
 from generator.check.launchers import slurm
-from generator.check.train.trial import END, STOP, Trained, Trial, environment
+from generator.check.train.judgement import Trained, checkpoint_parts
+from generator.check.train.records import READERS, read_log
+from generator.check.train.trial import END, STOP, Trial, environment
 
 DEADLINE = 180.0  # seconds
 # Open MPI refuses root and more ranks than cores, and ties each rank to one core; MPICH does not read these.
@@ -34,10 +37,7 @@ def launchers_ready(launchers: Iterable[str], folder: Path) -> Iterator[Mapping[
 
 
 def compare_with_launcher(trial: Trial, command: str, env: Mapping[str, str], trained: Trained) -> str | None:
-    """Train, stop and resume a project by its launcher, and compare what it leaves with the forked ranks' work.
-
-    Returns what is wrong, if anything.
-    """
+    """Return in what a project that its launcher trains, stops and resumes differs from the forked ranks' work."""
     if trained.failures:
         return f"forked ranks fail on all of the data: {trained.failures[0][1]}"
     program = shlex.split(command)
@@ -46,7 +46,8 @@ def compare_with_launcher(trial: Trial, command: str, env: Mapping[str, str], tr
     if shutil.which(program[0], path=path) is None:
         why = slurm.missing() if program[0] == "srun" else None
         return f"{program[0]} is not installed here" + (f": {why}" if why else "")
-    shutil.rmtree(trial.folder / "cold", ignore_errors=True)
+    run_dir = trial.folder / "cold"
+    shutil.rmtree(run_dir, ignore_errors=True)
     for name, options in (("train", ["--max-steps", str(STOP)]), ("resume", ["--max-steps", str(END), "--resume"])):
         whole = [*program, *trial.run("cold", *options).options]
         code, printed = run_to_end(whole, trial.folder / "project", variables)
@@ -54,51 +55,29 @@ def compare_with_launcher(trial: Trial, command: str, env: Mapping[str, str], tr
         if code != 0:
             how = f"did not end within {DEADLINE:.0f} s" if code is None else f"exit code {code}"
             return f"{shlex.join(whole)}: {how}\n{printed}"
-    return difference(trial, trained)
-
-
-def run_to_end(command: list[str], folder: Path, env: Mapping[str, str]) -> tuple[int | None, str]:
-    """Run a command, and return its exit code and all that it printed; None: it was killed at the deadline."""
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        printed, _ = process.communicate(timeout=DEADLINE)
-        return process.returncode, printed
-    except subprocess.TimeoutExpired:
-        end(process)
-        return None, process.communicate()[0]
-    except BaseException:
-        end(process)
-        raise
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """Kill a launcher with all that it has started here: it asks them first, for two seconds."""
-    os.killpg(process.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(2)
-    os.killpg(process.pid, signal.SIGKILL)
-
-
-def difference(trial: Trial, trained: Trained) -> str | None:
-    """Say in what a cold run differs from the forked one, if in anything."""
-    from generator.check.train.judgement import checkpoint_parts
-    from generator.check.train.records import READERS, read_log
-
-    run_dir = trial.folder / "cold"
     parts = checkpoint_parts(run_dir / "checkpoints" / "last.pt")
-    differing = [part for part in trained.parts if parts.get(part) != trained.parts[part]]
-    if differing:
+    if differing := [part for part in trained.parts if parts.get(part) != trained.parts[part]]:
         return f"its last checkpoint differs from that of forked ranks in: {', '.join(differing)}"
     recorded = READERS.get(trial.combination.logger, read_log)(run_dir).get("train/loss", [])
     if [tuple(pair) for pair in trained.recorded] != recorded:
         return f"it records other losses than forked ranks: {recorded}, not {trained.recorded}"
     return None
+
+
+def run_to_end(command: list[str], folder: Path, env: Mapping[str, str]) -> tuple[int | None, str]:
+    """Run a command, and return its exit code and all that it printed; None: it was killed at the deadline."""
+    process = subprocess.Popen(
+        command, cwd=folder, env=env, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True, start_new_session=True
+    )
+    try:
+        printed, _ = process.communicate(timeout=DEADLINE)
+        return process.returncode, printed
+    except BaseException as error:
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.killpg(process.pid, signal.SIGTERM)  # which a launcher passes on to what it has started
+            with suppress(TimeoutExpired):
+                process.wait(2)
+            os.killpg(process.pid, signal.SIGKILL)
+        if not isinstance(error, TimeoutExpired):
+            raise
+        return None, process.communicate()[0]

@@ -1,14 +1,5 @@
-"""A real Slurm cluster of two nodes on one machine, for the time of a test or a check.
+"""A real Slurm cluster of two nodes on one machine, for the time of a test or a check."""
 
-``with SlurmCluster(folder):`` starts munged, slurmctld and two slurmd of its own: own
-configuration, key, sockets and ports, all state in the given folder. The nodes get
-a mount and a host-name namespace, so that inside a job the host is called ``n1`` or
-``n2`` and both names resolve, while ``/etc/hosts`` of the machine is left alone.
-"""
-
-from __future__ import annotations
-
-import contextlib
 import os
 import re
 import shlex
@@ -17,12 +8,16 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from itertools import islice
 from pathlib import Path
+from subprocess import DEVNULL, STDOUT
 from typing import TypeVar
 
+from generator.check.train.forking import free_ports
+
 NODES = {"n1": "127.0.0.1", "n2": "127.0.0.2"}
-CPUS_PER_NODE = 4
 CLIENTS = ("sbatch", "srun", "squeue", "sinfo", "scancel", "scontrol")
 CLIENT_SETTINGS = ("SLURM", *(f"{name.upper()}_" for name in (*CLIENTS, "salloc")))
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -38,9 +33,7 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmUser=root
 SlurmdUser=root
-AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
-CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -50,13 +43,9 @@ SlurmdLogFile={folder}/%n.log
 SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
-SwitchType=switch/none
-MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
-AccountingStorageType=accounting_storage/none
-JobAcctGatherType=jobacct_gather/none
 JobRequeue=1
 KillWait=10
 MinJobAge=86400
@@ -67,11 +56,11 @@ PreemptMode=REQUEUE
 PartitionName=test Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime=20
 PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=2
 """
-FOLDER_OF = re.compile(rb"^SLURM_CONF=.*/slurm-of-(\d+)/slurm\.conf$")
+SETTING = re.compile(rb"(?:^|\0)SLURM_CONF=([^\0]*)")
+OWNER = re.compile(r"/slurm-of-(\d+)/slurm\.conf$")
 # Sockets live in the folder: a path of a socket has at most 107 bytes.
 LONGEST_SOCKET = "/n1/n1_99999.4294967295"
 ENTER_NODE = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"'
-
 
 T = TypeVar("T", bound="SlurmCluster")
 
@@ -87,19 +76,18 @@ def missing() -> str | None:
     absent = [name for name in (*DAEMONS, *CLIENTS, *TOOLS) if not shutil.which(name)]
     if absent:
         return f"Slurm needs {', '.join(absent)}: run tests/clusters/install.sh"
-    probe = ["unshare", "--mount", "--uts", "true"]
-    if subprocess.run(probe, capture_output=True, check=False).returncode:
+    if subprocess.run(["unshare", "--mount", "--uts", "true"], capture_output=True).returncode:
         return "Slurm needs namespaces: 'unshare --mount --uts' is refused here"
     return None
 
 
 class SlurmCluster:
-    """Two Slurm nodes, ``n1`` and ``n2``, of four CPUs each, on this machine.
+    """Two Slurm nodes, ``n1`` and ``n2``, of four CPUs each, with daemons, key and ports of their own, all in a folder.
 
-    Give ``env`` to every program that shall talk to this cluster. Daemons end with
-    the thread that called ``start``, even if it is killed; the jobs that it leaves
-    behind are then ended by the next ``start`` on this machine. Processes of jobs are
-    known by SLURM_CONF in their environment, which Slurm sets in every task.
+    The nodes get a mount and a host-name namespace, so that inside a job the host is called ``n1`` or ``n2`` and both
+    names resolve, while ``/etc/hosts`` of the machine is left alone. Give ``env`` to every program that shall talk to
+    this cluster. Daemons end with the thread that started them, even if it is killed; the jobs that it leaves behind
+    are then ended by the next start on this machine. Slurm sets SLURM_CONF in every task: by it they are known.
     """
 
     def __init__(self, parent: Path) -> None:
@@ -113,155 +101,104 @@ class SlurmCluster:
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self: T) -> T:
-        """Start the cluster, or leave nothing behind."""
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
+        """Start all daemons and return once both nodes are idle, or leave nothing behind.
+
+        Raises SlurmError, with the end of the logs, if this takes too long.
+        """
+        with ExitStack() as stack:
+            stack.push(self)
+            _kill_all(_is_orphan)
+            self._write_files()
+            deadline = time.monotonic() + 30
+            files = [f"--{kind}={self.folder}/munge.{kind}" for kind in MUNGE_FILES]
+            self._spawn("munged", "munged", "--foreground", "--force", *files)
+            self._until((self.folder / "munge.socket").is_socket, deadline)
+            self._spawn("slurmctld", "slurmctld", "-D")
+            for name in NODES:
+                enter = ["unshare", "--mount", "--uts", "sh", "-c", ENTER_NODE, "enter", name, f"{self.folder}/hosts"]
+                self._spawn(name, *enter, "slurmd", "-D", "-N", name)
+            shown, idle = ["sinfo", "-h", "-p", "test", "-N", "-o", "%N %T"], [f"{name} idle" for name in NODES]
+            self._until(lambda: self.run(*shown, check=False).stdout.splitlines() == idle, deadline)
+            stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the cluster."""
-        self.stop()
-
-    def start(self, timeout: float = 30) -> None:
-        """Start all daemons and return once both nodes are idle.
-
-        Raises SlurmError, with the end of the logs, if this takes too long; call
-        ``stop`` in that case too.
-        """
-        _kill_all(_is_orphan)
-        self._write_files()
-        deadline = time.monotonic() + timeout
-        files = [f"--{kind}={self.folder}/munge.{kind}" for kind in MUNGE_FILES]
-        self._spawn("munged", ["munged", "--foreground", "--force", *files])
-        self._until((self.folder / "munge.socket").is_socket, deadline)
-        self._spawn("slurmctld", ["slurmctld", "-D"])
-        for name in NODES:
-            enter = ["unshare", "--mount", "--uts", "sh", "-c", ENTER_NODE, "enter"]
-            enter += [name, str(self.folder / "hosts")]
-            self._spawn(name, [*enter, "slurmd", "-D", "-N", name])
-        self._until(self._idle, deadline)
-
-    def stop(self) -> None:
-        """End the daemons and every process of every job, and delete the folder.
-
-        May be called at any time and more than once.
-        """
-        setting = f"SLURM_CONF={self.env['SLURM_CONF']}".encode()
+        """End the daemons and every process of every job, and delete the folder."""
         for daemon in self._daemons.values():
             daemon.kill()
             daemon.wait()
         self._daemons.clear()
-        _kill_all(lambda environ: setting in environ)
+        _kill_all(lambda conf: conf == self.env["SLURM_CONF"])
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def run(self, *command: str | Path, timeout: float = 120, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a client such as ``srun`` and return its result, with text output.
-
-        Raises SlurmError, with the output, on a non-zero exit code if ``check``.
-        """
+        """Return the result of a client such as ``srun``. If ``check``, raise SlurmError on a non-zero exit code."""
         argv = [str(part) for part in command]
-        done = subprocess.run(
-            argv,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=timeout)
         if check and done.returncode:
-            raise SlurmError(f"{shlex.join(argv)} returned {done.returncode}:\n" f"{done.stdout}{done.stderr}")
+            raise SlurmError(f"{shlex.join(argv)} returned {done.returncode}:\n{done.stdout}{done.stderr}")
         return done
 
     def _write_files(self) -> None:
         """Write the configuration, a new key and the host names of the nodes."""
         shutil.rmtree(self.folder, ignore_errors=True)
         (self.folder / "state").mkdir(parents=True)
-        ports = _free_ports(1 + len(NODES))
+        ports = [*islice(free_ports(), 1 + len(NODES))]
         nodes = "\n".join(
-            f"NodeName={name} NodeAddr={address} Port={port} CPUs={CPUS_PER_NODE}"
+            f"NodeName={name} NodeAddr={address} Port={port} CPUs=4"
             for (name, address), port in zip(NODES.items(), ports[1:], strict=True)
         )
         host = socket.gethostname().partition(".")[0]
-        text = CONFIG.format(host=host, ports=ports, folder=self.folder, nodes=nodes)
-        (self.folder / "slurm.conf").write_text(text)
+        config = CONFIG.format(host=host, ports=ports, folder=self.folder, nodes=nodes)
+        (self.folder / "slurm.conf").write_text(config)
         key = self.folder / "munge.key-file"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(128))
         names = "".join(f"{address} {name}\n" for name, address in NODES.items())
         (self.folder / "hosts").write_text(names + Path("/etc/hosts").read_text())
 
-    def _spawn(self, name: str, command: Sequence[str]) -> None:
+    def _spawn(self, name: str, *command: str) -> None:
         """Start a daemon that ends with us; its output goes to ``name``.out."""
+        daemon = ["setpriv", "--pdeathsig", "KILL", *command]
         with (self.folder / f"{name}.out").open("wb") as output:
             self._daemons[name] = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *command],
-                env=self.env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                daemon, env=self.env, stdin=DEVNULL, stdout=output, stderr=STDOUT, start_new_session=True
             )
 
     def _until(self, true: Callable[[], bool], deadline: float) -> None:
-        """Return once ``true()`` holds; raise if a daemon ends or it is too late."""
+        """Return once ``true()`` holds; raise SlurmError if a daemon ends or it is too late."""
         while not true():
             ended = [name for name, each in self._daemons.items() if each.poll() is not None]
             if ended or time.monotonic() > deadline:
                 reason = f"{ended[0]} ended" if ended else "it took too long"
-                raise SlurmError(f"Slurm did not start: {reason}\n{self._report()}")
+                logs = {path.name: path.read_text().splitlines()[-15:] for path in sorted(self.folder.glob("*.out"))}
+                said = "\n".join("\n".join([f"== {name}", *lines]) for name, lines in logs.items())
+                raise SlurmError(f"Slurm did not start: {reason}\n{said}")
             time.sleep(0.05)
 
-    def _idle(self) -> bool:
-        """Tell whether Slurm reports both nodes as idle."""
-        shown = self.run("sinfo", "-h", "-p", "test", "-N", "-o", "%N %T", check=False).stdout
-        return shown.splitlines() == [f"{name} idle" for name in NODES]
 
-    def _report(self) -> str:
-        """Return the last lines that each daemon wrote."""
-        return "\n".join(
-            f"== {path.name}\n" + "\n".join(path.read_text().splitlines()[-15:])
-            for path in sorted(self.folder.glob("*.out"))
-        )
+def _is_orphan(conf: str) -> bool:
+    """Return whether a cluster with this SLURM_CONF is one whose test process is gone."""
+    owner = OWNER.search(conf)
+    return owner is not None and not Path(f"/proc/{owner[1]}").exists()
 
 
-def _free_ports(count: int) -> list[int]:
-    """Return distinct TCP ports that nobody listened on a moment ago."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("", 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
-def _is_orphan(environ: Sequence[bytes]) -> bool:
-    """Tell whether a process belongs to a cluster whose test process is gone."""
-    owners = [int(found[1]) for found in map(FOLDER_OF.match, environ) if found]
-    return any(not Path(f"/proc/{owner}").exists() for owner in owners)
-
-
-def _kill_all(chosen: Callable[[Sequence[bytes]], bool], timeout: float = 10) -> None:
-    """Kill the processes whose environment is ``chosen`` until there is none left.
-
-    Raises SlurmError if some are left after ``timeout`` seconds.
-    """
-    deadline = time.monotonic() + timeout
-    while found := [pid for pid, environ in _environments() if chosen(environ)]:
+def _kill_all(chosen: Callable[[str], bool]) -> None:
+    """Kill the processes whose SLURM_CONF is ``chosen``; raise SlurmError if some are left after ten seconds."""
+    deadline = time.monotonic() + 10
+    while found := [pid for pid, conf in _processes() if chosen(conf)]:
         if time.monotonic() > deadline:
             raise SlurmError(f"processes {found} cannot be killed")
         for pid in found:
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
 
 
-def _environments() -> Iterator[tuple[int, list[bytes]]]:
-    """Yield every other process with the settings that it was started with."""
+def _processes() -> Iterator[tuple[int, str]]:
+    """Yield every other process that was started with SLURM_CONF, and its value."""
     for path in Path("/proc").glob("[0-9]*/environ"):
-        pid = int(path.parent.name)
-        # A process may end while it is looked at.
-        with contextlib.suppress(OSError):
-            if pid != os.getpid():
-                yield pid, path.read_bytes().split(b"\0")
+        with suppress(OSError):  # a process may end while it is looked at
+            setting = SETTING.search(path.read_bytes())
+            if setting and path.parent.name != str(os.getpid()):
+                yield int(path.parent.name), os.fsdecode(setting[1])

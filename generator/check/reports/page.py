@@ -15,59 +15,44 @@ from markupsafe import Markup
 
 from generator.answers.combinations import text
 from generator.answers.questions import Question
-from generator.check.reports.summary import (
-    counts,
-    duration,
-    failure_groups,
-    grouped_notes,
-    headline,
-    plain,
-    stage_summaries,
-    stages_of,
-    words,
-)
+from generator.check.reports import summary
+from generator.check.reports.summary import duration, plain, words
 from generator.check.results import Outcome, Verdict, reproduce
 
 MOST_COLUMNS, MOST_ROWS = 12, 24  # of one table: so many columns fit on a phone, so many rows on a screen
 Axis = list[tuple[str, list[str]]]  # questions, each with its answers as words
+Answers = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Heading:
-    """One answer at the edge of a table, across as many rows or columns as it applies to."""
+class Headings:
+    """The answers to a question at the edge of a table, each across as many rows or columns as it applies to."""
 
-    word: str
+    key: str
+    words: list[str]
     span: int
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row of a table: the headings that begin here, and what is in its columns."""
-
-    headings: list[Heading]
-    cells: list[int | None]  # the outcome's number; None where there is no such combination
-
-
-@dataclass(frozen=True)
 class Panel:
-    """One table: the answers that all of it shares, and its rows."""
+    """One table: the answers that all of it shares, and its rows of outcomes' numbers; None: no such combination."""
 
-    answers: list[tuple[str, str]]
-    rows: list[Row]
+    answers: Answers
+    rows: list[list[int | None]]
 
     @property
     def numbers(self) -> list[int]:
         """The outcomes that it shows."""
-        return [cell for row in self.rows for cell in row.cells if cell is not None]
+        return [cell for row in self.rows for cell in row if cell is not None]
 
 
 @dataclass(frozen=True)
 class Grid:
     """All tables, which have the same headings."""
 
-    fixed: list[tuple[str, str]]  # the answers that all combinations share
-    row_questions: list[str]
-    columns: list[tuple[str, list[Heading]]]  # each question of the columns, from the outermost, with its headings
+    fixed: Answers  # that all combinations share
+    rows: list[Headings]  # from the outermost, as the columns
+    columns: list[Headings]
     panels: list[Panel]
 
 
@@ -78,29 +63,22 @@ def arrange(questions: Sequence[Question], outcomes: Sequence[Outcome]) -> Grid:
     """
     axis = occurring_answers(questions, outcomes)
     rows, tables, columns = share_out([(key, found) for key, found in axis if len(found) > 1])
-    fixed = {key: found[0] for key, found in axis if len(found) == 1}
+    fixed = tuple((key, found[0]) for key, found in axis if len(found) == 1)
     numbers = {frozenset(words(outcome.combination)): number for number, outcome in enumerate(outcomes)}
     panels = []
     for shared in assignments(tables):
-        panel = Panel(list(shared.items()), make_rows(rows, columns, {**fixed, **shared}, numbers))
-        if panel.numbers:
-            panels.append(panel)
-    headings = [
-        (key, [Heading(word, size(columns[depth + 1 :])) for _ in range(size(columns[:depth])) for word in found])
-        for depth, (key, found) in enumerate(columns)
-    ]
-    return Grid(list(fixed.items()), [key for key, _ in rows], headings, panels)
+        sides = [(*fixed, *shared, *side) for side in assignments(rows)]
+        tops = assignments(columns)
+        panels.append(Panel(shared, [[numbers.get(frozenset((*side, *top))) for top in tops] for side in sides]))
+    return Grid(fixed, headings(rows), headings(columns), [panel for panel in panels if panel.numbers])
 
 
 def occurring_answers(questions: Sequence[Question], outcomes: Sequence[Outcome]) -> Axis:
     """Return each question with those of its answers that a combination has, in the order of the choices."""
-    known = {question.key: [text(choice.value) for choice in question.choices] for question in questions}
-    found: dict[str, dict[str, None]] = {}
-    for outcome in outcomes:
-        for key, word in words(outcome.combination):
-            found.setdefault(key, {})[word] = None
-    order = {key: [*(word for word in known.get(key, []) if word in has), *has] for key, has in found.items()}
-    return [(key, list(dict.fromkeys(has))) for key, has in order.items()]
+    found = {answer for outcome in outcomes for answer in words(outcome.combination)}
+    choices = [(question.key, [text(choice.value) for choice in question.choices]) for question in questions]
+    axis = [(key, [word for word in known if (key, word) in found]) for key, known in choices]
+    return [(key, occurring) for key, occurring in axis if occurring]
 
 
 def share_out(axis: Axis) -> tuple[Axis, Axis, Axis]:
@@ -119,27 +97,19 @@ def size(axis: Axis) -> int:
     return math.prod(len(found) for _, found in axis)
 
 
-def assignments(axis: Axis) -> list[dict[str, str]]:
+def assignments(axis: Axis) -> list[Answers]:
     """Every combination of answers, the last question's changing first."""
-    keys = [key for key, _ in axis]
-    return [dict(zip(keys, row, strict=True)) for row in itertools.product(*(found for _, found in axis))]
+    return [*itertools.product(*([(key, word) for word in found] for key, found in axis))]
 
 
-def make_rows(
-    rows: Axis, columns: Axis, others: dict[str, str], numbers: dict[frozenset[tuple[str, str]], int]
-) -> list[Row]:
-    """Make the rows of the table that has the other answers."""
-    made = []
-    for index, side in enumerate(assignments(rows)):
-        spans = [size(rows[depth + 1 :]) for depth in range(len(rows))]
-        begins = [Heading(side[key], span) for (key, _), span in zip(rows, spans, strict=True) if index % span == 0]
-        cells = [frozenset({**others, **side, **top}.items()) for top in assignments(columns)]
-        made.append(Row(begins, [numbers.get(cell) for cell in cells]))
-    return made
+def headings(axis: Axis) -> list[Headings]:
+    """Return the headings of the rows, or of the columns, that assignments() gives."""
+    return [
+        Headings(key, found * size(axis[:depth]), size(axis[depth + 1 :])) for depth, (key, found) in enumerate(axis)
+    ]
 
 
 HERE = Path(__file__).parent
-DENSE = 1500  # with more combinations than this, the cells are smaller
 LONGEST = 40_000  # characters of one failure's text; what is in the middle of a longer one is left out
 
 
@@ -152,7 +122,7 @@ def write_page(verdict: Verdict, path: Path) -> None:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"duration": duration, "headline": headline, "shown": shown}
+    environment.filters |= {"duration": duration, "headline": summary.headline, "shown": shown}
     style, script = ((HERE / name).read_text() for name in ("page.css", "page.js"))
     page = environment.get_template("page.html.jinja").render(
         verdict=verdict,
@@ -160,16 +130,13 @@ def write_page(verdict: Verdict, path: Path) -> None:
         script=Markup(script),
         # A browser runs this script and no other, even if some text should get around the escaping.
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        counts=counts(verdict),
-        cached=sum(outcome.cached for outcome in verdict.outcomes),
-        stages=stage_summaries(verdict),
+        counts=summary.counts(verdict),
+        stages=summary.stage_summaries(verdict),
         grid=arrange(verdict.questions, verdict.outcomes),
         failures_in=lambda panel: sum(not verdict.outcomes[number].passed for number in panel.numbers),
-        dense=len(verdict.outcomes) > DENSE,
-        kinds=[cell_kind(outcome) for outcome in verdict.outcomes],
-        groups=group_views(verdict),
+        groups=summary.failure_groups(verdict),
         suspects=suspects(verdict) if len(verdict.failed) > 1 else [],
-        notes=grouped_notes(verdict),
+        notes=summary.grouped_notes(verdict),
         data=[details(outcome, verdict.launchers) for outcome in verdict.outcomes],
     )
     path.write_text(page, encoding="utf-8")
@@ -185,33 +152,6 @@ def shown(text: str) -> str:
     return f"{cleaned[:half]}\n\n[... {left_out} characters left out; the JSON report has all ...]\n\n{cleaned[-half:]}"
 
 
-def cell_kind(outcome: Outcome) -> str:
-    """Return the CSS classes of an outcome's cell."""
-    kinds = ["pass" if outcome.passed else "fail"]
-    return " ".join([*kinds, *["cached"] * outcome.cached, *["noted"] * bool(outcome.notes)])
-
-
-def in_words(outcome: Outcome) -> str:
-    """Say how a combination did, such as: failed in train, resume; from the cache."""
-    failed = list(dict.fromkeys(failure.stage for failure in outcome.failures))
-    result = f"failed in {', '.join(failed)}" if failed else "passed"
-    return result + ("; from the cache" if outcome.cached else "") + ("; see notes" if outcome.notes else "")
-
-
-def group_views(verdict: Verdict) -> list[dict[str, Any]]:
-    """Return each group of failures, with the numbers of its outcomes and the command for the first."""
-    numbers = {outcome.combination: number for number, outcome in enumerate(verdict.outcomes)}
-    return [
-        {
-            "title": group.title,
-            "failure": group.failure,
-            "members": [(numbers[outcome.combination], outcome.combination.name) for outcome in group.outcomes],
-            "command": reproduce(group.outcome, verdict.launchers),
-        }
-        for group in failure_groups(verdict)
-    ]
-
-
 def suspects(verdict: Verdict) -> list[tuple[str, list[tuple[str, int, int]]]]:
     """Return the questions whose answers fail unequally often: each answer with how many fail, and of how many."""
     total = Counter(answer for outcome in verdict.outcomes for answer in words(outcome.combination))
@@ -225,17 +165,20 @@ def suspects(verdict: Verdict) -> list[tuple[str, list[tuple[str, int, int]]]]:
 
 def details(outcome: Outcome, launchers: str) -> dict[str, Any]:
     """Return what the page shows when a cell is opened, as JSON can hold it."""
+    failed = ", ".join(dict.fromkeys(failure.stage for failure in outcome.failures))
+    said = [f"failed in {failed}" if failed else "passed"]
+    said += ["from the cache"] * outcome.cached + ["see notes"] * bool(outcome.notes)
     return {
         "name": plain(outcome.combination.name),
         "answers": words(outcome.combination),
-        "result": in_words(outcome),
+        "result": "; ".join(said),
         "passed": outcome.passed,
-        "seconds": [(stage, duration(outcome.seconds.get(stage, 0.0))) for stage in stages_of(outcome)],
+        "seconds": [(stage, duration(outcome.seconds.get(stage, 0.0))) for stage in summary.stages_of(outcome)],
         "weights": plain(outcome.weights),
         "notes": [plain(note) for note in outcome.notes],
         "failures": [
-            {"stage": failure.stage, "text": shown(failure.text), "folder": plain(failure.folder or "")}
-            for failure in outcome.failures
+            {"stage": each.stage, "text": shown(each.text), "folder": plain(each.folder or "")}
+            for each in outcome.failures
         ],
         "command": reproduce(outcome, launchers),
     }

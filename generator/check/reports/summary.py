@@ -45,7 +45,7 @@ def duration(seconds: float) -> str:
 
 
 MANY = 20  # more failures than this are shown in groups
-PATH = re.compile(r"[^\s'\"()=:,]*/[^\s'\"():,]*")
+PATH = re.compile(r"(?<![^\s'\"()=:,])[^\s'\"()=:,]*/[^\s'\"():,]*")
 NUMBER = re.compile(r"0x[0-9a-f]+|\b(?=\w*\d)[0-9a-f]{7,}\b|\d+(?:\.\d+)?(?:e[+-]?\d+)?", re.IGNORECASE)
 
 
@@ -64,69 +64,54 @@ class StageSummary:
 class FailureGroup:
     """Combinations that fail in one stage, and in the same way as far as their texts say."""
 
-    outcomes: tuple[Outcome, ...]
-    failure: Failure  # that of the first outcome
-    common: tuple[tuple[str, str], ...] = ()  # answers that all of them share and that not every combination has
-
-    @property
-    def outcome(self) -> Outcome:
-        """The one that stands for all of them."""
-        return self.outcomes[0]
-
-    @property
-    def title(self) -> str:
-        """The combination's name, or how many there are, and what they share."""
-        if len(self.outcomes) == 1:
-            return self.outcome.combination.name
-        shared = f", all with {' '.join(f'{key}={value}' for key, value in self.common)}" if self.common else ""
-        return f"{len(self.outcomes)} combinations{shared}, such as {self.outcome.combination.name}"
+    numbers: list[int]  # of their outcomes; the first one stands for all of them
+    failure: Failure  # that of the first one
+    title: str  # the combination's name, or how many there are, and what they share
 
 
 def stages_of(outcome: Outcome) -> list[str]:
     """The stages that ran on a combination, in their order: those that took time, and those that found a failure."""
     ran = {*outcome.seconds, *(failure.stage for failure in outcome.failures)}
-    return [*(stage for stage in STAGES if stage in ran), *sorted(ran - set(STAGES))]
+    return [stage for stage in STAGES if stage in ran]
 
 
 def stage_summaries(verdict: Verdict) -> list[StageSummary]:
     """Count what each stage found, for the stages that ran on any combination or took any time."""
-    ran, failed = Counter[str](), Counter[str]()
-    for outcome in verdict.outcomes:
-        ran.update(stages_of(outcome))
-        failed.update({failure.stage for failure in outcome.failures})
+    ran = Counter(stage for outcome in verdict.outcomes for stage in stages_of(outcome))
+    failed = Counter(stage for outcome in verdict.outcomes for stage in {each.stage for each in outcome.failures})
     return [
-        StageSummary(stage, STAGES.get(stage, ""), ran[stage] - failed[stage], failed[stage], verdict.stages.get(stage))
-        for stage in [*STAGES, *sorted(ran.keys() - STAGES.keys())]
+        StageSummary(stage, asks, ran[stage] - failed[stage], failed[stage], verdict.stages.get(stage))
+        for stage, asks in STAGES.items()
         if stage in ran or stage in verdict.stages
     ]
 
 
 def counts(verdict: Verdict) -> str:
     """Say in one line how many combinations passed, failed and were known already."""
-    total, failed = len(verdict.outcomes), len(verdict.failed)
-    cached = sum(outcome.cached for outcome in verdict.outcomes)
-    plural = "" if total == 1 else "s"
-    return f"{total} combination{plural}: {total - failed} passed, {failed} failed; {cached} taken from the cache"
+    said = "{total} combination{s}: {passed} passed, {failed} failed; {cached} taken from the cache"
+    return said.format(**verdict.counts, s="s" * (verdict.counts["total"] != 1))
 
 
-def failure_groups(verdict: Verdict, many: int = MANY) -> list[FailureGroup]:
+def failure_groups(verdict: Verdict) -> list[FailureGroup]:
     """Return each failure as a group of its own, or, where there are many, equal ones together, the largest first."""
-    failures = [(outcome, failure) for outcome in verdict.outcomes for failure in outcome.failures]
-    if len(failures) <= many:
-        return [FailureGroup((outcome,), failure) for outcome, failure in failures]
-    groups: dict[tuple[str, str], list[tuple[Outcome, Failure]]] = {}
-    for outcome, failure in failures:
-        groups.setdefault((failure.stage, gist(failure.text, outcome.combination)), []).append((outcome, failure))
-    general = common_answers(verdict.outcomes)
-    return [make_group(group, general) for group in sorted(groups.values(), key=len, reverse=True)]
-
-
-def make_group(members: list[tuple[Outcome, Failure]], general: set[tuple[str, str]]) -> FailureGroup:
-    """Make the group of equal failures; answers in general, which all combinations share, say nothing about it."""
-    outcomes = tuple({outcome.combination: outcome for outcome, _ in members}.values())
-    special = common_answers(outcomes) - general
-    shared = tuple(answer for answer in words(outcomes[0].combination) if answer in special)
-    return FailureGroup(outcomes, members[0][1], shared)
+    failures = [(number, failure) for number, outcome in enumerate(verdict.outcomes) for failure in outcome.failures]
+    equal: dict[object, list[tuple[int, Failure]]] = {}
+    for place, (number, failure) in enumerate(failures):
+        combination = verdict.outcomes[number].combination
+        same = (failure.stage, gist(failure.text, combination)) if len(failures) > MANY else place
+        equal.setdefault(same, []).append((number, failure))
+    general = common_answers(verdict.outcomes)  # which say nothing about a group
+    groups = []
+    for members in sorted(equal.values(), key=len, reverse=True):
+        numbers = [*dict.fromkeys(number for number, _ in members)]
+        outcomes = [verdict.outcomes[number] for number in numbers]
+        title = outcomes[0].combination.name
+        if len(outcomes) > 1:
+            special = common_answers(outcomes) - general
+            shared = " ".join(f"{key}={word}" for key, word in words(outcomes[0].combination) if (key, word) in special)
+            title = f"{len(outcomes)} combinations{', all with ' if shared else ''}{shared}, such as {title}"
+        groups.append(FailureGroup(numbers, members[0][1], title))
+    return groups
 
 
 def gist(said: str, combination: Combination) -> str:
@@ -149,5 +134,4 @@ def words(combination: Combination) -> list[tuple[str, str]]:
 
 def grouped_notes(verdict: Verdict) -> list[tuple[str, int]]:
     """Return each note once, with the number of combinations that have it, the most frequent first."""
-    notes = Counter(plain(note) for outcome in verdict.outcomes for note in dict.fromkeys(outcome.notes))
-    return notes.most_common()
+    return Counter(plain(note) for outcome in verdict.outcomes for note in dict.fromkeys(outcome.notes)).most_common()

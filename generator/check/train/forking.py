@@ -1,7 +1,6 @@
 """Runs many small training runs quickly: one process imports torch, and every rank is forked from it.
 
-The forking process has neither threads nor a process group. A single loop watches all ranks, since multiprocessing's
-own bookkeeping is not safe for several threads.
+The forking process has neither threads nor a process group. Here, one thread waits for each run.
 """
 
 import functools
@@ -12,9 +11,10 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection, forkserver
@@ -25,9 +25,10 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from generator.check.train.environments import STARTS_ITS_RANKS, places
-from generator.check.train.rank import ALL_DATA, MODULES, Scene, Wires, be_rank, be_spawner, do_task
+from generator.check.train.rank import ALL_DATA, MODULES, Run, Wires, be_rank, be_spawner, do_task
 from generator.render.processes import interrupts_kept_from_children
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 KINDS = ("output", "report")
@@ -35,6 +36,8 @@ PORTS_OF_EACH = 500  # of 36 ranges: every process of the tests may need some
 GRACE = 5.0  # seconds
 
 FORKING = multiprocessing.get_context("forkserver")
+BOOKKEEPING = threading.Lock()  # of multiprocessing, whose own is not safe for several threads
+ENDING = threading.Event()  # nothing is started any more
 
 PREPARATION = "generator.check.train.preparation"  # comes last
 # What programs and their libraries import late: without these every rank would import them anew.
@@ -55,21 +58,6 @@ LATE_IMPORTS_OF = {
     "mlflow": ("alembic.command", "mlflow.store.tracking.sqlalchemy_workspace_store", "sqlalchemy.dialects.sqlite"),
     "torch.utils.tensorboard": ("tensorboard.backend.event_processing.event_accumulator",),
 }
-
-
-@dataclass(frozen=True)
-class Run:
-    """One start of a project's train.py."""
-
-    project: Path
-    launcher: str
-    options: list[str]
-    env: dict[str, str]
-    run_dir: Path | None = None  # to look at when it has ended well
-    logger: str = ""  # whose records to read there
-    world_size: int = 2
-    one_writes: bool = True  # only rank 0 can write files; not with loader workers, whose semaphores are files
-    deadline: float = 60.0  # after which all of its processes are killed (seconds)
 
 
 @dataclass(frozen=True)
@@ -113,9 +101,25 @@ class Running:
     seen: list[Any]
     pids: set[int] = field(default_factory=set)
 
-    def waits_for(self) -> list[Any]:
-        """What the loop has to watch."""
-        return [*self.readers, *(process.sentinel for process in self.processes if process.exitcode is None)]
+    def codes(self) -> list[int | None]:
+        """Return the exit codes of the processes that were started; None: it runs."""
+        with BOOKKEEPING:
+            return [process.exitcode for process in self.processes]
+
+    def watch(self) -> None:
+        """Read what comes until all processes have ended, or the deadline is over."""
+        while None in (codes := self.codes()):
+            if any(codes):
+                # As launchers do: where one has failed, the others get some seconds to end by themselves.
+                self.ends = min(self.ends, time.perf_counter() + GRACE)
+            patience = self.ends - time.perf_counter()
+            if patience < 0:
+                return
+            alive = [each.sentinel for each, code in zip(self.processes, codes, strict=True) if code is None]
+            ready = {*connection.wait([*self.readers, *alive], patience)}
+            for reader in [*self.readers]:
+                if reader in ready:
+                    self.take(reader)
 
     def take(self, reader: Connection) -> None:
         """Read what has come."""
@@ -126,43 +130,29 @@ class Running:
                 if not data:
                     raise EOFError
                 self.output[index] += data
+            elif isinstance(message := reader.recv(), int):
+                self.pids.add(message)
             else:
-                message = reader.recv()
-                if isinstance(message, int):
-                    self.pids.add(message)
-                else:
-                    self.seen[index] = message
+                self.seen[index] = message
         except (EOFError, OSError):
             reader.close()
             del self.readers[reader]
 
-    def has_ended(self) -> bool:
-        """Whether all processes are gone. What they wrote last may still wait to be read."""
-        return all(process.exitcode is not None for process in self.processes)
-
-    def kill(self) -> None:
-        """End all of its processes at once."""
-        for pid in self.pids:
-            kill(pid)
-        for process in self.processes:
-            process.kill()
-            process.join()
-
     def end(self) -> Ended:
-        """Return how it ended, after killing it if the deadline is over."""
-        codes = [process.exitcode for process in self.processes]
-        if not self.has_ended():
-            self.kill()
+        """Kill what has not ended, and return how it ended. What processes wrote last may still wait to be read."""
+        codes = self.codes()
+        for pid in self.pids if None in codes else ():
+            kill(pid)
+        with BOOKKEEPING:
+            for process in self.processes:
+                process.kill()
+                process.join()
         for reader in [*self.readers]:
             while reader in self.readers and reader.poll():
                 self.take(reader)
             reader.close()
-        return Ended(
-            codes,
-            [text.decode(errors="replace") for text in self.output],
-            self.seen,
-            time.perf_counter() - self.started,
-        )
+        output = [text.decode(errors="replace") for text in self.output]
+        return Ended(codes, output, self.seen, time.perf_counter() - self.started)
 
 
 def kill(pid: int | None) -> None:
@@ -172,7 +162,7 @@ def kill(pid: int | None) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def start(work: Run | Task, port: int) -> Running:
+def start(work: Run | Task) -> Running:
     """Start the processes of a run or of a task."""
     starts_its_ranks = isinstance(work, Run) and work.launcher in STARTS_ITS_RANKS
     reporting = work.world_size if isinstance(work, Run) else 1
@@ -181,13 +171,11 @@ def start(work: Run | Task, port: int) -> Running:
     if isinstance(work, Task):
         processes = [FORKING.Process(target=do_task, args=(work.function, work.arguments, wires[0]))]
     else:
-        told = places(work.launcher, work.world_size, port)
-        shared = (work.run_dir, work.logger, work.one_writes)
-        scenes = [Scene(work.project, work.options, work.env, place, *shared) for place in told]
+        told = places(work.launcher, work.world_size, next(PORTS))
         if starts_its_ranks:
-            processes = [FORKING.Process(target=be_spawner, args=(scenes[0], wires[-1], wires[:-1]))]
+            processes = [FORKING.Process(target=be_spawner, args=(work, told[0], wires[-1], wires[:-1]))]
         else:
-            processes = [FORKING.Process(target=be_rank, args=(i, scenes[i], wires[i])) for i in range(reporting)]
+            processes = [FORKING.Process(target=be_rank, args=(i, work, told[i], wires[i])) for i in range(reporting)]
     for process in processes:
         process.start()
     for own in wires:
@@ -198,57 +186,35 @@ def start(work: Run | Task, port: int) -> Running:
     return Running([*processes], readers, now + work.deadline, now, [bytearray() for _ in pipes], [None] * reporting)
 
 
-Job = Generator[Run | Task, Ended, T]
+def run_forked(work: Run | Task) -> Ended:
+    """Start the processes of a run or a task, and return how they ended; after its deadline they are killed."""
+    with BOOKKEEPING:
+        if ENDING.is_set():
+            raise RuntimeError("other work is being ended by an error")
+        running = start(work)
+    running.watch()
+    return running.end()
 
 
-def train_all(jobs: Iterable[Job[T]], at_once: int) -> Generator[T, None, None]:
-    """Do all jobs, some at a time, and yield their results as they come.
+def train_all(train: Callable[[S], T], subjects: Iterable[S], at_once: int) -> Generator[tuple[S, T], None, None]:
+    """Train all subjects, some at a time, by a function that uses run_forked(); yield each with its result as it comes.
 
-    A job is a generator: it yields a run or a task, is sent how that ended, and returns its result. Where this
-    generator is closed, or an exception such as KeyboardInterrupt comes, no process is left behind.
+    Where this generator is closed, or an exception such as KeyboardInterrupt comes, no process is left behind.
     """
-    waiting: deque[tuple[Job[T], Ended | None]] = deque((job, None) for job in jobs)
-    ports = free_ports()
-    active: list[tuple[Running, Job[T]]] = []
+    threads = ThreadPoolExecutor(at_once)
+    jobs = {threads.submit(train, subject): subject for subject in subjects}
     try:
-        while waiting or active:
-            while waiting and len(active) < at_once:
-                job, ended = waiting.popleft()
-                try:
-                    work = next(job) if ended is None else job.send(ended)
-                except StopIteration as done:
-                    yield done.value
-                else:
-                    active.append((start(work, next(ports)), job))
-            for running, job in pump(active) if active else []:
-                active.remove((running, job))
-                waiting.appendleft((job, running.end()))  # what has begun goes first
+        for job in as_completed(jobs):
+            yield jobs[job], job.result()
     except BaseException:
+        ENDING.set()
         untyped: Any = forkserver
-        # Killed first, the forking process takes those with it that have not told who they are.
-        kill(untyped._forkserver._forkserver_pid)
-        for running, _ in active:
-            running.kill()
+        with BOOKKEEPING:  # whoever starts something now would start the forking process again
+            kill(untyped._forkserver._forkserver_pid)  # all ranks die with it
         raise
-
-
-def pump(active: Sequence[tuple[Running, Job[T]]]) -> list[tuple[Running, Job[T]]]:
-    """Wait until something happens, and return the runs that have ended or are overdue."""
-    watched = [each for running, _ in active for each in running.waits_for()]
-    # Looked at after the list is made: it holds no process that has ended before.
-    over = any(running.has_ended() for running, _ in active)
-    patience = 0 if over else min(running.ends for running, _ in active) - time.perf_counter()
-    ready = set(connection.wait(watched, max(0, patience)))
-    for running, _ in active:
-        for reader in [*running.readers]:
-            if reader in ready:
-                running.take(reader)
-    now = time.perf_counter()
-    for running, _ in active:
-        if any(process.exitcode for process in running.processes):
-            # As launchers do: where one has failed, the others get some seconds to end by themselves.
-            running.ends = min(running.ends, now + GRACE)
-    return [(running, job) for running, job in active if running.has_ended() or now > running.ends]
+    finally:
+        threads.shutdown(cancel_futures=True)
+        ENDING.clear()
 
 
 def free_ports() -> Iterator[int]:
@@ -257,29 +223,29 @@ def free_ports() -> Iterator[int]:
     Between the look at a port and the program that listens there, another process of the kind could take it.
     """
     with socket.socket(socket.AF_UNIX) as claim:  # gone with this process, whatever ends it
-        first = next(first for first in range(12000, 30000, PORTS_OF_EACH) if is_claimed(claim, first))
+        ranges = range(12000, 30000, PORTS_OF_EACH)
+        first = next(first for first in ranges if can_bind(claim, f"\0ddp-template-ports-{first}"))
         for port in itertools.cycle(range(first, first + PORTS_OF_EACH)):
             if is_free(port):
                 yield port
 
 
-def is_claimed(claim: socket.socket, first: int) -> bool:
-    """Claim the ports from this one on, unless another process has."""
+def is_free(port: int) -> bool:
+    """Whether nobody listens at a port."""
+    with socket.socket() as probe:
+        return can_bind(probe, ("127.0.0.1", port))
+
+
+def can_bind(probe: socket.socket, address: Any) -> bool:
+    """Bind a socket to an address, unless another process has it."""
     try:
-        claim.bind(f"\0ddp-template-ports-{first}")
+        probe.bind(address)
     except OSError:
         return False
     return True
 
 
-def is_free(port: int) -> bool:
-    """Whether nobody listens at a port."""
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+PORTS = free_ports()
 
 
 @contextmanager
@@ -292,7 +258,6 @@ def forking(*, all_data: bool = False) -> Iterator[Callable[[Iterable[str]], Non
     untyped: Any = forkserver
     server = untyped._forkserver
     end_server(server)  # one that others have started has imported other modules
-    before = server._preload_modules
     # Children would import the script that is running here, and with it all of Copier.
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     with tempfile.TemporaryDirectory() as folder:
@@ -310,7 +275,7 @@ def forking(*, all_data: bool = False) -> Iterator[Callable[[Iterable[str]], Non
         finally:
             sys.modules["__main__"] = main
             end_server(server)
-            server._preload_modules = before
+            FORKING.set_forkserver_preload(["__main__"])
 
 
 def end_server(server: Any) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from generator.check.train.observation import Loss, Observation, Step
+from generator.check.train.judgement import Loss, Observation, Step
 
 
 def observe() -> Observation:

@@ -7,17 +7,60 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from generator.check.train.observation import Loss, Observation
 from generator.check.train.records import READERS, History, read_log
+
+# All of these are plain types, which a process without torch can read as well.
+
+
+@dataclass
+class Step:
+    """What one optimizer step left."""
+
+    weights: str  # hash of all weights that the optimizer steps
+    collectives: int  # that this rank has taken part in so far
+    losses: int  # that this rank has computed so far
+
+
+@dataclass
+class Loss:
+    """One call of the loss."""
+
+    trained: bool  # rather than evaluated
+    value: float  # mean over the samples
+    samples: int
 
 
 @dataclass
 class Left:
-    """What a run has left in its run directory, in plain types."""
+    """What a run has left in its run directory."""
 
     parts: dict[str, str] = field(default_factory=dict)  # hash of each part of the last checkpoint
     history: History = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)  # what cannot be read
+
+
+@dataclass
+class Observation:
+    """What one rank did in one start: a trail that two runs can be compared by."""
+
+    steps: list[Step] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    left: Left | None = None  # of rank 0, at the end
+    scales: list[tuple[float, int]] = field(default_factory=list)  # torch's GradScaler: scale and age, at each update
+
+
+@dataclass
+class Trained:
+    """What is known of a combination after its runs."""
+
+    failures: list[tuple[str, str]] = field(default_factory=list)  # stage and text
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage
+    notes: list[str] = field(default_factory=list)
+    trail: list[str] = field(default_factory=list)  # hash of the weights after each step, over the stop
+    scales: list[tuple[float, int]] = field(default_factory=list)  # of the loss, after each step
+    parts: dict[str, str] = field(default_factory=dict)  # hash of each part of the last checkpoint
+    recorded: list[tuple[int, float]] = field(default_factory=list)  # steps and values of train/loss
+    whole: dict[str, Any] = field(default_factory=dict)  # trail, scales and parts of the run without a stop
 
 
 def look_at(run_dir: Path, logger: str) -> Left:
@@ -34,61 +77,32 @@ def look_at(run_dir: Path, logger: str) -> Left:
     return left
 
 
-@dataclass(frozen=True)
-class Case:
-    """What the ranks were seen to do before and after the stop, and what they left."""
-
-    logger: str
-    stop: int | None  # the step at which it was stopped; None: it was not
-    end: int  # the last step
-    before: list[Observation]
-    after: list[Observation]
-
-
-@dataclass
-class Judgement:
-    """What was found out, in plain types."""
-
-    failures: list[tuple[str, str]] = field(default_factory=list)  # stage and text
-    notes: list[str] = field(default_factory=list)
-    trail: list[str] = field(default_factory=list)  # hash of the weights after each step
-    scales: list[tuple[float, int]] = field(default_factory=list)
-    parts: dict[str, str] = field(default_factory=dict)  # hash of each part of the last checkpoint
-    recorded: list[tuple[int, float]] = field(default_factory=list)  # steps and values of train/loss
-
-
-@dataclass
-class StepSeen:
-    """The losses of one optimizer step on all ranks, and those of an evaluation after it."""
-
-    trained: list[Loss]
-    evaluated: list[Loss]
-
-
-def judge(case: Case) -> Judgement:
-    """Look at all that the runs of a combination left."""
-    judgement = Judgement()
-    starts = [case.before, case.after] if case.after else [case.before]
+def judge(trained: Trained, logger: str, starts: Sequence[Sequence[Observation]], ends: Sequence[int]) -> None:
+    """Look at what the ranks did in each start of a run, up to its last step, and at what they left; note all of it."""
     if any(rank is None for ranks in starts for rank in ranks):
-        judgement.failures.append(("train", "a rank ended with code 0, but has not trained"))
-        return judgement
-    judgement.trail = [step.weights for ranks in starts for step in ranks[0].steps]
-    judgement.scales = [scale for ranks in starts for scale in ranks[0].scales]
-    steps = [case.stop or case.end, *([case.end - case.stop] if case.stop else [])]
-    for stage, ranks, expected in zip(("train", "resume"), starts, steps, strict=False):
-        counted = stage == "train" and case.stop is not None
-        judgement.failures += [(stage, text) for text in complaints_of_ranks(ranks, expected, counted)]
-    if judgement.failures:
-        return judgement
+        trained.failures.append(("train", "a rank ended with code 0, but has not trained"))
+        return
+    trained.trail = [step.weights for ranks in starts for step in ranks[0].steps]
+    trained.scales = [scale for ranks in starts for scale in ranks[0].scales]
+    for stage, ranks, begin, end in zip(("train", "resume"), starts, (0, *ends), ends, strict=False):
+        # Nothing is reported between the last two steps before a stop.
+        trained.failures += [(stage, text) for text in complaints_of_ranks(ranks, end - begin, end != ends[-1])]
+    if trained.failures:
+        return
     left = starts[-1][0].left or Left(complaints=["nobody has looked at what it left"])
-    judgement.parts = left.parts
-    judgement.recorded = [*left.history.get("train/loss", [])]
-    if case.logger not in READERS:
-        note = f"logging={case.logger}: only its train.log was read, since there is no reader for its records"
-        judgement.notes.append(note)
-    wrong = left.complaints or complaints_of_records(case, left.history, steps_seen(starts))
-    judgement.failures += [("train", text) for text in wrong]
-    return judgement
+    trained.parts = left.parts
+    trained.recorded = [*left.history.get("train/loss", [])]
+    if logger not in READERS:
+        note = f"logging={logger}: only its train.log was read, since there is no reader for its records"
+        trained.notes.append(note)
+    # train.log has four digits.
+    precision = 1e-3 if READERS.get(logger, read_log) == read_log else 1e-5
+    seen = losses_of_steps(starts)
+    wrong = left.complaints or [
+        *complaints_of_training(left.history, seen, ends, precision),
+        *complaints_of_evaluation(left.history, seen, precision),
+    ]
+    trained.failures += [("train", text) for text in wrong]
 
 
 def complaints_of_ranks(ranks: Sequence[Observation], expected: int, counted: bool) -> Iterator[str]:
@@ -104,27 +118,25 @@ def complaints_of_ranks(ranks: Sequence[Observation], expected: int, counted: bo
     if len({len(rank.losses) for rank in ranks}) > 1:
         yield "the ranks computed different numbers of losses"
     if counted:
-        # Nothing is reported between these two, and DDP has settled on its buckets, of which there is one.
+        # DDP has settled on its buckets by then, of which there is one.
         reductions = ranks[0].steps[-1].collectives - ranks[0].steps[-2].collectives
         if reductions != 1:
             yield f"a step of two micro-batches takes {reductions} collectives, and should take 1, at its end"
 
 
-def steps_seen(starts: Sequence[Sequence[Observation]]) -> list[StepSeen]:
-    """Sort the losses of all ranks by the step that they belong to."""
-    seen = []
+def losses_of_steps(starts: Sequence[Sequence[Observation]]) -> list[tuple[list[Loss], list[Loss]]]:
+    """Return for each step the losses of all ranks: those of the step itself, and those of an evaluation after it."""
+    found = []
     for ranks in starts:
-        bounds = [[0, *(step.losses for step in rank.steps), len(rank.losses)] for rank in ranks]
         for number in range(len(ranks[0].steps)):
-            within = [rank.losses[own[number] : own[number + 1]] for rank, own in zip(ranks, bounds, strict=True)]
-            later = [rank.losses[own[number + 1] : own[number + 2]] for rank, own in zip(ranks, bounds, strict=True)]
-            seen.append(
-                StepSeen(
-                    [loss for losses in within for loss in losses if loss.trained],
-                    [loss for losses in later for loss in losses if not loss.trained],
-                )
-            )
-    return seen
+            trained, evaluated = [], []
+            for rank in ranks:
+                bounds = [0, *(step.losses for step in rank.steps), len(rank.losses)]
+                begin, end, after = bounds[number : number + 3]
+                trained += [loss for loss in rank.losses[begin:end] if loss.trained]
+                evaluated += [loss for loss in rank.losses[end:after] if not loss.trained]
+            found.append((trained, evaluated))
+    return found
 
 
 def mean(losses: Iterable[Loss]) -> float:
@@ -133,31 +145,28 @@ def mean(losses: Iterable[Loss]) -> float:
     return sum(loss.value * loss.samples for loss in values) / sum(loss.samples for loss in values)
 
 
-def complaints_of_records(case: Case, history: History, seen: list[StepSeen]) -> Iterator[str]:
-    """What the logger holds, against the losses that the ranks were seen to compute."""
-    precision = 1e-3 if READERS.get(case.logger, read_log) == read_log else 1e-5
-    yield from complaints_of_training(history, seen, case, precision)
-    yield from complaints_of_evaluation(history, seen, precision)
+Seen = Sequence[tuple[Sequence[Loss], Sequence[Loss]]]  # of each step: trained, evaluated
 
 
-def complaints_of_training(history: History, seen: list[StepSeen], case: Case, precision: float) -> Iterator[str]:
+def complaints_of_training(history: History, seen: Seen, ends: Sequence[int], precision: float) -> Iterator[str]:
     """The loss is recorded at growing steps up to the last, is the mean over all ranks, and falls."""
     recorded = history.get("train/loss", [])
     steps = [step for step, _ in recorded]
-    if steps != sorted(set(steps)) or not steps or steps[-1] != case.end or (case.stop and case.stop not in steps):
-        yield f"train/loss is recorded at the steps {steps}, which should rise to {case.end} by way of {case.stop}"
+    if steps != sorted(set(steps)) or not steps or steps[-1] != ends[-1] or not {*ends} <= {*steps}:
+        by_way = "".join(f" by way of {step}" for step in ends[:-1])
+        yield f"train/loss is recorded at the steps {steps}, which should rise to {ends[-1]}{by_way}"
         return
     for before, (step, value) in zip([0, *steps], recorded, strict=False):
-        expected = mean(loss for number in range(before, step) for loss in seen[number].trained)
+        expected = mean(loss for trained, _ in seen[before:step] for loss in trained)
         if not math.isclose(value, expected, rel_tol=precision):
             yield f"train/loss at step {step} is recorded as {value:.7g}, but is {expected:.7g} over all ranks"
     if not recorded[-1][1] < 0.9 * recorded[0][1]:
         yield f"the loss does not fall: {recorded[0][1]:.4g} at step {steps[0]}, {recorded[-1][1]:.4g} at {steps[-1]}"
 
 
-def complaints_of_evaluation(history: History, seen: list[StepSeen], precision: float) -> Iterator[str]:
+def complaints_of_evaluation(history: History, seen: Seen, precision: float) -> Iterator[str]:
     """Each evaluation is recorded, is the mean over all ranks, and had the same samples."""
-    expected = {step: losses.evaluated for step, losses in enumerate(seen, start=1) if losses.evaluated}
+    expected = {step: evaluated for step, (_, evaluated) in enumerate(seen, start=1) if evaluated}
     recorded = history.get("epoch/validation_loss", [])
     if [step for step, _ in recorded] != [*expected]:
         yield f"epoch/validation_loss is recorded at {[step for step, _ in recorded]}, evaluated at {[*expected]}"

@@ -24,16 +24,18 @@ FORKING_PROCESS = os.getpid()  # in a rank, which has this module from the proce
 
 
 @dataclass(frozen=True)
-class Scene:
-    """Where a program runs, and with what."""
+class Run:
+    """One start of a project's train.py."""
 
     project: Path
+    launcher: str
     options: list[str]
-    env: dict[str, str]  # all of it
-    place: Place
-    run_dir: Path | None = None  # to look at when the program has ended well; None: nobody wants to know
-    logger: str = ""
-    one_writes: bool = True  # only rank 0 can write files
+    env: dict[str, str]  # all of it, but for what the launcher tells
+    run_dir: Path | None = None  # to look at when it has ended well
+    logger: str = ""  # whose records to read there
+    world_size: int = 2
+    one_writes: bool = True  # only rank 0 can write files; not with loader workers, whose semaphores are files
+    deadline: float = 60.0  # after which all of its processes are killed (seconds)
 
 
 @dataclass(frozen=True)
@@ -58,52 +60,52 @@ def connect(wires: Wires, *, forks: bool = False) -> None:
     wires.report.send(os.getpid())
 
 
-def enter(scene: Scene, wires: Wires, *, forks: bool = False) -> None:
-    """Take the environment, folder, output and command line that a shell would give."""
-    connect(wires, forks=forks)
-    multiprocessing.set_start_method(None, force=True)  # of its own processes, such as those that load data
-    os.environ.clear()
-    os.environ.update(scene.env | scene.place.env)
-    os.chdir(scene.project)
-    sys.argv = ["train.py", *scene.place.arguments, *scene.options]
-    sys.path.insert(0, str(scene.project))
-
-
 def do_task(function: Callable[..., Any], arguments: tuple[Any, ...], wires: Wires) -> None:
-    """Call a function, and report what it gives."""
+    """Call a function, and report what it returns."""
     connect(wires)
     wires.report.send(function(*arguments))
 
 
-def run_program(scene: Scene) -> None:
-    """Run train.py as a script, from its bytecode where that lies ready (see bytecode.py)."""
-    path = str(scene.project / "train.py")
+def enter(run: Run, place: Place, wires: Wires, *, forks: bool = False) -> None:
+    """Take the environment, folder, output and command line that a shell would give."""
+    connect(wires, forks=forks)
+    multiprocessing.set_start_method(None, force=True)  # of its own processes, such as those that load data
+    os.environ.clear()
+    os.environ.update(run.env | place.env)
+    os.chdir(run.project)
+    sys.argv = ["train.py", *place.arguments, *run.options]
+    sys.path.insert(0, str(run.project))
+
+
+def run_program(project: Path) -> None:
+    """Run train.py as a script, from its bytecode where that lies ready (see modules.py)."""
+    path = str(project / "train.py")
     code: Any = SourceFileLoader("__main__", path).get_code("__main__")
     main = sys.modules["__main__"] = ModuleType("__main__")
     main.__file__ = path
     exec(code, vars(main))
 
 
-def be_rank(rank: int, scene: Scene, wires: Wires) -> None:
+def be_rank(rank: int, run: Run, place: Place, wires: Wires) -> None:
     """Be a rank that a launcher has started."""
-    enter(scene, wires)
-    with Watch(rank, scene, wires):
-        run_program(scene)
+    enter(run, place, wires)
+    with Watch(rank, run, wires):
+        run_program(run.project)
 
 
 class Watch:
     """As a context manager: watch what this rank does, keep all but rank 0 from writing files, and report it."""
 
-    def __init__(self, rank: int, scene: Scene, wires: Wires) -> None:
+    def __init__(self, rank: int, run: Run, wires: Wires) -> None:
         self.rank = rank
-        self.scene = scene
+        self.run = run
         self.wires = wires
 
     def __enter__(self) -> None:
         from generator.check.train.hooks import observe
 
         sys.dont_write_bytecode = self.rank > 0
-        if self.rank > 0 and self.scene.one_writes:
+        if self.rank > 0 and self.run.one_writes:
             # Whoever writes a byte to a file gets the error "File too large".
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         self.seen = observe()
@@ -113,38 +115,31 @@ class Watch:
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         ended_well = error is None or (isinstance(error, SystemExit) and not error.code)
-        if self.rank == 0 and self.scene.run_dir and ended_well:
-            self.seen.left = look_at(self.scene.run_dir, self.scene.logger)
+        if self.rank == 0 and self.run.run_dir and ended_well:
+            self.seen.left = look_at(self.run.run_dir, self.run.logger)
         self.wires.report.send(self.seen)
 
 
-def be_spawner(scene: Scene, wires: Wires, wires_of_ranks: list[Wires]) -> None:
+def be_spawner(run: Run, place: Place, wires: Wires, wires_of_ranks: list[Wires]) -> None:
     """Be a program that starts its ranks itself, by torch.multiprocessing.spawn."""
     from torch import multiprocessing as torch_multiprocessing
 
-    enter(scene, wires, forks=True)
+    enter(run, place, wires, forks=True)
     # The process that this one was forked from forks the ranks, too: it need not be started again.
     untyped: Any = forkserver
     untyped._forkserver.ensure_running = lambda: None
 
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False) -> Any:
         # Like "spawn" this starts from a process that has not run the program, and pickles what it is given.
-        target = Spawned(fn, scene, wires_of_ranks)
-        return torch_multiprocessing.start_processes(target, args, nprocs, join, daemon, start_method="forkserver")
+        every = (fn, run, place, wires_of_ranks, args)
+        return torch_multiprocessing.start_processes(be_spawned, every, nprocs, join, daemon, start_method="forkserver")
 
     vars(torch_multiprocessing)["spawn"] = spawn
-    run_program(scene)
+    run_program(run.project)
 
 
-@dataclass(frozen=True)
-class Spawned:
-    """Stands for the function that the program spawns; a forked process has no shell's environment of its own."""
-
-    fn: Any
-    scene: Scene
-    wires: list[Wires]
-
-    def __call__(self, rank: int, *args: Any) -> None:
-        enter(self.scene, self.wires[rank])
-        with Watch(rank, self.scene, self.wires[rank]):
-            self.fn(rank, *args)
+def be_spawned(rank: int, fn: Any, run: Run, place: Place, wires: list[Wires], args: tuple[Any, ...]) -> None:
+    """Be a rank that the program has started; a forked process has no shell's environment of its own."""
+    enter(run, place, wires[rank])
+    with Watch(rank, run, wires[rank]):
+        fn(rank, *args)

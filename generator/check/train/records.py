@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -125,8 +124,3 @@ def make_empty_mlflow_store(folder: Path) -> None:
 
 # What takes long at a first use of a logger is done once, in a folder whose files then begin every run directory.
 FIRST_USES: dict[str, Callable[[Path], None]] = {"mlflow": make_empty_mlflow_store}
-
-
-def begin_run_dir(run_dir: Path, first_use: Path) -> None:
-    """Make the run directory with what the first use of its logger has left."""
-    shutil.copytree(first_use, run_dir)

@@ -4,15 +4,17 @@ Some combinations are also run without a stop: one reference of each class of th
 """
 
 import os
+import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from generator.answers.combinations import Combination
-from generator.check.train.forking import Ended, Job, Run, Task
-from generator.check.train.judgement import Case, Judgement, judge
-from generator.check.train.records import FIRST_USES, begin_run_dir
+from generator.check.train.forking import Task, run_forked
+from generator.check.train.judgement import Observation, Trained, judge
+from generator.check.train.rank import Run
+from generator.check.train.records import FIRST_USES
 
 # An epoch has 89 samples (see preparation.py), so 89 // 12 = 7 micro-batches and 4 steps, the last of them on one
 # micro-batch alone. The stop is within the first epoch, the end within the second.
@@ -47,20 +49,6 @@ NEUTRAL = ("launcher", "backend", "sync_bn", "logging")
 EQUAL = {("amp", "apex"): ("amp", "none")}
 
 
-@dataclass
-class Trained:
-    """What is known of a combination after its runs, in plain types."""
-
-    failures: list[tuple[str, str]] = field(default_factory=list)  # stage and text
-    seconds: dict[str, float] = field(default_factory=dict)  # by stage
-    notes: list[str] = field(default_factory=list)
-    trail: list[str] = field(default_factory=list)  # hash of the weights after each step, over the stop
-    scales: list[tuple[float, int]] = field(default_factory=list)  # of the loss, after each step
-    parts: dict[str, str] = field(default_factory=dict)  # hash of each part of the last checkpoint
-    recorded: list[tuple[int, float]] = field(default_factory=list)  # steps and values of train/loss
-    whole: dict[str, Any] = field(default_factory=dict)  # trail, scales and parts of the run without a stop
-
-
 def numeric_class(combination: Combination) -> tuple[tuple[str, Any], ...]:
     """What decides the numbers: combinations of the same class must end on the same weights, bit for bit."""
     return tuple(EQUAL.get(answer, answer) for answer in combination.answers if answer[0] not in NEUTRAL)
@@ -80,17 +68,15 @@ def options_of(combination: Combination) -> list[str]:
     return [word for pair in options.items() for word in pair]
 
 
-def first_uses(loggers: set[str], folder: Path) -> Job[Mapping[str, Path]]:
+def first_uses(loggers: set[str], folder: Path) -> Mapping[str, Path]:
     """Make the folder that begins every run directory of a logger, for those whose first use takes long."""
-    made = {}
-    for logger in sorted(loggers & FIRST_USES.keys()):
-        made[logger] = folder / logger
-        if made[logger].exists():
-            continue  # from an earlier call
-        made[logger].mkdir(parents=True)
-        ended = yield Task(FIRST_USES[logger], (made[logger],))
-        if ended.complaint:
-            raise RuntimeError(f"{logger} cannot be used here: {ended.complaint}")
+    made = {logger: folder / logger for logger in sorted(loggers & FIRST_USES.keys())}
+    for logger, place in made.items():
+        if not place.exists():  # from an earlier call
+            place.mkdir(parents=True)
+            ended = run_forked(Task(FIRST_USES[logger], (place,)))
+            if ended.complaint:
+                raise RuntimeError(f"{logger} cannot be used here: {ended.complaint}")
     return made
 
 
@@ -108,55 +94,45 @@ class Trial:
         """One start of its program, in the run directory of this name, which is to be looked at in the end or not."""
         run_dir = self.folder / f"{self.prefix}{name}"
         if self.first_use and not run_dir.exists():
-            begin_run_dir(run_dir, self.first_use)
+            shutil.copytree(self.first_use, run_dir)
         every = [*options_of(self.combination), "--run-dir", str(run_dir), *options]
         env = environment(self.folder)
         launcher, logger = self.combination.launcher, self.combination.logger
         return Run(self.folder / "project", launcher, every, env, run_dir if look else None, logger)
 
-    def keep(self, name: str, ended: Ended) -> None:
-        """Write down what the processes printed."""
+    def start(self, name: str, stage: str, trained: Trained, *options: str, look: bool = True) -> list[Observation]:
+        """Start it, write down what the processes print, and return what its ranks did; none if it has failed."""
+        ended = run_forked(self.run(name, *options, look=look))
         for index, text in enumerate(ended.output):
-            (self.folder / f"{self.prefix}{name}-output-{index}.txt").write_text(text)
+            file = self.folder / f"{self.prefix}{name if name == 'whole' else stage}-output-{index}.txt"
+            file.write_text(text)
+        if name == "run":
+            trained.seconds[stage] = ended.seconds
+        if ended.complaint:
+            trained.failures.append((stage, explained(ended.complaint)))
+        return [] if ended.complaint else ended.seen
 
 
-def try_out(trial: Trial) -> Job[Trained]:
+def try_out(trial: Trial) -> Trained:
     """Train a combination, stop it half-way, resume it, and judge what it left."""
-    trained = Trained()
-    half = yield trial.run("run", "--max-steps", str(STOP), look=False)
-    trial.keep("train", half)
-    trained.seconds["train"] = half.seconds
-    if half.complaint:
-        trained.failures.append(("train", explained(half.complaint)))
+    trained, of_whole, whole = Trained(), Trained(), []
+    half = trial.start("run", "train", trained, "--max-steps", str(STOP), look=False)
+    if not half:
         return trained
-    resumed = yield trial.run("run", "--max-steps", str(END), "--resume")
-    trial.keep("resume", resumed)
-    trained.seconds["resume"] = resumed.seconds
-    if resumed.complaint:
-        trained.failures.append(("resume", explained(resumed.complaint)))
+    resumed = trial.start("run", "resume", trained, "--max-steps", str(END), "--resume")
+    if not resumed:
         return trained
-    whole = None
     if trial.reference:
-        whole = yield trial.run("whole", "--max-steps", str(END))
-        trial.keep("whole", whole)
-        if whole.complaint:
-            trained.failures.append(("train", explained(whole.complaint)))
+        whole = trial.start("whole", "train", trained, "--max-steps", str(END))
+        if not whole:
             return trained
-    take(trained, judge(Case(trial.combination.logger, STOP, END, half.seen, resumed.seen)))
+    logger = trial.combination.logger
+    judge(trained, logger, [half, resumed], [STOP, END])
     if whole and not trained.failures:
-        of_whole = Trained()
-        take(of_whole, judge(Case(trial.combination.logger, None, END, whole.seen, [])))
+        judge(of_whole, logger, [whole], [END])
         trained.failures += of_whole.failures
         trained.whole = {key: asdict(of_whole)[key] for key in ("trail", "scales", "parts")}
     return trained
-
-
-def take(trained: Trained, judgement: Judgement) -> None:
-    """Take over a judgement."""
-    trained.failures += judgement.failures
-    trained.notes += judgement.notes
-    trained.trail, trained.scales, trained.parts = judgement.trail, judgement.scales, judgement.parts
-    trained.recorded = judgement.recorded
 
 
 def explained(complaint: str) -> str:

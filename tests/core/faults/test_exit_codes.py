@@ -3,8 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from generator.answers.combinations import Combination
-from generator.answers.selection import covering
+from generator.answers.combinations import Combination, covering
 from tests.conftest import Render
 from tests.launching import module_of
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from generator.render.trees import read_files
+from generator.render.project import read_files
 from tests.conftest import Render
 from tests.core.exact.test_resume import assert_ends_like, stopped_at
 from tests.programs import Program, run_all

@@ -9,7 +9,7 @@ from plumbum import local
 from generator.render.git import SETTINGS
 from generator.update.edits import ChangedFile, carry_edits, choose_edits
 from generator.update.history import NEXT, clone_history, read_releases
-from generator.update.routes import Route, carry
+from generator.update.replay import carry
 
 HOSTILE = """
 [user]
@@ -48,7 +48,7 @@ def test_settings_of_the_user_do_not_matter(tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "x" / ".git").exists(), refused
     history = clone_history(tmp_path / "clone", read_releases())
     (tmp_path / "trial").mkdir()
-    assert carry(history.folder, Route(("v1.0.0", NEXT)), {}, tmp_path / "trial") == []
+    assert carry(history.folder, ("v1.0.0", NEXT), {}, tmp_path / "trial") == []
     edits = choose_edits([ChangedFile("a.md", "one\n\ntwo\n\nthree\n", "one\n\ntwo\n\n3\n")])
     assert carry_edits(edits, tmp_path / "edits") == []
     assert (tmp_path / "edits" / "project" / edits[0].path).read_text().endswith("3\n")

@@ -10,12 +10,15 @@ import pytest
 from generator.answers.questions import TEMPLATE
 from generator.render.git import run
 from generator.render.project import RenderError
-from generator.update.history import FILE, NEXT, clone_history, read_releases
-from generator.update.release import (
+from generator.update.history import (
+    FILE,
+    NEXT,
     TOLD,
     check_changes,
     check_metadata,
     check_release,
+    clone_history,
+    read_releases,
     steps_of_release,
     tells_of_checkpoints,
 )

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from generator.answers.combinations import Combination
-from generator.answers.selection import covering
+from generator.answers.combinations import Combination, covering
 from tests.conftest import Render
 from tests.launching import train
 

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from generator.answers.combinations import Combination
-from generator.answers.selection import covering
-from generator.render.project import ANSWERS_FILE
-from generator.render.trees import read_files
+from generator.answers.combinations import Combination, covering
+from generator.render.project import ANSWERS_FILE, read_files
 from generator.render.workers import Workers
-from generator.update.edits import ChangedFile, carry_edits, choose_edits
+from generator.update.edits import ChangedFile, carry_edits, choose_edits, find_places
 from generator.update.ownership import read_ownership
-from generator.update.places import find_places
 from generator.update.replay import is_text
 from tests.conftest import Render
 

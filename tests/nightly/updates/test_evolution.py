@@ -10,9 +10,8 @@ import yaml
 
 from generator.answers.questions import TEMPLATE
 from generator.render.git import run
-from generator.render.project import recorded_answers
-from generator.render.trees import read_files
-from generator.update.answers import forgotten_answers
+from generator.render.project import read_files, recorded_answers
+from generator.update.ownership import forgotten_answers
 from generator.update.replay import commit_all, copy_project, differing, fresh_copy, put_under_git, update
 
 SETTINGS = "_subdirectory: template\n_envops: {undefined: jinja2.StrictUndefined, keep_trailing_newline: true}\n"

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from generator.cli import updates as fleet_command
 from generator.cli.main import app
 from generator.render.git import run
 from generator.render.project import ANSWERS_FILE
+from generator.update.fleet import examine_all
 from generator.update.history import NEXT, History
 from generator.update.replay import commit_all, copy_project, put_under_git
 from tests.histories import MadeUp, change_many_files, replace
@@ -31,8 +31,8 @@ def everything(folder: Path) -> dict[Path, tuple[bytes, int]]:
 @pytest.fixture(autouse=True)
 def _of_the_made_up_clone(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the command take the made-up history for its own clone."""
-    of_clone = partial(fleet_command.examine_all, template=history.folder)
-    monkeypatch.setattr(fleet_command, "examine_all", of_clone)
+    of_clone = partial(examine_all, template=history.folder)
+    monkeypatch.setattr("generator.cli.updates.examine_all", of_clone)
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +135,8 @@ def test_a_version_that_is_none_is_refused_in_one_line(projects: Path) -> None:
 def test_projects_of_other_versions_than_released_ones_are_found(
     made_up: MadeUp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    of_clone = partial(fleet_command.examine_all, template=made_up.folder)
-    monkeypatch.setattr(fleet_command, "examine_all", of_clone)
+    of_clone = partial(examine_all, template=made_up.folder)
+    monkeypatch.setattr("generator.cli.updates.examine_all", of_clone)
     made_up.replace("template/README.md.jinja", "## Start\n", "## Begin\n")
     commit_all(made_up.folder)
     copy_project(made_up.folder, "HEAD", {}, tmp_path / "project")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.render.trees import read_files
+from generator.render.project import read_files
 from generator.update.history import NEXT, History
 from generator.update.ownership import read_ownership
 from generator.update.replay import commit_all, copy_project, differing, update

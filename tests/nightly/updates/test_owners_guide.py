@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from generator.render.git import run
-from generator.render.trees import read_files
+from generator.render.project import read_files
 from generator.update.replay import commit_all, conflicts, copy_project, put_under_git
 from tests.guide import read_guide
 from tests.histories import MadeUp, change_many_files, replace

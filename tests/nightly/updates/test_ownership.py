@@ -8,10 +8,9 @@ import copier
 import pytest
 from copier.errors import DirtyLocalWarning
 
-from generator.cli.new import record_origin
+from generator.cli.render import record_origin
 from generator.render.git import run
-from generator.render.project import ANSWERS_FILE, NAME, render
-from generator.render.trees import read_files
+from generator.render.project import ANSWERS_FILE, NAME, read_files, render
 from generator.update.history import NEXT, History
 from generator.update.ownership import read_ownership
 from generator.update.replay import (
