@@ -12,13 +12,13 @@ import pytest
 from plumbum import local
 
 from generator.answers.combinations import Combination
-from generator.check.launchers import slurm
 from generator.check.train.forking import free_ports
 from generator.render.git import SETTINGS
 from generator.render.project import render
 from generator.render.snapshot import take_snapshot
 from generator.render.workers import Workers, legal_combinations
 from tests.slurm import Cluster
+from tools import slurm
 
 pytest_plugins = ["tests.folders", "tests.durations", "tests.schedule"]
 

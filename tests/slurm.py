@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from generator.check.launchers.slurm import SlurmCluster, SlurmError
+from tools.slurm import SlurmCluster, SlurmError
 
 ENDED = frozenset(
     {

@@ -10,7 +10,7 @@ from typing import Any
 
 from generator.answers.combinations import Combination, covering, greedy_cover
 from generator.check.cache_key import file_key, verdict_key
-from generator.check.launchers.real import compare_with_launcher, launchers_ready
+from generator.check.launchers import compare_with_launcher, launchers_ready
 from generator.check.results import Verdict
 from generator.check.static import Complaints, SourceFile, check_format, check_lint, check_types, distinct, source_files
 from generator.check.train.forking import forking, train_all

@@ -5,12 +5,10 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
-
 
 def die_with_parent() -> None:
     """Let the kernel kill this process as soon as its parent has ended, however that ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of Linux's <sys/prctl.h>
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing import connection, forkserver
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from generator.check.train.environments import STARTS_ITS_RANKS, places
-from generator.check.train.rank import ALL_DATA, MODULES, Run, Wires, be_rank, be_spawner, do_task
+from generator.check.train.rank import ALL_DATA, MODULES, SERVER, Run, Wires, be_rank, be_spawner, do_task
 from generator.render.processes import interrupts_kept_from_children
 
 S = TypeVar("S")
@@ -208,9 +208,8 @@ def train_all(train: Callable[[S], T], subjects: Iterable[S], at_once: int) -> G
             yield jobs[job], job.result()
     except BaseException:
         ENDING.set()
-        untyped: Any = forkserver
         with BOOKKEEPING:  # whoever starts something now would start the forking process again
-            kill(untyped._forkserver._forkserver_pid)  # all ranks die with it
+            kill(SERVER._forkserver_pid)  # all ranks die with it
         raise
     finally:
         threads.shutdown(cancel_futures=True)
@@ -238,11 +237,10 @@ def is_free(port: int) -> bool:
 
 def can_bind(probe: socket.socket, address: Any) -> bool:
     """Bind a socket to an address, unless another process has it."""
-    try:
+    with suppress(OSError):
         probe.bind(address)
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 PORTS = free_ports()
@@ -255,9 +253,7 @@ def forking(*, all_data: bool = False) -> Iterator[Callable[[Iterable[str]], Non
     The function that this gives must be called before: it tells that process what else programs import. They see
     only the first part of their data, unless they are to have all of it.
     """
-    untyped: Any = forkserver
-    server = untyped._forkserver
-    end_server(server)  # one that others have started has imported other modules
+    end_server()  # one that others have started has imported other modules
     # Children would import the script that is running here, and with it all of Copier.
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     with tempfile.TemporaryDirectory() as folder:
@@ -270,18 +266,18 @@ def forking(*, all_data: bool = False) -> Iterator[Callable[[Iterable[str]], Non
         FORKING.set_forkserver_preload([*LATE_IMPORTS, PREPARATION])
         try:
             with interrupts_kept_from_children():
-                server.ensure_running()
+                SERVER.ensure_running()
             yield functools.partial(name_modules, Path(folder))
         finally:
             sys.modules["__main__"] = main
-            end_server(server)
+            end_server()
             FORKING.set_forkserver_preload(["__main__"])
 
 
-def end_server(server: Any) -> None:
+def end_server() -> None:
     """End the forking process, if there is one, even where it still waits for the names of modules."""
-    kill(server._forkserver_pid)
-    server._stop()
+    kill(SERVER._forkserver_pid)
+    SERVER._stop()
 
 
 def name_modules(folder: Path, modules: Iterable[str]) -> None:

@@ -191,10 +191,7 @@ def checkpoint_parts(path: Path) -> dict[str, str]:
 
 def digest(part: Any) -> str:
     """A hash of nested plain values and tensors, bit for bit."""
-    whole = hashlib.sha256()
-    for piece in pieces(part):
-        whole.update(piece)
-    return whole.hexdigest()
+    return hashlib.sha256(b"".join(pieces(part))).hexdigest()
 
 
 def pieces(part: Any) -> Iterator[bytes]:

@@ -1,7 +1,6 @@
 """The modules of programs: which ones of others they import, and their own as bytecode, each compiled once."""
 
 import ast
-import importlib.util
 import py_compile
 import shutil
 from collections.abc import Iterable, Sequence
@@ -13,7 +12,7 @@ from generator.check.static import SourceFile, distinct
 
 
 def imports_of(projects: Iterable[Sequence[SourceFile]]) -> list[str]:
-    """The modules of others that the programs import anywhere, tests aside: what a rank should find imported."""
+    """The modules that the programs import anywhere, tests aside: a rank should find those of others imported."""
     modules: set[str] = set()
     for file in distinct(file for files in projects for file in files if file.path.parts[0] != "tests"):
         try:
@@ -25,15 +24,7 @@ def imports_of(projects: Iterable[Sequence[SourceFile]]) -> list[str]:
                 modules.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 modules.add(node.module)
-    return sorted(module for module in modules if is_installed(module))
-
-
-def is_installed(module: str) -> bool:
-    """Whether a module is one of Python's or of an installed package, and not of the project itself."""
-    try:
-        return importlib.util.find_spec(module.partition(".")[0]) is not None
-    except (ImportError, ValueError):
-        return False
+    return sorted(modules)
 
 
 def lay_ready(projects: Iterable[Sequence[SourceFile]]) -> None:

@@ -20,6 +20,7 @@ from generator.render.processes import die_with_parent
 MODULES = "DDP_TEMPLATE_MODULES"  # path of a file that will name the modules to import
 ALL_DATA = "DDP_TEMPLATE_ALL_DATA"  # 1: programs get all of their data
 
+SERVER: Any = vars(forkserver)["_forkserver"]  # what Python knows of the process that ranks are forked from
 FORKING_PROCESS = os.getpid()  # in a rank, which has this module from the process that it was forked from
 
 
@@ -50,8 +51,7 @@ def connect(wires: Wires, *, forks: bool = False) -> None:
     """Write to the wires from here on, tell who this is, and die with the parent."""
     if not forks:
         # The forking process ends when nobody holds this any more: then it ends with the command, and this one with it.
-        untyped: Any = forkserver
-        os.close(untyped._forkserver._forkserver_alive_fd)
+        os.close(SERVER._forkserver_alive_fd)
     die_with_parent()
     if os.getppid() != FORKING_PROCESS:
         os._exit(1)  # it died before it could take this process with it
@@ -93,13 +93,13 @@ def be_rank(rank: int, run: Run, place: Place, wires: Wires) -> None:
         run_program(run.project)
 
 
+@dataclass
 class Watch:
     """As a context manager: watch what this rank does, keep all but rank 0 from writing files, and report it."""
 
-    def __init__(self, rank: int, run: Run, wires: Wires) -> None:
-        self.rank = rank
-        self.run = run
-        self.wires = wires
+    rank: int
+    run: Run
+    wires: Wires
 
     def __enter__(self) -> None:
         from generator.check.train.hooks import observe
@@ -126,8 +126,7 @@ def be_spawner(run: Run, place: Place, wires: Wires, wires_of_ranks: list[Wires]
 
     enter(run, place, wires, forks=True)
     # The process that this one was forked from forks the ranks, too: it need not be started again.
-    untyped: Any = forkserver
-    untyped._forkserver.ensure_running = lambda: None
+    SERVER.ensure_running = lambda: None
 
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False) -> Any:
         # Like "spawn" this starts from a process that has not run the program, and pickles what it is given.

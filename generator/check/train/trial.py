@@ -5,8 +5,9 @@ Some combinations are also run without a stop: one reference of each class of th
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ OPTIONS = {
     "--clip-norm": "1",
 }
 # float16 has a scaler, whose state a checkpoint must hold. On CPUs it takes ten times as long: it gets fewer samples.
-OPTIONS_OF = {("amp", "torch"): {"--amp-dtype": "fp16"}}
+OPTIONS_OF = {("amp", "torch"): [("--amp-dtype", "fp16")]}
 
 # W&B records here, and leaves out what it tells of the machine: that takes longer than the training.
 WANDB = {
@@ -58,14 +59,6 @@ def environment(folder: Path) -> dict[str, str]:
     """The variables that a program sees beside those of its launcher: nothing of the person who runs the check."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "TMPDIR") if name in os.environ}
     return kept | {"HOME": str(folder), **WANDB, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-
-
-def options_of(combination: Combination) -> list[str]:
-    """The options with which a combination is trained."""
-    options = dict(OPTIONS)
-    for answer in combination.answers:
-        options |= OPTIONS_OF.get(answer, {})
-    return [word for pair in options.items() for word in pair]
 
 
 def first_uses(loggers: set[str], folder: Path) -> Mapping[str, Path]:
@@ -95,7 +88,8 @@ class Trial:
         run_dir = self.folder / f"{self.prefix}{name}"
         if self.first_use and not run_dir.exists():
             shutil.copytree(self.first_use, run_dir)
-        every = [*options_of(self.combination), "--run-dir", str(run_dir), *options]
+        own = OPTIONS | {key: value for each in self.combination.answers for key, value in OPTIONS_OF.get(each, ())}
+        every = [*(word for pair in own.items() for word in pair), "--run-dir", str(run_dir), *options]
         env = environment(self.folder)
         launcher, logger = self.combination.launcher, self.combination.logger
         return Run(self.folder / "project", launcher, every, env, run_dir if look else None, logger)
@@ -108,38 +102,29 @@ class Trial:
             file.write_text(text)
         if name == "run":
             trained.seconds[stage] = ended.seconds
+        # The limit on the size of files, which every rank but 0 has.
+        wrote = "a rank other than 0 wrote a file, for which it gets the error below\n"
         if ended.complaint:
-            trained.failures.append((stage, explained(ended.complaint)))
+            trained.failures.append((stage, f"{wrote * ('File too large' in ended.complaint)}{ended.complaint}"))
         return [] if ended.complaint else ended.seen
 
 
 def try_out(trial: Trial) -> Trained:
     """Train a combination, stop it half-way, resume it, and judge what it left."""
-    trained, of_whole, whole = Trained(), Trained(), []
+    trained, of_whole = Trained(), Trained()
+    resumed, whole, logger = [], [], trial.combination.logger
     half = trial.start("run", "train", trained, "--max-steps", str(STOP), look=False)
-    if not half:
-        return trained
-    resumed = trial.start("run", "resume", trained, "--max-steps", str(END), "--resume")
-    if not resumed:
-        return trained
-    if trial.reference:
+    if half:
+        resumed = trial.start("run", "resume", trained, "--max-steps", str(END), "--resume")
+    if resumed and trial.reference:
         whole = trial.start("whole", "train", trained, "--max-steps", str(END))
-        if not whole:
-            return trained
-    logger = trial.combination.logger
-    judge(trained, logger, [half, resumed], [STOP, END])
+    if not trained.failures:
+        judge(trained, logger, [half, resumed], [STOP, END])
     if whole and not trained.failures:
         judge(of_whole, logger, [whole], [END])
         trained.failures += of_whole.failures
         trained.whole = {key: asdict(of_whole)[key] for key in ("trail", "scales", "parts")}
     return trained
-
-
-def explained(complaint: str) -> str:
-    """Say what the limit on the size of files means, which every rank but 0 has."""
-    if "File too large" in complaint:
-        return f"a rank other than 0 wrote a file, for which it gets the error below\n{complaint}"
-    return complaint
 
 
 def compare(trained: Trained, reference: Trained, own: bool, name: str) -> tuple[str, str] | None:
@@ -154,7 +139,7 @@ def compare(trained: Trained, reference: Trained, own: bool, name: str) -> tuple
     differing = []
     if (step := first_difference(trained.trail, whole["trail"])) is not None:
         differing.append(f"the weights from step {step + 1} on")
-    if (step := first_difference(list(map(list, trained.scales)), list(map(list, whole["scales"])))) is not None:
+    if (step := first_difference([*map(list, trained.scales)], [*map(list, whole["scales"])])) is not None:
         differing.append(f"the scale of the loss from step {step + 1} on")
     # The generators of random numbers are a combination's own: a logger may use them.
     common = [part for part in trained.parts if part in whole["parts"] and (own or part != "ranks")]
@@ -167,9 +152,7 @@ def compare(trained: Trained, reference: Trained, own: bool, name: str) -> tuple
     return None
 
 
-def first_difference(one: list[Any], other: list[Any]) -> int | None:
-    """The first place where two lists differ, counted from 0; None if they are equal."""
-    for i, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return i
-    return None if len(one) == len(other) else min(len(one), len(other))
+def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int | None:
+    """The first place where two sequences differ, counted from 0; None if they are equal."""
+    pairs = enumerate(zip_longest(one, other))
+    return next((place for place, (left, right) in pairs if left != right), None)

@@ -1,4 +1,7 @@
-"""A real Slurm cluster of two nodes on one machine, for the time of a test or a check."""
+"""A real Slurm cluster of two nodes on one machine, for the time of a test or a check.
+
+python -m tools.slurm FOLDER starts one in a folder, prints its SLURM_CONF, and ends it at the end of standard input.
+"""
 
 import os
 import re
@@ -7,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -31,6 +35,7 @@ CONFIG = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
+FirstJobId={first_job}
 SlurmUser=root
 SlurmdUser=root
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
@@ -99,6 +104,7 @@ class SlurmCluster:
         self.env = {name: value for name, value in os.environ.items() if not name.startswith(CLIENT_SETTINGS)}
         self.env["SLURM_CONF"] = str(self.folder / "slurm.conf")
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._ports = free_ports()  # claimed as long as this is kept
 
     def __enter__(self: T) -> T:
         """Start all daemons and return once both nodes are idle, or leave nothing behind.
@@ -143,13 +149,15 @@ class SlurmCluster:
         """Write the configuration, a new key and the host names of the nodes."""
         shutil.rmtree(self.folder, ignore_errors=True)
         (self.folder / "state").mkdir(parents=True)
-        ports = [*islice(free_ports(), 1 + len(NODES))]
+        ports = [*islice(self._ports, 2 + len(NODES))]
         nodes = "\n".join(
             f"NodeName={name} NodeAddr={address} Port={port} CPUs=4"
-            for (name, address), port in zip(NODES.items(), ports[1:], strict=True)
+            for (name, address), port in zip(NODES.items(), ports[1:], strict=False)
         )
         host = socket.gethostname().partition(".")[0]
-        config = CONFIG.format(host=host, ports=ports, folder=self.folder, nodes=nodes)
+        # A job's number decides at which port its ranks meet: jobs of other clusters here must not meet there.
+        first_job = ports[-1] - 12000 + 20000
+        config = CONFIG.format(host=host, ports=ports, folder=self.folder, nodes=nodes, first_job=first_job)
         (self.folder / "slurm.conf").write_text(config)
         key = self.folder / "munge.key-file"
         key.touch(mode=0o600)
@@ -202,3 +210,16 @@ def _processes() -> Iterator[tuple[int, str]]:
             setting = SETTING.search(path.read_bytes())
             if setting and path.parent.name != str(os.getpid()):
                 yield int(path.parent.name), os.fsdecode(setting[1])
+
+
+def main() -> None:
+    """Run the command. Exit code 1, and a line on standard error: there can be no cluster here."""
+    if reason := missing():
+        sys.exit(reason)
+    with SlurmCluster(Path(sys.argv[1])) as cluster:
+        print(cluster.env["SLURM_CONF"], flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

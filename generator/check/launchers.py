@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, TimeoutExpired
 
-from generator.check.launchers import slurm
+from generator.answers.questions import TEMPLATE
 from generator.check.train.judgement import Trained, checkpoint_parts
 from generator.check.train.records import READERS, read_log
 from generator.check.train.trial import END, STOP, Trial, environment
@@ -29,11 +29,17 @@ OPEN_MPI = {
 @contextmanager
 def launchers_ready(launchers: Iterable[str], folder: Path) -> Iterator[Mapping[str, str]]:
     """Yield the variables that the launchers need, with a Slurm cluster behind them where one is wanted and can be."""
-    if "slurm" not in launchers or "SLURM_CONF" in os.environ or slurm.missing():
+    if "slurm" not in launchers or "SLURM_CONF" in os.environ:
         yield OPEN_MPI
         return
-    with slurm.SlurmCluster(folder) as cluster:
-        yield OPEN_MPI | {"SLURM_CONF": cluster.env["SLURM_CONF"]}
+    command = [sys.executable, "-m", "tools.slurm", str(folder)]
+    cluster = subprocess.Popen(command, cwd=TEMPLATE, stdin=PIPE, stdout=PIPE, text=True, start_new_session=True)
+    try:
+        assert cluster.stdout
+        conf = cluster.stdout.readline().strip()  # nothing if it cannot be; then it says why on standard error
+        yield OPEN_MPI | ({"SLURM_CONF": conf} if conf else {})
+    finally:
+        cluster.communicate()  # it ends with its standard input
 
 
 def compare_with_launcher(trial: Trial, command: str, env: Mapping[str, str], trained: Trained) -> str | None:
@@ -44,8 +50,7 @@ def compare_with_launcher(trial: Trial, command: str, env: Mapping[str, str], tr
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = environment(trial.folder) | dict(env) | {"PATH": path}
     if shutil.which(program[0], path=path) is None:
-        why = slurm.missing() if program[0] == "srun" else None
-        return f"{program[0]} is not installed here" + (f": {why}" if why else "")
+        return f"{program[0]} is not installed here"
     run_dir = trial.folder / "cold"
     shutil.rmtree(run_dir, ignore_errors=True)
     for name, options in (("train", ["--max-steps", str(STOP)]), ("resume", ["--max-steps", str(END), "--resume"])):
