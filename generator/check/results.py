@@ -8,7 +8,7 @@ from pathlib import Path
 from generator.answers.combinations import Combination
 from generator.answers.questions import Question
 
-# What a command calls while it works: so many things of a stage are done, of so many in all.
+# What a command calls while it works: with a stage, how many of its things are done, and how many there are.
 Advance = Callable[[str, int, int], None]
 
 # In the order in which they judge a combination, with what each of them asks.

@@ -19,7 +19,7 @@ from generator.render.cache import Cache
 from generator.render.workers import Workers, legal_combinations
 
 FORMATS = ("table", "json", "names")
-SIZE_OF_SHARD = 120  # combinations, where --shards auto decides
+SIZE_OF_SHARD = 120  # combinations, if --shards auto decides
 
 
 def matrix(
@@ -31,7 +31,7 @@ def matrix(
         str, typer.Option("--format", metavar="|".join(FORMATS), help="json is for strategy.matrix on GitHub.")
     ] = "table",
     shards: Annotated[
-        str | None, typer.Option(metavar="N|auto", help="List the shards of so many, each with its size, instead.")
+        str | None, typer.Option(metavar="N|auto", help="List all N shards, each with its size, instead.")
     ] = None,
 ) -> None:
     """List every legal combination of answers, or those that are chosen."""

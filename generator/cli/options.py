@@ -92,7 +92,7 @@ def term_as_ctrl_c() -> None:
 
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """End the command with exit code 2, and one line, where the user can mend what is wrong."""
+    """End the command with exit code 2, and one line, if the user can mend what is wrong."""
     try:
         yield
     except (RenderError, SelectionError, OSError) as error:
@@ -101,7 +101,7 @@ def errors_in_one_line() -> Iterator[None]:
 
 
 def watched(what: str, *, transient: bool = False) -> Callable[[Iterable[Future[Any]], int], Iterable[Future[Any]]]:
-    """Return a function that passes so many futures on as they come, and draws a bar.
+    """Return a function that passes futures, of a number in all, on as they come, and draws a bar.
 
     A transient one is gone when all is done, and is not there at all without a terminal.
     """

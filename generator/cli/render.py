@@ -37,7 +37,7 @@ def new(
 
 
 def record_origin(project: Path, template: Path = TEMPLATE) -> str:
-    """Record the commit that the uncommitted changes of a template are changes of, where there are any.
+    """Record the commit that the uncommitted changes of a template are changes of, if there are any.
 
     Copier records a commit of its own, which nobody has when the project is to be updated. Returns what the owner of
     the project should know; "" if it was made from a commit.

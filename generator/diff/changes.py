@@ -21,7 +21,7 @@ from generator.render.scratch import scratch_folder
 from generator.render.workers import Workers, render_combination
 
 ROOM = 2**28  # bytes: few projects are there at the same time
-Watch = Callable[[Iterable[Future[Any]], int], Iterable[Future[Any]]]  # sees each of so many futures as it is done
+Watch = Callable[[Iterable[Future[Any]], int], Iterable[Future[Any]]]  # passes on futures as they are done
 File = tuple[bool, str]  # whether the owner may execute it, and its name in the store
 HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? .*\n((?:[-+\\].*\n)*)", re.MULTILINE)
 Edit = tuple[str, str, int]  # its file, what git shows of it without context, and a number that tells equal ones apart

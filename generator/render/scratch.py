@@ -14,10 +14,10 @@ DAY = 24 * 3600  # seconds
 
 
 def scratch_root(room: int) -> Path:
-    """Return a file system in memory that has room for so many bytes, else the usual folder for temporary files.
+    """Return a file system in memory that has room (bytes), else the usual folder for temporary files.
 
     On disk, ext4 takes ever longer to create files where many were deleted within the last minutes: twice the time of
-    a whole check. TMPDIR, where it is set, decides.
+    a whole check. If TMPDIR is set, it decides.
     """
     if "TMPDIR" in os.environ or not os.access(IN_MEMORY, os.W_OK) or shutil.disk_usage(IN_MEMORY).free < room:
         return Path(tempfile.gettempdir())
@@ -26,7 +26,7 @@ def scratch_root(room: int) -> Path:
 
 @contextmanager
 def scratch_folder(room: int, *, keep: bool = False) -> Iterator[Path]:
-    """Yield a new folder with room for so many bytes. It is deleted at the end; if it is to be kept, after an error."""
+    """Yield a new folder with room (bytes). It is deleted at the end; if it is to be kept, after an error."""
     forget_killed(IN_MEMORY)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=scratch_root(room)))
     try:

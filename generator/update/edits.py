@@ -85,7 +85,7 @@ def chain_of(path: str, source: str, edit: str) -> Chain | None:
 
 
 def around(lines: Sequence[str], line: int, reach: int = CONTEXT) -> tuple[Lines, Lines]:
-    """Return so many lines before a place, and so many after it; fewer at the ends of the file."""
+    """Return the lines before and after a place, up to a number on each side; fewer at the ends of the file."""
     return tuple(lines[max(0, line - reach) : line]), tuple(lines[line : line + reach])
 
 

@@ -143,7 +143,7 @@ def carry(template: Path, route: Route, answers: Answers, folder: Path) -> list[
 def draw_pairs(
     combinations: Sequence[Combination], questions: Sequence[Question], number: int, seed: int
 ) -> list[tuple[Answers, Answers]]:
-    """Draw so many pairs of answers, or more where not every change of an answer to another one has occurred yet."""
+    """Draw a number of pairs of answers, and more until every change of an answer to another one has occurred."""
     draw = random.Random(seed)
     values = {key: {one[key] for one in combinations} for key, _ in combinations[0].answers}
     missing = {(key, frozenset(two)) for key in values for two in itertools.combinations(values[key], 2)}

@@ -50,7 +50,7 @@ def speed_goals(results: Record) -> Iterator[Goal]:
 
 
 def rate_of(contenders: Record) -> Any:
-    """Return a function that gives the samples per second of a contender."""
+    """Return a function that returns the samples per second of a contender."""
     return lambda name: contenders[name]["ratio"]["median"]
 
 

@@ -98,7 +98,7 @@ def in_words(pattern: str) -> str:
 
 
 def cost_tables(results: Path) -> dict[str, str]:
-    """Return what is made from the results of benchmarks/check.py, where they are there."""
+    """Return what is made from the results of benchmarks/check.py, if they are there."""
     makers = {"machine": machine_line, "check": check_table, "growth": growth_table}
     measured = read_results(results)
     return {name: made_from(measured, make) for name, make in makers.items()}

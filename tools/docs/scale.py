@@ -57,7 +57,7 @@ def checkpoint_table(results: Record) -> str:
 
 
 def checkpoint_row(record: Record) -> list[str]:
-    """Return the row of one network on so many ranks."""
+    """Return the row of one network on a number of ranks."""
     saved = [size(record["size"]), seconds(record["save"]), size(record["memory_of_save"]), seconds(record["verify"])]
     loaded = [seconds(record["load"]), size(record["memory_of_load"])]
     return [record["network"], f"{record['ranks']:,}", *saved, *loaded]

@@ -19,7 +19,7 @@ from generator.check.reports import summary
 from generator.check.reports.summary import duration, plain, words
 from generator.check.results import Outcome, Verdict, reproduce
 
-MOST_COLUMNS, MOST_ROWS = 12, 24  # of one table: so many columns fit on a phone, so many rows on a screen
+MOST_COLUMNS, MOST_ROWS = 12, 24  # of one table: what fits on a phone, and on a screen
 Axis = list[tuple[str, list[str]]]  # questions, each with its answers as words
 Answers = tuple[tuple[str, str], ...]
 
@@ -103,7 +103,7 @@ def assignments(axis: Axis) -> list[Answers]:
 
 
 def headings(axis: Axis) -> list[Headings]:
-    """Return the headings of the rows, or of the columns, that assignments() gives."""
+    """Return the headings of the rows, or of the columns, that assignments() returns."""
     return [
         Headings(key, found * size(axis[:depth]), size(axis[depth + 1 :])) for depth, (key, found) in enumerate(axis)
     ]

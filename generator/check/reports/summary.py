@@ -93,7 +93,7 @@ def counts(verdict: Verdict) -> str:
 
 
 def failure_groups(verdict: Verdict) -> list[FailureGroup]:
-    """Return each failure as a group of its own, or, where there are many, equal ones together, the largest first."""
+    """Return each failure as a group of its own or, if there are many, equal ones together, the largest first."""
     failures = [(number, failure) for number, outcome in enumerate(verdict.outcomes) for failure in outcome.failures]
     equal: dict[object, list[tuple[int, Failure]]] = {}
     for place, (number, failure) in enumerate(failures):

@@ -62,7 +62,7 @@ LATE_IMPORTS_OF = {
 
 @dataclass(frozen=True)
 class Task:
-    """A function to call in a forked process, where all is imported already."""
+    """A function to call in a forked process, in which all is imported already."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -250,7 +250,7 @@ PORTS = free_ports()
 def forking(*, all_data: bool = False) -> Iterator[Callable[[Iterable[str]], None]]:
     """Inside, train_all() forks ranks from a process of its own, which begins at once to import what all of them need.
 
-    The function that this gives must be called before: it tells that process what else programs import. They see
+    The function that this yields must be called before: it tells that process what else programs import. They see
     only the first part of their data, unless they are to have all of it.
     """
     end_server()  # one that others have started has imported other modules

@@ -26,7 +26,7 @@ from torch.utils.data import Subset
 
 from generator.check.train.rank import ALL_DATA, MODULES
 
-PART = 16  # the first of so many equal parts of the data is used
+PART = 16  # equal parts of the data, the first of which is used
 
 
 def import_what_is_named() -> None:
@@ -75,7 +75,7 @@ def rehearse() -> None:
 
 
 def cut_data() -> None:
-    """Change what load_data() gives in every module `data` that is imported from here on."""
+    """Change what load_data() returns in every module `data` that is imported from here on."""
     if os.environ.get(ALL_DATA) == "1":
         return
     execute = SourceFileLoader.exec_module
@@ -89,7 +89,7 @@ def cut_data() -> None:
 
 
 def first_part(load_data: Any) -> Any:
-    """Wrap a function that gives datasets: of each its first part remains."""
+    """Wrap a function that returns datasets: of each its first part remains."""
 
     @functools.wraps(load_data)
     def load_part(*options: Any) -> list[Any]:

@@ -35,7 +35,7 @@ OPTIONS = {
 # float16 has a scaler, whose state a checkpoint must hold. On CPUs it takes ten times as long: it gets fewer samples.
 OPTIONS_OF = {("amp", "torch"): [("--amp-dtype", "fp16")]}
 
-# W&B records here, and leaves out what it tells of the machine: that takes longer than the training.
+# W&B records here, and leaves out what it reports of the machine: that takes longer than the training.
 WANDB = {
     "WANDB_MODE": "offline",
     "WANDB_DISABLE_GIT": "true",
