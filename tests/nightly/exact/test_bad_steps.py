@@ -69,11 +69,13 @@ def saved(program: Program) -> list[dict[str, Any]]:
 
 
 def all_finite(value: Any) -> bool:
-    """Whether all numbers of a nested value are finite."""
+    """Whether all numbers of a nested value are finite; the best metric is NaN until the first evaluation."""
     if isinstance(value, torch.Tensor):
         return bool(value.isfinite().all())
-    if isinstance(value, dict | list | tuple):
-        return all(map(all_finite, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, dict):
+        return all(all_finite(each) for key, each in value.items() if key != "best")
+    if isinstance(value, list | tuple):
+        return all(map(all_finite, value))
     return not isinstance(value, float) or abs(value) < float("inf")
 
 
