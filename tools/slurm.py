@@ -213,12 +213,15 @@ def _processes() -> Iterator[tuple[int, str]]:
 
 
 def main() -> None:
-    """Run the command. Exit code 1, and a line on standard error: there can be no cluster here."""
+    """Run the command. Exit code 1, with the reason on standard error: there can be no cluster here."""
     if reason := missing():
         sys.exit(reason)
-    with SlurmCluster(Path(sys.argv[1])) as cluster:
-        print(cluster.env["SLURM_CONF"], flush=True)
-        sys.stdin.read()
+    try:
+        with SlurmCluster(Path(sys.argv[1])) as cluster:
+            print(cluster.env["SLURM_CONF"], flush=True)
+            sys.stdin.read()
+    except (SlurmError, ValueError) as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -197,8 +197,8 @@ def train_really(work: Work) -> None:
             forked = {trial.combination: trained for trial, trained in try_all(work, chosen, prefix="all-data-")}
         for done, combination in enumerate(chosen, start=1):
             started = time.perf_counter()
-            nowhere, template = work.folder / "nowhere", work.order.template
-            answers = run_copier(nowhere, dict(combination.answers), template, quiet=True, pretend=True)
+            nowhere, asked = work.folder / "nowhere", dict(combination.answers)
+            answers = run_copier(nowhere, asked, work.order.template, pretend=True)
             command = str(answers["train_on_two"])  # as copier.yml computes it for the README
             trial = Trial(combination, work.place(combination), reference=False)
             wrong = compare_with_launcher(trial, command, env, forked[combination])

@@ -93,7 +93,7 @@ def show_table(combinations: Sequence[Combination], legal: int) -> None:
         table = Table(Column("#", justify="right"), *(Column(Text(question.key)) for question in questions))
         for number, combination in enumerate(combinations, start=1):
             values = [(text(combination[question.key]), text(question.default)) for question in questions]
-            table.add_row(str(number), *(Text(value, "dim" * (value == default)) for value, default in values))
+            table.add_row(str(number), *(Text(value, "dim" if value == default else "") for value, default in values))
         console.print(table)
     possible = math.prod(len(question.choices) for question in questions)
     chosen = "" if len(combinations) == legal else f"{len(combinations)} chosen of "

@@ -17,7 +17,7 @@ from generator.answers.questions import TEMPLATE
 from generator.cli.options import Cover, Shard, Wanted, choose, errors_in_one_line, term_as_ctrl_c, watched
 from generator.diff.answers import read_pairs
 from generator.render.git import GitError, run
-from generator.render.project import ANSWERS_FILE, RenderError, name_source
+from generator.render.project import ANSWERS_FILE, RenderError, name_source, refuse_filled
 from generator.render.project import render as render_project
 from generator.render.snapshot import take_snapshot
 from generator.render.workers import Workers
@@ -69,8 +69,7 @@ def render(
     """Write the project of every legal combination, or of those that are chosen, to DEST/NAME."""
     term_as_ctrl_c()
     with errors_in_one_line():
-        if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-            raise RenderError(f"{destination} holds something already: choose a new or empty folder")
+        refuse_filled(destination)
         if destination.resolve() == Path.cwd():
             raise RenderError(f"{destination} is the current folder, which cannot be replaced: choose a new one")
         with Workers() as workers:

@@ -40,12 +40,17 @@ def render(
     for key in answers:
         if key not in known:
             raise RenderError(f"{key} is no question of the template: its questions are {', '.join(known)}")
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise RenderError(f"{destination} holds something already: choose a new or empty folder")
+    refuse_filled(destination)
     # Copier ignores what it does not understand: look at what it makes of the answers before it writes anything.
     recorded = run_copier(destination, answers, template, defaults=defaults, quiet=True, pretend=True)
     assert_understood(answers, recorded)
     run_copier(destination, answers, template, defaults=defaults, quiet=quiet, pretend=False)
+
+
+def refuse_filled(destination: Path) -> None:
+    """Raise RenderError unless the destination does not exist, or is an empty folder."""
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise RenderError(f"{destination} holds something already: choose a new or empty folder")
 
 
 def assert_understood(answers: Mapping[str, Any], recorded: Mapping[str, Any]) -> None:

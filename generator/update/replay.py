@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import copier
-from copier.errors import CopierError
 
 from generator.answers.combinations import Combination, text
 from generator.answers.questions import Question
 from generator.render.git import hermetic_git, run
-from generator.render.project import NAME, RenderError, Tree, read_files, recorded_answers
+from generator.render.project import RenderError, Tree, read_files, recorded_answers, run_copier
 from generator.update.ownership import KEPT_ANSWER, read_ownership
 
 ROOM = 2 * 2**30  # bytes, for many projects and their updates
@@ -32,13 +31,8 @@ class UpdateError(RenderError):
 
 def copy_project(template: Path, version: str, answers: Answers, project: Path) -> None:
     """Write a project from a version of the template. Raises RenderError if Copier refuses the answers."""
-    data = NAME | dict(answers)
-    with hermetic_git(project.parent), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            copier.run_copy(str(template), project, data=data, defaults=True, quiet=True, vcs_ref=version, unsafe=False)
-        except (CopierError, ValueError) as error:
-            raise RenderError(in_one_line(error)) from error
+    with hermetic_git(project.parent):
+        run_copier(project, answers, template, version=version)
 
 
 def put_under_git(project: Path) -> None:

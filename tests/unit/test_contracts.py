@@ -2,11 +2,14 @@
 
 import platform
 from multiprocessing import forkserver
+from pathlib import Path
 
 import pytest
 
+from generator.check.static import source_files
 from generator.check.train.environments import places
 from generator.check.train.forking import is_free
+from generator.check.train.modules import imports_of
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,17 @@ def test_a_port_that_is_listened_at_is_not_free() -> None:
         port = server.getsockname()[1]
         assert not is_free(port)
     assert is_free(port)
+
+
+def test_a_rank_finds_no_module_of_its_project_imported(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    for file, text in {
+        "train.py": "import own.model\nimport csv\n",
+        "own/model.py": "from json import dumps\n",
+    }.items():
+        (tmp_path / file).write_text(text)
+    (tmp_path / "pyproject.toml").touch()
+    assert imports_of([source_files(tmp_path)]) == ["csv", "json"]
 
 
 def test_python_still_has_the_private_names_that_forking_changes() -> None:

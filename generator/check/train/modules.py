@@ -12,9 +12,11 @@ from generator.check.static import SourceFile, distinct
 
 
 def imports_of(projects: Iterable[Sequence[SourceFile]]) -> list[str]:
-    """The modules that the programs import anywhere, tests aside: a rank should find those of others imported."""
+    """The modules of others that the programs import anywhere, tests aside: what a rank should find imported."""
+    every = [file for files in projects for file in files if file.path.parts[0] != "tests"]
+    own = {file.path.parts[0].removesuffix(".py") for file in every}
     modules: set[str] = set()
-    for file in distinct(file for files in projects for file in files if file.path.parts[0] != "tests"):
+    for file in distinct(every):
         try:
             tree = ast.parse((file.project / file.path).read_text())
         except SyntaxError:
@@ -24,7 +26,7 @@ def imports_of(projects: Iterable[Sequence[SourceFile]]) -> list[str]:
                 modules.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 modules.add(node.module)
-    return sorted(modules)
+    return sorted(module for module in modules if module.partition(".")[0] not in own)
 
 
 def lay_ready(projects: Iterable[Sequence[SourceFile]]) -> None:

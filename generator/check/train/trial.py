@@ -102,11 +102,12 @@ class Trial:
             file.write_text(text)
         if name == "run":
             trained.seconds[stage] = ended.seconds
-        # The limit on the size of files, which every rank but 0 has.
-        wrote = "a rank other than 0 wrote a file, for which it gets the error below\n"
-        if ended.complaint:
-            trained.failures.append((stage, f"{wrote * ('File too large' in ended.complaint)}{ended.complaint}"))
-        return [] if ended.complaint else ended.seen
+        complaint = ended.complaint
+        if "File too large" in complaint:  # the limit on the size of files, which every rank but 0 has
+            complaint = f"a rank other than 0 wrote a file, for which it gets the error below\n{complaint}"
+        if complaint:
+            trained.failures.append((stage, complaint))
+        return [] if complaint else ended.seen
 
 
 def try_out(trial: Trial) -> Trained:
