@@ -44,7 +44,7 @@ EDITS = (
     Edit(
         "every rank with as many threads as the machine has cores",
         "runtime/process_group.py",
-        Rewrite("torch.set_num_threads($X)", "torch.set_num_threads(cores_per_rank(world) * world.local_world_size)"),
+        Rewrite("torch.set_num_threads($X)", "torch.set_num_threads(len(place.cores))"),
         BOTH,
     ),
     Edit(

@@ -1,5 +1,6 @@
 """Rendered projects, shared by all tests of a session, and a cluster for those that need one."""
 
+import importlib
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from plumbum import local
@@ -73,6 +75,16 @@ def own_project(project: Render, tmp_path: Path) -> Render:
         return shutil.copytree(project(**answers), tmp_path / "project")
 
     return get
+
+
+@pytest.fixture(scope="module")
+def package(project: Render) -> Iterator[Callable[[str], Any]]:
+    """Return what imports modules of the default project, such as "runtime.loading"; they are forgotten afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(project()))
+        yield lambda name: importlib.import_module(f"ddp_project.{name}")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ddp_project"]:
+        del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

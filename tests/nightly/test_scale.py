@@ -1,6 +1,5 @@
 """Many samples and many ranks cost no more than few: shown by counting work and memory, not by the clock."""
 
-import importlib
 import itertools
 import json
 import math
@@ -20,7 +19,6 @@ from torch import Tensor
 
 from benchmarks.simulated import norms_of_resnet_50, one_of
 from generator.answers.questions import TEMPLATE
-from tests.conftest import Render
 from tests.pace import seconds
 from tools.docs.scale import agreement_table, checkpoint_table, evaluation_table, training_table
 
@@ -28,13 +26,6 @@ FEW, MANY = 10**4, 10**9  # samples
 FEW_RANKS, MANY_RANKS = 4, 1024
 BATCH, BATCHES = 32, 300  # which few samples have, too
 TABLES = (training_table, evaluation_table, checkpoint_table, agreement_table)
-
-
-@pytest.fixture
-def package(project: Render, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Return the modules of a project, whose package has a name that nothing else in this process has."""
-    monkeypatch.syspath_prepend(str(project(package_name="scaled")))
-    return lambda name: importlib.import_module(f"scaled.{name}")
 
 
 def peak(work: Callable[[], object]) -> int:

@@ -5,7 +5,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -129,8 +129,9 @@ def be_spawner(run: Run, place: Place, wires: Wires, wires_of_ranks: list[Wires]
     SERVER.ensure_running = lambda: None
 
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False) -> Any:
-        # Like "spawn" this starts from a process that has not run the program, and pickles what it is given.
-        every = (fn, run, place, wires_of_ranks, args)
+        # Like "spawn" this starts from a process that has not run the program, pickles what it is given, and passes on
+        # the environment as the program has changed it.
+        every = (fn, run, replace(place, env=dict(os.environ)), wires_of_ranks, args)
         return torch_multiprocessing.start_processes(be_spawned, every, nprocs, join, daemon, start_method="forkserver")
 
     vars(torch_multiprocessing)["spawn"] = spawn

@@ -1,0 +1,133 @@
+"""Which GPU and how many cores each rank uses, and what is refused before the ranks communicate."""
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.conftest import Render
+from tests.ranks import train_on_ranks
+
+FOUR = ["A", "B", "C", "D"]
+
+
+@pytest.fixture(scope="module")
+def placement(package: Callable[[str], Any]) -> Any:
+    """The module of a project."""
+    return package("runtime.placement")
+
+
+def place(placement: Any, *, host: str = "node1", cores: Sequence[int] = (), gpu: str = "") -> Any:
+    """Where a rank computes."""
+    return placement.Place(host, "nccl" if gpu else "gloo", gpu, tuple(cores))
+
+
+def test_cores_are_divided_among_the_ranks_that_may_use_them(placement: Any) -> None:
+    def shares(*cores: Sequence[int]) -> list[int]:
+        return list(placement.shares_of_cores([place(placement, cores=each) for each in cores]))
+
+    assert shares(range(16), range(16)) == [8, 8], "nothing has divided them"
+    assert shares(range(8), range(8, 16)) == [8, 8], "the launcher has divided them already"
+    assert shares(range(8), range(8), range(8, 16), range(8, 16)) == [4, 4, 4, 4], "two ranks on each socket"
+    assert shares(range(2), range(2), range(2)) == [1, 1, 1]
+    assert shares(range(3), range(3), range(3)) == [1, 1, 1]
+    hosts = [place(placement, host=host, cores=range(16)) for host in ("node1", "node2")]
+    assert placement.shares_of_cores(hosts) == [16, 16]
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        pytest.param([FOUR] * 4, FOUR, id="--gpu-bind=none"),
+        pytest.param([[gpu] for gpu in FOUR], FOUR, id="--gpus-per-task=1, --gpu-bind=single:1 or map_gpu"),
+        pytest.param([["A", "B"], ["A", "B"], ["C", "D"], ["C", "D"]], FOUR, id="--gpu-bind=closest"),
+        pytest.param([["A", "B"], ["C", "D"]], ["A", "D"], id="--gpus-per-task=2"),
+    ],
+)
+def test_each_task_of_slurm_has_a_gpu_of_its_own(
+    visible: list[list[str]], expected: list[str], placement: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = places_with_gpus(visible, placement, monkeypatch)
+    assert [each.gpu for each in found] == expected
+    assert placement.problem_of(found) is None
+
+
+def places_with_gpus(visible: list[list[str]], placement: Any, patch: pytest.MonkeyPatch) -> list[Any]:
+    """Let the ranks of a machine choose, each of the GPUs that it sees."""
+    patch.setattr(torch.cuda, "is_available", lambda: True)
+    patch.setattr(dist, "is_nccl_available", lambda: True)
+    found = []
+    for rank, gpus in enumerate(visible):
+        world = placement.World(rank, rank, len(visible), len(visible))
+        patch.setattr(torch.cuda, "device_count", lambda gpus=gpus: len(gpus))
+        patch.setattr(
+            torch.cuda, "get_device_properties", lambda device, gpus=gpus: SimpleNamespace(uuid=gpus[device.index])
+        )
+        found.append(placement.own_place(placement.Config(), placement.choose_device("auto", world)))
+    return found
+
+
+def test_ranks_that_share_a_gpu_need_gloo(placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = places_with_gpus([["A", "B"]] * 3, placement, monkeypatch)
+    problem = placement.problem_of(found)
+    assert problem.startswith("rank 0 and rank 2 have the same GPU of ")
+    assert "start at most 2 there, or give --backend gloo" in problem
+    with_gloo = [placement.Place(each.host, "gloo", each.gpu, each.cores) for each in found]
+    assert placement.problem_of(with_gloo) is None
+
+
+def test_each_rank_learns_its_share_or_the_problem_at_the_store(placement: Any) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def outcomes(run: str, *places: Any) -> list[Any]:
+        found: dict[int, Any] = {}
+
+        def work(rank: int) -> None:
+            client = dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=60))
+            world = placement.World(rank, rank, len(places), len(places))
+            try:
+                found[rank] = placement.agree_on_places(places[rank], world, dist.PrefixStore(run, client))
+            except placement.UserError as error:
+                found[rank] = str(error)
+
+        threads = [Thread(target=work, args=(rank,)) for rank in range(len(places))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [found[rank] for rank in range(len(places))]
+
+    assert outcomes("first", *(place(placement, cores=cores) for cores in (range(4), range(4, 10)))) == [4, 6]
+    [problem, same] = outcomes("second", place(placement, gpu="A"), place(placement, gpu="A"))
+    assert "rank 0 and rank 1 have the same GPU of node1" in problem
+    assert same == problem
+
+
+def run_with_a_gpu_on_rank_0() -> None:
+    """What a rank does that sees a GPU if it is rank 0, as if the driver of another machine had failed."""
+    launcher: Any = importlib.import_module("ddp_project.runtime.launcher")
+    process_group: Any = importlib.import_module("ddp_project.runtime.process_group")
+    if launcher.read_world().is_main:
+        vars(torch.cuda).update(
+            is_available=lambda: True,
+            device_count=lambda: 1,
+            get_device_properties=lambda device: SimpleNamespace(uuid="A"),
+            set_device=lambda device: None,
+        )
+        vars(dist)["is_nccl_available"] = lambda: True
+    sys.exit(process_group.run_rank(None, launcher.Config(), launcher.read_world()))
+
+
+def test_a_machine_without_its_gpu_is_named_at_once(project: Render, tmp_path: Path) -> None:
+    """Else one rank would wait with NCCL, and the other with Gloo, until --timeout."""
+    printed = train_on_ranks(project(), tmp_path / "run", code=2, timeout=60, entry=run_with_a_gpu_on_rank_0)
+    assert "error: the ranks must use the same backend, not nccl on rank 0 (" in printed[0]
+    assert "and gloo on rank 1 (" in printed[0]
