@@ -1,4 +1,4 @@
-"""--channels-last changes where the numbers lie in memory, and no number."""
+"""--channels-last changes where the numbers lie in memory, and no number, also if it changes at a resume."""
 
 from pathlib import Path
 
@@ -24,3 +24,14 @@ def test_channels_last_changes_the_layout_alone(amp: str, project: Render, tmp_p
     for name in statistics:
         torch.testing.assert_close(last[name], first[name], rtol=1e-3 if amp == "none" else 2e-2, atol=1e-4)
     assert len(statistics) == 4
+
+
+def test_the_layout_may_change_at_a_resume(project: Render, tmp_path: Path) -> None:
+    """A fused optimizer pairs weights and moments by their place in memory."""
+    train_on_ranks(project(), tmp_path / "first", "--max-steps", "13")
+    source = str(tmp_path / "first" / "checkpoints" / "last.pt")
+    for option in ("--channels-last", "--no-channels-last"):
+        train_on_ranks(project(), tmp_path / option, "--resume", source, "--max-steps", "14", option)
+    changed, same = (checkpoint(tmp_path / option) for option in ("--channels-last", "--no-channels-last"))
+    for name, weight in same["model"].items():
+        torch.testing.assert_close(changed["model"][name], weight, rtol=1e-4, atol=1e-5)

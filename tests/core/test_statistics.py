@@ -1,0 +1,59 @@
+"""A bad step leaves BatchNorm's running statistics as they were, in few kernels whatever the number of layers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+LAYERS = 53  # of ResNet-50
+
+
+class Kernels(TorchDispatchMode):
+    """Counts the operations that start a kernel: all but views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, set[torch.dtype]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view:
+            lists = [each for each in args if isinstance(each, list)]
+            self.calls.append((str(func), {tensor.dtype for each in lists for tensor in each}))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(scope="module")
+def update(package: Callable[[str], Any]) -> Any:
+    """The module of a project."""
+    return package("runtime.update")
+
+
+def test_a_step_on_a_gpu_takes_few_kernels_to_keep_them(update: Any) -> None:
+    statistics = update.Statistics(nn.Sequential(*(nn.BatchNorm2d(4) for _ in range(LAYERS))).to("meta"))
+    bad = torch.empty((), dtype=torch.bool, device="meta")
+    with Kernels() as kernels:
+        statistics.restore_if(bad)
+    assert len(kernels.calls) <= 8, "a where and a copy for each of three buffers would be 318"
+    assert all(len(dtypes) <= 1 for _, dtypes in kernels.calls), "a list of several types is copied one by one"
+
+
+@pytest.mark.parametrize("bad", [True, False])
+def test_only_a_bad_step_brings_them_back(bad: bool, update: Any) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(5))
+    statistics = update.Statistics(model)
+
+    def after(value: float, *, step: Callable[[Tensor], None]) -> list[Tensor]:
+        for buffer in model.buffers():
+            buffer.fill_(value)
+        step(torch.tensor(bad))
+        return [buffer.clone() for buffer in model.buffers()]
+
+    before = after(2, step=lambda _: statistics.keep())
+    expected = before if bad else [torch.full_like(buffer, 7) for buffer in before]
+    assert all(map(torch.equal, after(7, step=statistics.restore_if), expected))
+    assert all(
+        map(torch.equal, after(9, step=statistics.restore_if), expected if bad else map(lambda b: b * 0 + 9, expected))
+    )
