@@ -157,10 +157,11 @@ class Checkpoints:
 
     def _load(self, path: Path) -> None:
         checkpoint = read_checkpoint(path, required=(*self.parts, "ranks", "world_size"))
+        on_cpu = next(self.model.parameters()).device.type == "cpu"
         try:
             for name, part in self.parts.items():
-                # A copy, since an optimizer on a CPU would go on in the file.
-                part.load_state_dict(copy.deepcopy(checkpoint[name]))
+                # On a CPU an optimizer would go on in the memory of the file; a GPU has its own.
+                part.load_state_dict(copy.deepcopy(checkpoint[name]) if on_cpu else checkpoint[name])
                 # RNG and running statistics belong to a rank: other ranks start again, from the means.
                 if part is self.model and checkpoint["world_size"] == dist.get_world_size():
                     set_rank_state(self.model, checkpoint["ranks"], dist.get_rank())

@@ -3,6 +3,7 @@
 import hashlib
 import platform
 from collections.abc import Callable, Iterator, Sized
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,8 @@ from ..config import Config
 from .exits import UserError
 
 FROM_RANK_0 = ("run_dir", "resume")  # options that no other rank uses
+
+STILL_AT_WORK = 0.3  # seconds after which rank 0 lets the others know
 
 T = TypeVar("T")
 
@@ -65,18 +68,32 @@ def stack_on_main(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def on_main(work: Callable[[], T]) -> T:
-    """Do something on rank 0 alone. Every rank returns its result, or raises its UserError or OSError as UserError."""
-    outcome: list[Any] = [None, None]
-    if dist.get_rank() == 0:
-        try:
-            outcome[0] = work()
-        except (UserError, OSError) as error:
-            outcome[1] = str(error)
-    dist.broadcast_object_list(outcome, src=0)
-    if outcome[1] is not None:
-        raise UserError(outcome[1])
-    result: T = outcome[0]
+    """Do something on rank 0 alone, however long it takes: the others do not wait for it until --timeout.
+
+    Every rank returns its result, or raises its UserError or OSError as UserError.
+    """
+    outcome: list[Any] = [False, None, None]  # whether it is done, the result, the error
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        started = thread.submit(work) if dist.get_rank() == 0 else None
+        while not outcome[0]:
+            if started:
+                outcome = outcome_of(started)
+            dist.broadcast_object_list(outcome, src=0)
+    if outcome[2] is not None:
+        raise UserError(outcome[2])
+    result: T = outcome[1]
     return result
+
+
+def outcome_of(work: Future[Any]) -> list[Any]:
+    """Wait for some time, and return whether the work is done, its result, and its UserError or OSError as text."""
+    wait([work], timeout=STILL_AT_WORK)
+    if not work.done():
+        return [False, None, None]
+    try:
+        return [True, work.result(), None]
+    except (UserError, OSError) as error:
+        return [True, None, str(error)]
 
 
 def on_every_rank(work: Callable[[], T]) -> T:

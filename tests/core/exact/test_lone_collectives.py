@@ -1,5 +1,6 @@
 """No rank waits for another one that does something else: decisions are shared, and nobody reduces alone."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -36,5 +37,6 @@ def test_a_collective_of_one_rank_alone_would_end_the_run(
     [[ended]] = ends_of([[Program(project, tmp_path / "spoiled", options, deadline=20)]])
     assert None not in ended.codes, "a rank was left waiting"
     assert ended.codes != [0, 0]
-    assert "in all_reduce" in ended.output[0], "it is the lone one that must fail"
+    # What rank 0 alone saves is written while its main thread tells the others that it is still at work.
+    assert re.search("in (all_reduce|broadcast)", ended.output[0]), "it is the lone one that must fail, or what meets it"
     measured("alone", f"{place}, with --timeout {TIMEOUT}: the run has ended after (seconds)", round(ended.seconds, 1))

@@ -1,8 +1,10 @@
 """A disk that takes no more ends all ranks with one line, and what was saved before stays as it was."""
 
+import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from tests.conftest import Render
 from tests.disks import small_disk
 from tests.launching import checkpoint
-from tests.ranks import names, train_on_ranks
+from tests.ranks import names, run_train, train_on_ranks
 
 NEEDS_MOUNT = pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount")
 
@@ -43,6 +45,18 @@ def test_a_full_disk_leaves_what_was_saved(project: Render, tmp_path: Path) -> N
         assert [checkpoint(run_dir, name)["progress"]["step"] for name in saved] == [written, *range(1, written + 1)]
         size = (run_dir / "checkpoints" / "last.pt").stat().st_size
         assert_one_line_names(printed, rf"step-{written + 1:08d}\.pt", "No space left on device", size)
+
+
+def train_on_a_slow_disk() -> None:
+    """What a rank does whose disk takes 5 seconds for each file that it must have."""
+    os.fsync = lambda descriptor: time.sleep(5)
+    run_train()
+
+
+def test_a_save_may_take_longer_than_a_collective_waits(project: Render, tmp_path: Path) -> None:
+    options = ("--max-steps", "2", "--timeout", "2")
+    train_on_ranks(project(), tmp_path / "run", *options, entry=train_on_a_slow_disk)
+    assert checkpoint(tmp_path / "run")["progress"]["step"] == 2
 
 
 @NEEDS_MOUNT
