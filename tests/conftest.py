@@ -78,12 +78,17 @@ def own_project(project: Render, tmp_path: Path) -> Render:
 
 
 @pytest.fixture(scope="module")
-def package(project: Render) -> Iterator[Callable[[str], Any]]:
-    """Return what imports modules of the default project, such as "runtime.loading"; they are forgotten afterwards."""
+def package(project: Render) -> Iterator[Callable[..., Any]]:
+    """Return what imports modules of the project of some answers, such as "runtime.loading", until the module ends."""
+
+    def get(module: str, **answers: object) -> Any:
+        name = "_".join(["ddp_project", *map(str, answers.values())])
+        patch.syspath_prepend(str(project(**answers, package_name=name) if answers else project()))
+        return importlib.import_module(f"{name}.{module}")
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(project()))
-        yield lambda name: importlib.import_module(f"ddp_project.{name}")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "ddp_project"]:
+        yield get
+    for name in [name for name in sys.modules if name.startswith("ddp_project")]:
         del sys.modules[name]
 
 

@@ -42,7 +42,7 @@ class Run:
         self.training, self.validation = loading.load(config, world, device)
         config, saved = checkpoint.claim_run_dir(config)  # refuses to mix two runs
         self.config, self.device = config, device
-        reporting.set_up_log(config.run_dir, world, device)
+        reporting.set_up_log(config, world, device)
 
         with reproducibility.same_numbers(config.seed, world.rank):
             model = build_model()

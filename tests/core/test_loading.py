@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def loading(package: Callable[[str], Any]) -> Iterator[ModuleType]:
+def loading(package: Callable[..., Any]) -> Iterator[ModuleType]:
     """The module of the default project, on a rank that has six cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(CORES)

@@ -20,7 +20,7 @@ FOUR = ["A", "B", "C", "D"]
 
 
 @pytest.fixture(scope="module")
-def placement(package: Callable[[str], Any]) -> Any:
+def placement(package: Callable[..., Any]) -> Any:
     """The module of a project."""
     return package("runtime.placement")
 
@@ -63,6 +63,7 @@ def test_each_task_of_slurm_has_a_gpu_of_its_own(
 def places_with_gpus(visible: list[list[str]], placement: Any, patch: pytest.MonkeyPatch) -> list[Any]:
     """Let the ranks of a machine choose, each of the GPUs that it sees."""
     patch.setattr(torch.cuda, "is_available", lambda: True)
+    patch.setattr(torch.cuda, "set_device", lambda device: None)
     patch.setattr(dist, "is_nccl_available", lambda: True)
     found = []
     for rank, gpus in enumerate(visible):
@@ -111,6 +112,34 @@ def test_each_rank_learns_its_share_or_the_problem_at_the_store(placement: Any) 
     assert same == problem
 
 
+@pytest.mark.parametrize(
+    ("amp", "has_bf16", "wanted", "chosen"),
+    [
+        ("none", True, "auto", "tf32-convolutions"),
+        ("none", False, "auto", "float32"),
+        ("none", True, "float32", "float32"),
+        ("torch", True, "auto", "bf16"),
+        ("torch", False, "auto", "fp16"),
+        ("torch", False, "bf16", "Tesla T4 has no bfloat16, and would be slow to emulate it: give --precision fp16"),
+    ],
+)
+def test_the_precision_is_one_that_the_gpu_has(
+    amp: str, has_bf16: bool, wanted: str, chosen: str, package: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU before the A100 emulates bfloat16, which torch counts as support unless it is told not to."""
+    placement = package("runtime.placement", amp=amp)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: has_bf16 or including_emulation
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    config = placement.Config(precision=wanted)
+    if has_bf16 or wanted != "bf16":
+        assert placement.choose_precision(config, torch.device("cuda", 0)).precision == chosen
+    else:
+        with pytest.raises(placement.UserError, match=chosen):
+            placement.choose_precision(config, torch.device("cuda", 0))
+
+
 def run_with_a_gpu_on_rank_0() -> None:
     """What a rank does that sees a GPU if it is rank 0, as if the driver of another machine had failed."""
     launcher: Any = importlib.import_module("ddp_project.runtime.launcher")
@@ -121,6 +150,7 @@ def run_with_a_gpu_on_rank_0() -> None:
             device_count=lambda: 1,
             get_device_properties=lambda device: SimpleNamespace(uuid="A"),
             set_device=lambda device: None,
+            is_tf32_supported=lambda: True,
         )
         vars(dist)["is_nccl_available"] = lambda: True
     sys.exit(process_group.run_rank(None, launcher.Config(), launcher.read_world()))

@@ -34,7 +34,7 @@ TRACES: dict[Choice, str] = {
     ("launcher", "launch"): r"distributed\.launch|--local-rank",
     ("launcher", "slurm"): r"slurm|srun|sbatch",
     ("launcher", "mpirun"): r"mpirun|mpich|open.mpi|\bOMPI_|\bPMI_",
-    ("amp", "torch"): r"autocast|GradScaler|amp_dtype|bf16",
+    ("amp", "torch"): r"autocast|GradScaler|bf16",
     ("amp", "apex"): r"apex|opt_level",
     ("sync_bn", True): r"SyncBatchNorm|sync_bn",
     ("logging", "csv"): r"csv",

@@ -26,7 +26,7 @@ class Kernels(TorchDispatchMode):
 
 
 @pytest.fixture(scope="module")
-def update(package: Callable[[str], Any]) -> Any:
+def update(package: Callable[..., Any]) -> Any:
     """The module of a project."""
     return package("runtime.update")
 

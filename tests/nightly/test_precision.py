@@ -1,12 +1,10 @@
-"""Mixed precision: what torch.amp and apex.amp are told, in which order, and what a checkpoint keeps of them."""
+"""Mixed precision: what torch.amp is told, in which order, and what a checkpoint keeps of it; on GPUs, apex too."""
 
 import importlib
 import importlib.util
 import itertools
-import json
 import math
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,12 +18,10 @@ from torch import Tensor
 
 from tests.conftest import Render
 from tests.core.test_checkpoints import logged
-from tests.launching import NEEDS_GPU, ON_CPU, ON_GPU, assert_same_weights, checkpoint, train
+from tests.launching import NEEDS_GPU, ON_CPU, ON_GPU, checkpoint, train
 from tests.ranks import assert_same_state, train_on_ranks
-from tools.rewriting import Rewrite
 
 STEPS = ("--max-steps", "30")
-APEX_STAND_IN = Path(__file__).parents[1] / "apex_stand_in" / "apex"
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +42,7 @@ finally:
 """
 
 
-@pytest.mark.parametrize(("option", "told"), [([], "highest False"), (["--tf32"], "high True")])
+@pytest.mark.parametrize(("option", "told"), [([], "highest False"), (["--precision", "tf32-convolutions"], "highest True"), (["--precision", "tf32"], "high True")])
 def test_the_program_tells_torch_whether_tf32_will_do(
     option: list[str], told: str, project: Render, folder: Path
 ) -> None:
@@ -68,9 +64,9 @@ print(((product.double().cpu() - left @ right).norm() / (left @ right).norm()).i
 
 @pytest.mark.gpu
 @NEEDS_GPU
-@pytest.mark.parametrize(("option", "least", "most"), [("--no-tf32", 0.0, 1e-5), ("--tf32", 1e-5, 1e-2)])
-def test_tf32_rounds_to_three_digits(option: str, least: float, most: float, project: Render, tmp_path: Path) -> None:
-    arguments = ["--device", "cuda", "--max-steps", "1", "--run-dir", str(tmp_path / "run"), option]
+@pytest.mark.parametrize(("precision", "least", "most"), [("tf32-convolutions", 0.0, 1e-5), ("tf32", 1e-5, 1e-2)])
+def test_tf32_rounds_to_three_digits(precision: str, least: float, most: float, project: Render, tmp_path: Path) -> None:
+    arguments = ["--device", "cuda", "--max-steps", "1", "--run-dir", str(tmp_path / "run"), "--precision", precision]
     command = [sys.executable, "-c", TELLING.replace("sys.exit", "") + ROUNDED, *arguments]
     done = subprocess.run(command, cwd=project(), capture_output=True, text=True)
     assert least <= float(done.stdout.splitlines()[-1]) <= most, done.stderr
@@ -82,7 +78,7 @@ def test_tf32_rounds_to_three_digits(option: str, least: float, most: float, pro
 @pytest.fixture(scope="module")
 def fp16(project: Render, folder: Path) -> Path:
     """The run directory of a run in float16."""
-    options = (*STEPS, "--amp-dtype", "fp16", "--clip-norm", "0.5", "--save-every", "13", "--keep", "9")
+    options = (*STEPS, "--precision", "fp16", "--clip-norm", "0.5", "--save-every", "13", "--keep", "9")
     train_on_ranks(project(amp="torch"), folder / "fp16", *options)
     return folder / "fp16"
 
@@ -90,7 +86,7 @@ def fp16(project: Render, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def bf16(project: Render, folder: Path) -> Path:
     """The run directory of a run in bfloat16."""
-    train_on_ranks(project(amp="torch"), folder / "bf16", *STEPS, "--amp-dtype", "bf16")
+    train_on_ranks(project(amp="torch"), folder / "bf16", *STEPS, "--precision", "bf16")
     return folder / "bf16"
 
 
@@ -107,7 +103,7 @@ def test_training_in_half_precision_learns_and_keeps_float32_weights(
 
 def test_a_resumed_run_in_float16_ends_the_same_with_its_scaler(project: Render, fp16: Path, folder: Path) -> None:
     source = str(fp16 / "checkpoints" / "step-00000013.pt")
-    options = (*STEPS, "--amp-dtype", "fp16", "--clip-norm", "0.5", "--resume", source)
+    options = (*STEPS, "--precision", "fp16", "--clip-norm", "0.5", "--resume", source)
     train_on_ranks(project(amp="torch"), folder / "fp16-resumed", *options)
     whole, resumed = checkpoint(fp16), checkpoint(folder / "fp16-resumed")
     assert_same_state(resumed, whole)
@@ -123,7 +119,7 @@ def test_the_scale_of_a_checkpoint_is_gone_on_with(project: Render, fp16: Path, 
     saved = checkpoint(fp16, "step-00000013.pt")
     saved["scaler"] |= {"scale": 1024.0, "_growth_tracker": 1998}
     torch.save(saved, folder / "about-to-grow.pt")
-    options = ("--max-steps", "17", "--amp-dtype", "fp16", "--resume", str(folder / "about-to-grow.pt"))
+    options = ("--max-steps", "17", "--precision", "fp16", "--resume", str(folder / "about-to-grow.pt"))
     train_on_ranks(project(amp="torch"), folder / "grown", *options)
     # After 2000 steps without overflow the scale doubles, and the count begins anew.
     scaler = checkpoint(folder / "grown")["scaler"]
@@ -137,7 +133,7 @@ def test_bfloat16_saves_no_scaler_and_the_types_can_change_on_resume(
     for run_dir, dtype in ((fp16, "bf16"), (bf16, "fp16")):
         other = folder / f"{run_dir.name}-then-{dtype}"
         source = str(run_dir / "checkpoints" / "last.pt")
-        train_on_ranks(project(amp="torch"), other, "--resume", source, "--max-steps", "33", "--amp-dtype", dtype)
+        train_on_ranks(project(amp="torch"), other, "--resume", source, "--max-steps", "33", "--precision", dtype)
         saved = checkpoint(other)
         assert saved["progress"]["step"] == 33
         assert bool(saved["scaler"]) == (dtype == "fp16")
@@ -157,7 +153,7 @@ def take_single_steps() -> None:
     def work(config: Any, world: Any, device: torch.device) -> int:
         seen: dict[str, Any] = {}
         for dtype, clip_norm in itertools.product(("fp16", "bf16"), (0.0, 0.5, 1000.0)):
-            own = replace(config, clip_norm=clip_norm, amp_dtype=dtype)
+            own = replace(config, clip_norm=clip_norm, precision=dtype)
             seen[f"step {dtype} {clip_norm}"] = one_step(program, program.Run(own, world, device))
             if dtype == "fp16":
                 seen[f"overflow {clip_norm}"] = overflow_on_one_rank(program, program.Run(own, world, device))
@@ -259,153 +255,6 @@ def test_training_and_evaluation_compute_in_the_chosen_type(
     assert {*seen} == {str(dtype)}
 
 
-# ---- apex.amp ----
-
-# A window of four micro-batches of 16: an epoch has 22 of them, and one of a single micro-batch.
-WINDOWS = ("--accum-steps", "4", "--clip-norm", "0.5", "--max-steps", "24")
-
-
-@pytest.fixture(scope="module")
-def float32(project: Render, folder: Path) -> dict[str, Any]:
-    """The checkpoint of a run without mixed precision."""
-    train_on_ranks(project(amp="none"), folder / "float32", *WINDOWS)
-    return checkpoint(folder / "float32")
-
-
-@pytest.fixture(scope="module")
-def pretended_gpu(project: Render, folder: Path) -> Path:
-    """The project for apex, which believes that it computes on a GPU. What it imports as apex is up to the test."""
-    copy = shutil.copytree(project(amp="apex"), folder / "pretended-gpu")
-    Rewrite("$M.Precision($CONFIG, $DEVICE)", '$M.Precision($CONFIG, torch.device("cuda"))').apply(copy / "train.py")
-    return copy
-
-
-@pytest.fixture(scope="module")
-def stand_in(pretended_gpu: Path, folder: Path) -> Path:
-    """The project on a pretended GPU, with the stand-in for apex."""
-    copy = shutil.copytree(pretended_gpu, folder / "stand-in")
-    shutil.copytree(APEX_STAND_IN, copy / "apex")
-    return copy
-
-
-def calls_of(record: Path, rank: int = 0) -> list[tuple[str, dict[str, Any]]]:
-    """What the stand-in wrote down."""
-    return [(name, details) for name, details in map(json.loads, open(f"{record}-{rank}"))]
-
-
-def saved_scale(saved: dict[str, Any]) -> dict[str, Any]:
-    """The state of apex.amp in a checkpoint, on its own or beside other things to go on with."""
-    held = [saved["precision"], *(value for value in saved["precision"].values() if isinstance(value, dict))]
-    [scale] = [value for value in held if "loss_scaler0" in value]
-    return dict(scale)
-
-
-def test_apex_on_a_cpu_is_float32_and_says_so_once(project: Render, float32: dict[str, Any], folder: Path) -> None:
-    printed = train_on_ranks(project(amp="apex"), folder / "apex-on-cpu", *WINDOWS, "--opt-level", "O2")
-    assert "".join(printed).count("apex.amp needs a GPU: this run trains in float32") == 1
-    assert (folder / "apex-on-cpu" / "train.log").read_text().count("apex.amp needs a GPU") == 1
-    assert_same_weights(checkpoint(folder / "apex-on-cpu"), float32)
-
-
-@pytest.fixture(scope="module")
-def apex_run(stand_in: Path, folder: Path) -> Path:
-    """The run directory of a run with the stand-in at O1, on two ranks; beside it the record of the calls."""
-    record = str(folder / "calls")
-    train_on_ranks(stand_in, folder / "apex", *WINDOWS, "--opt-level", "O1", env={"APEX_CALLS": record})
-    return folder / "apex"
-
-
-def test_scaling_with_apex_changes_no_bit(apex_run: Path, float32: dict[str, Any]) -> None:
-    # The stand-in's scale is a power of two: scaling, accumulating, reducing, unscaling and clipping in the right order
-    # give exactly what they give without it.
-    assert_same_weights(checkpoint(apex_run), float32)
-
-
-def calls_of_steps(calls: list[tuple[str, dict[str, Any]]]) -> list[list[tuple[str, bool | None]]]:
-    """The calls of each optimizer step, from its first backward pass on, with their delay_unscale."""
-    steps: list[list[tuple[str, bool | None]]] = []
-    step: list[tuple[str, bool | None]] = []
-    for name, details in calls:
-        if step or name == "scale_loss":
-            step.append((name, details.get("delay_unscale")))
-        if name == "step":
-            steps.append(step)
-            step = []
-    return steps
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_apex_is_called_as_it_asks_for(rank: int, apex_run: Path, folder: Path) -> None:
-    calls = calls_of(folder / "calls", rank)
-    assert calls[0] == ("initialize", {"opt_level": "O1"})
-    end = [("scale_loss", False), ("step", None)]
-    full_window = [*([("scale_loss", True)] * 3), *end]
-    assert calls_of_steps(calls) == [*([full_window] * 22), end, full_window]
-    assert [name for name, _ in calls].count("state_dict") == 2
-    steps = [details for name, details in calls if name == "step"]
-    assert not any(step["left_scaled"] for step in steps)
-    largest = max(step["norm"] for step in steps)
-    assert largest == pytest.approx(0.5, rel=1e-4), "clipped before unscaling, it would be 0.5 / 1024"
-
-
-def test_the_loss_scale_of_apex_is_saved_and_put_back(stand_in: Path, apex_run: Path, folder: Path) -> None:
-    state = {"loss_scaler0": {"loss_scale": 1024.0, "unskipped": 24}}
-    assert saved_scale(checkpoint(apex_run)) == state
-    record, options = folder / "calls-of-resumed", ("--opt-level", "O1", "--max-steps", "26")
-    source = str(apex_run / "checkpoints" / "last.pt")
-    train_on_ranks(stand_in, folder / "apex-resumed", *options, "--resume", source, env={"APEX_CALLS": str(record)})
-    calls = calls_of(record)
-    loaded = [details["state"] for name, details in calls if name == "load_state_dict"]
-    assert loaded == [state]
-    names = [name for name, _ in calls]
-    assert names.index("initialize") < names.index("load_state_dict") < names.index("scale_loss")
-    assert saved_scale(checkpoint(folder / "apex-resumed"))["loss_scaler0"]["unskipped"] == 26
-
-
-def test_float16_weights_of_apex_train_beside_float32_ones(stand_in: Path, folder: Path) -> None:
-    record = folder / "calls-of-O2"
-    options = ("--opt-level", "O2", "--clip-norm", "0.5", "--accum-steps", "2", "--max-steps", "30")
-    train_on_ranks(stand_in, folder / "O2", *options, "--save-every", "13", env={"APEX_CALLS": str(record)})
-    losses = logged(folder / "O2", "train/loss")
-    assert losses[30] < 0.6 * losses[10]
-    norms = [details["norm"] for name, details in calls_of(record) if name == "step"]
-    assert max(norms) == pytest.approx(0.5, rel=1e-4), "clipping must see the float32 weights that are stepped"
-
-
-def test_a_resumed_run_with_float32_masters_ends_the_same(stand_in: Path, folder: Path) -> None:
-    options = ("--opt-level", "O2", "--clip-norm", "0.5")
-    train_on_ranks(stand_in, folder / "O2-whole", *options, "--max-steps", "40", "--save-every", "13", "--keep", "9")
-    source = str(folder / "O2-whole" / "checkpoints" / "step-00000013.pt")
-    train_on_ranks(stand_in, folder / "O2-resumed", *options, "--max-steps", "40", "--resume", source)
-    assert_same_state(checkpoint(folder / "O2-resumed"), checkpoint(folder / "O2-whole"))
-
-
-def test_a_checkpoint_of_a_cpu_goes_on_with_apex(
-    stand_in: Path, project: Render, float32: dict[str, Any], folder: Path
-) -> None:
-    train_on_ranks(project(amp="apex"), folder / "from-cpu", *WINDOWS)
-    source = str(folder / "from-cpu" / "checkpoints" / "last.pt")
-    options = ("--opt-level", "O2", "--max-steps", "30", "--log-every", "1", "--resume", source)
-    train_on_ranks(stand_in, folder / "from-cpu-on-gpu", *options)
-    before = logged(folder / "from-cpu", "train/loss")[24]
-    after = logged(folder / "from-cpu-on-gpu", "train/loss")
-    assert sorted(after) == [25, 26, 27, 28, 29, 30]
-    assert max(after.values()) < 1.3 * before, "it must go on from the weights of the checkpoint"
-
-
-@pytest.mark.parametrize("installed", ["nothing", "another package"])
-def test_a_gpu_without_apex_is_refused_with_one_line(installed: str, pretended_gpu: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(pretended_gpu, tmp_path / "project")
-    if installed == "another package":
-        (copy / "apex").mkdir()
-        (copy / "apex" / "__init__.py").touch()
-    printed = train_on_ranks(copy, tmp_path / "run", "--max-steps", "1", code=2, timeout=100)
-    [line] = [line for line in "".join(printed).splitlines() if " INFO " not in line]
-    assert line.startswith("error: apex.amp is not installed")
-    assert "tag 25.05" in line
-    assert "PyPI's apex is another package" in line
-
-
 # ---- on a GPU ----
 
 
@@ -429,7 +278,7 @@ def assert_learns_and_goes_on(project: Path, folder: Path, *options: str) -> Non
 @NEEDS_GPU
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_torch_amp_learns_on_a_gpu(dtype: str, project: Render, tmp_path: Path) -> None:
-    assert_learns_and_goes_on(project(amp="torch"), tmp_path, "--amp-dtype", dtype, "--clip-norm", "1")
+    assert_learns_and_goes_on(project(amp="torch"), tmp_path, "--precision", dtype, "--clip-norm", "1")
 
 
 @pytest.mark.gpu

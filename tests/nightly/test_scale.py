@@ -43,7 +43,7 @@ def first_of(batches: Iterable[Any]) -> int:
     return sum(len(batch.indices) for batch in itertools.islice(batches, BATCHES))
 
 
-def training(package: Callable[[str], Any], samples: int, place: float, ranks: int) -> Any:
+def training(package: Callable[..., Any], samples: int, place: float, ranks: int) -> Any:
     """The sampler of the last rank, some way into an epoch."""
     world = package("runtime.launcher").World(ranks - 1, 0, ranks, 1)
     sampler = package("runtime.sampling").ResumableDistributedSampler(samples, BATCH * ranks, world, 0)
@@ -53,7 +53,7 @@ def training(package: Callable[[str], Any], samples: int, place: float, ranks: i
 
 @pytest.mark.parametrize(("place", "ranks"), [(0, 1), (0.99, 1), (0, MANY_RANKS), (0.99, MANY_RANKS)])
 def test_the_memory_of_an_epoch_does_not_grow_with_the_samples(
-    place: float, ranks: int, package: Callable[[str], Any]
+    place: float, ranks: int, package: Callable[..., Any]
 ) -> None:
     few, many = training(package, FEW, 0, 1), training(package, MANY, place, ranks)
     assert first_of(few) == first_of(many) == BATCHES * BATCH
@@ -64,7 +64,7 @@ def test_the_memory_of_an_epoch_does_not_grow_with_the_samples(
 @pytest.mark.parametrize("samples", [FEW, MANY])
 @pytest.mark.parametrize("place", [0, 0.99])
 def test_no_more_of_the_order_is_computed_than_is_used_soon(
-    place: float, samples: int, package: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+    place: float, samples: int, package: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scramble, computed = package("runtime.permutation").Permutation.scramble, 0
 
@@ -80,7 +80,7 @@ def test_no_more_of_the_order_is_computed_than_is_used_soon(
 
 
 @pytest.mark.parametrize("ranks", [1, MANY_RANKS])
-def test_the_memory_of_an_evaluation_does_not_grow_with_the_samples(ranks: int, package: Callable[[str], Any]) -> None:
+def test_the_memory_of_an_evaluation_does_not_grow_with_the_samples(ranks: int, package: Callable[..., Any]) -> None:
     def evaluate(samples: int, ranks: int) -> int:
         batches = package("runtime.sampling").evaluation_batches(
             samples, BATCH, package("runtime.launcher").World(0, 0, ranks, 1)
@@ -98,7 +98,7 @@ def read_so_far() -> int:
     return int(counters["rchar"])
 
 
-def test_to_go_on_costs_a_rank_no_more_among_many(package: Callable[[str], Any], tmp_path: Path) -> None:
+def test_to_go_on_costs_a_rank_no_more_among_many(package: Callable[..., Any], tmp_path: Path) -> None:
     read, records, memory, sizes = [], [], [], []
     for ranks in (FEW_RANKS, MANY_RANKS):
         config = package("config").Config(run_dir=tmp_path / str(ranks))
@@ -130,7 +130,7 @@ def test_the_benchmark_measures_what_its_tables_show(tmp_path: Path) -> None:
     assert rows == [2, 2, 4, 2]
 
 
-def test_what_a_rank_sends_to_save_does_not_grow_with_the_ranks(package: Callable[[str], Any], tmp_path: Path) -> None:
+def test_what_a_rank_sends_to_save_does_not_grow_with_the_ranks(package: Callable[..., Any], tmp_path: Path) -> None:
     """And no rank but the first gets the states of the others."""
     sent: list[int] = []
 

@@ -33,7 +33,7 @@ OPTIONS = {
     "--clip-norm": "1",
 }
 # float16 has a scaler, whose state a checkpoint must hold. On CPUs it takes ten times as long: it gets fewer samples.
-OPTIONS_OF = {("amp", "torch"): [("--amp-dtype", "fp16")]}
+OPTIONS_OF = {("amp", "torch"): [("--precision", "fp16")]}
 
 # W&B records here, and leaves out what it reports of the machine: that takes longer than the training.
 WANDB = {

@@ -15,9 +15,9 @@ VARIANTS: dict[str, tuple[dict[str, object], dict[str, Any], Sequence[int]]] = {
     "float32": ({}, {}, range(1, END)),
     "float32 with clipping": ({}, {"clip_norm": 0.1}, range(2, END, 4)),
     "float32, loader workers": ({}, {"workers": 2}, range(1, END, 2)),
-    "bfloat16": ({"amp": "torch"}, {"amp_dtype": "bf16"}, range(1, END)),
-    "float16": ({"amp": "torch"}, {"amp_dtype": "fp16"}, range(1, END)),
-    "float16, loader workers": ({"amp": "torch"}, {"amp_dtype": "fp16", "workers": 2}, range(4, END, 5)),
+    "bfloat16": ({"amp": "torch"}, {"precision": "bf16"}, range(1, END)),
+    "float16": ({"amp": "torch"}, {"precision": "fp16"}, range(1, END)),
+    "float16, loader workers": ({"amp": "torch"}, {"precision": "fp16", "workers": 2}, range(4, END, 5)),
 }
 
 

@@ -66,9 +66,9 @@ def expected_skips(orders: list[list[int]]) -> list[int]:
 def test_all_ranks_skip_it_and_nothing_else_changes(
     overflows: Path, orders: list[list[int]], tmp_path: Path, measured: Measured
 ) -> None:
-    options = OPTIONS | {"amp_dtype": "fp16", "log_every": 1}
+    options = OPTIONS | {"precision": "fp16", "log_every": 1}
     run = Program(overflows, tmp_path / "run", options)
-    calm = Program(overflows, tmp_path / "calm", options | {"amp_dtype": "bf16"})  # has no scaler
+    calm = Program(overflows, tmp_path / "calm", options | {"precision": "bf16"})  # has no scaler
     [[ended], _] = run_all([[run], [calm]])
     skips = expected_skips(orders)
     assert skips[0] == 3
@@ -88,7 +88,7 @@ def test_all_ranks_skip_it_and_nothing_else_changes(
 
 
 def test_stopped_around_a_skipped_step_it_ends_the_same(overflows: Path, tmp_path: Path, measured: Measured) -> None:
-    whole = Program(overflows, tmp_path / "whole", OPTIONS | {"amp_dtype": "fp16"})
+    whole = Program(overflows, tmp_path / "whole", OPTIONS | {"precision": "fp16"})
     sequences = [stopped_at(whole, stop) for stop in range(1, END)]
     run_all([[whole], *sequences])
     for programs in sequences:
