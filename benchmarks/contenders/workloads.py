@@ -101,7 +101,7 @@ WORKLOADS = {
     "resnet": Workload(ResNet, images(32), batch=32, steps=60, epochs=3, warm_up=5),
     "transformer": Workload(Transformer, sequences, batch=32, steps=150, epochs=3, warm_up=10),
     "wide": Workload(WideNet, images(16), batch=32, steps=12, epochs=1, warm_up=3),
-    "resnet_gpu": Workload(ResNet, images(64), batch=512, steps=200, epochs=10, warm_up=20),
+    "resnet_gpu": Workload(ResNet, images(64), batch=512, steps=100, epochs=5, warm_up=20),
 }
 ON_CPUS = ("small_cnn", "resnet", "transformer")
 

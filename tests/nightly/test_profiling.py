@@ -24,7 +24,7 @@ def test_a_trace_holds_five_steps_and_changes_nothing(project: Render, tmp_path:
     output = train(project(), traced, "--epochs", "1", "--profile")
     assert output.count("trace.json.gz") == 1
     names = Counter(event["name"] for event in events(traced) if event.get("ph") == "X")
-    assert sum(names[f"ProfilerStep#{step}"] for step in range(10, 10 + STEPS)) == STEPS
+    assert sum(names[f"ProfilerStep#{step}"] for step in range(11, 11 + STEPS)) == STEPS
     assert names["DistributedDataParallel.forward"] == STEPS
     assert names["Optimizer.step#AdamW.step"] == STEPS
     assert names["gloo:all_reduce"] >= STEPS
@@ -37,18 +37,18 @@ def test_a_trace_holds_five_steps_and_changes_nothing(project: Render, tmp_path:
 
 def test_a_run_that_is_too_short_says_so(project: Render, tmp_path: Path) -> None:
     output = train(project(), tmp_path / "run", "--max-steps", "3", "--profile", launcher="alone")
-    assert "no trace: --profile takes 15 steps" in output
+    assert "no trace: --profile takes 16 steps" in output
     assert not (tmp_path / "run" / "trace.json.gz").exists()
 
 
 def test_a_run_that_ends_as_the_trace_begins_says_one_thing(project: Render, tmp_path: Path) -> None:
-    output = train(project(), tmp_path / "run", "--max-steps", "10", "--profile", launcher="alone")
+    output = train(project(), tmp_path / "run", "--max-steps", "11", "--profile", launcher="alone")
     assert (tmp_path / "run" / "trace.json.gz").exists()
     assert "no trace" not in output
 
 
 def test_a_run_that_ends_within_the_trace_leaves_what_there_is(project: Render, tmp_path: Path) -> None:
-    output = train(project(), tmp_path / "run", "--max-steps", "13", "--profile", launcher="alone")
+    output = train(project(), tmp_path / "run", "--max-steps", "14", "--profile", launcher="alone")
     assert "trace.json.gz" in output
     names = Counter(event["name"] for event in events(tmp_path / "run"))
     assert 2 <= names["Optimizer.step#AdamW.step"] < STEPS

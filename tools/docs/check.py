@@ -17,9 +17,10 @@ HEADINGS = {"cold": "nothing known", "cached": "all known, nothing changed", "ed
 def machine_line(results: Record) -> str:
     """Say when and on what the results were measured."""
     machine = results["machine"]
+    gpu = f"{machine['gpu']}; " if "gpu" in machine else ""
     return (
-        f"Measured on {results['date']}: {machine['cpu']}, {machine['cores']} cores, {memory(machine['memory'])} of "
-        f"memory; Python {machine['python']}, torch {machine['torch']}.\n"
+        f"Measured on {results['date']}: {gpu}{machine['cpu']}, {machine['cores']} cores, "
+        f"{memory(machine['memory'])} of memory; Python {machine['python']}, torch {machine['torch']}.\n"
     )
 
 

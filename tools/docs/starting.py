@@ -2,7 +2,7 @@
 
 import statistics
 
-from tools.docs.check import Record, markdown
+from tools.docs.check import NOT_MEASURED, Record, markdown
 from tools.docs.speed import ratio
 
 
@@ -13,7 +13,8 @@ def gpu_table(results: Record) -> str:
         rates = [statistics.median(record["samples_per_second"][who]) for who in ("plain", "generated")]
         cells = [*(f"{rate:,.0f}" for rate in rates), ratio(record["ratio"]), f"{record['waits_of_a_step']:.2g}"]
         rows.append([name, *cells])
-    return markdown(["", "plain loop, samples/s", "generated project", "ratio", "waits a step"], rows)
+    head = ["", "plain loop, samples/s", "generated project", "ratio", "waits a step"]
+    return markdown(head, rows) if rows else NOT_MEASURED
 
 
 def starting_table(results: Record) -> str:

@@ -1,0 +1,107 @@
+"""scripts/gpu.sh goes on after a failure, repeats nothing that has succeeded, and says how each step ended."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from tools import gpu
+from tools.gpu import Step
+
+Invoke = Callable[..., Result]
+
+
+def nothing_missing(out: Path) -> str:
+    """Let a step run."""
+    return ""
+
+
+def step(name: str, commands: str, missing: Callable[[Path], str] = nothing_missing) -> Step:
+    """A step that notes that it ran."""
+    return Step(name, f"what {name} is", f'echo {name} >> "$OUT/ran"\n{commands}', missing)
+
+
+STEPS = (
+    step("first", 'echo told; [ -z "$(ls "$WORK")" ]; [ -d "$PACKED" ]'),
+    step("broken", "echo why >&2; exit 3; true"),
+    step("absent", "true", lambda out: "no GPU"),
+    step("last", "true"),
+)
+
+
+@pytest.fixture
+def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """Runs the command with these steps, and results in tmp_path/out."""
+    monkeypatch.setattr(gpu, "STEPS", STEPS)
+    app = typer.Typer()
+    app.command()(gpu.main)
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, ["--out", str(tmp_path / "out"), *arguments])
+
+    return run
+
+
+def ran(tmp_path: Path) -> list[str]:
+    """The steps that have run, and forgets them."""
+    file = tmp_path / "out" / "ran"
+    found = file.read_text().split() if file.exists() else []
+    file.unlink(missing_ok=True)
+    return found
+
+
+def summary(tmp_path: Path) -> dict[str, str]:
+    """How each step ended."""
+    lines = (tmp_path / "out" / "summary.md").read_text().splitlines()[2:]
+    return {name: told for _, name, told, *_ in (map(str.strip, line.split("|")) for line in lines)}
+
+
+def test_a_failure_ends_no_other_step_and_is_the_exit_code(invoke: Invoke, tmp_path: Path) -> None:
+    done = invoke()
+    assert done.exit_code == 1, done.output
+    assert ran(tmp_path) == ["first", "broken", "last"]
+    ended = {"first": "ok", "broken": "failed: exit code 3", "absent": "skipped: no GPU", "last": "ok"}
+    assert summary(tmp_path) == ended
+    assert done.stdout.endswith((tmp_path / "out" / "summary.md").read_text())
+    assert (tmp_path / "out" / "first.log").read_text() == "told\n"
+    assert (tmp_path / "out" / "broken.log").read_text() == "why\n"
+
+
+def test_another_start_runs_what_has_not_succeeded(invoke: Invoke, tmp_path: Path) -> None:
+    invoke("first")
+    assert ran(tmp_path) == ["first"]
+    assert invoke().exit_code == 1
+    assert ran(tmp_path) == ["broken", "last"]
+    assert summary(tmp_path)["first"] == "ok (before)"
+    assert invoke("last", "first").exit_code == 0
+    assert ran(tmp_path) == []
+    invoke("--fresh")
+    assert ran(tmp_path) == ["first", "broken", "last"]
+
+
+def test_steps_can_be_chosen(invoke: Invoke, tmp_path: Path) -> None:
+    assert invoke("--list").stdout.split() == [word for each in STEPS for word in (each.name, *each.what.split())]
+    assert invoke("--from", "absent").exit_code == 0
+    assert ran(tmp_path) == ["last"]
+    for arguments in (["nowhere"], ["--from", "nowhere"]):
+        refused = invoke(*arguments)
+        assert refused.exit_code == 2
+        assert "there is no step nowhere" in refused.output
+
+
+def test_a_step_that_does_not_end_is_ended_with_what_it_started(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = step("stuck", 'setsid sleep 300 & echo $! > "$OUT/pid"; wait')
+    monkeypatch.setattr(gpu, "STEPS", (stuck,))
+    monkeypatch.setattr(gpu, "LIMIT", 2.0)
+    assert invoke().exit_code == 1
+    assert summary(tmp_path) == {"stuck": "failed: no end after 2 s"}
+    deadline, pid = time.monotonic() + 10, int((tmp_path / "out" / "pid").read_text())
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

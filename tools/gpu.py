@@ -1,0 +1,246 @@
+"""What waits for a GPU, in steps that each write their results at once: scripts/gpu.sh runs it."""
+
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import psutil
+import typer
+from packaging.requirements import Requirement
+
+from generator.answers.questions import TEMPLATE
+
+LIMIT = 590.0  # seconds of a step
+# What is packed beside the generator's own requirements: what the steps import of the test extra, and what builds.
+IMPORTED = ("ast-grep-py", "numpy", "psutil", "pytest", "pytest-xdist", "tqdm", "tyro")
+BUILDING = ("ninja", "setuptools>=77", "wheel")
+PLATFORMS = [f"manylinux_2_{version}_x86_64" for version in range(5, 35)] + [
+    f"manylinux{name}_x86_64" for name in ("1", "2010", "2014")
+]
+# The names of the settings of benchmarks/gpu.py, which imports torch: those that tell most first.
+SPEED = (
+    "float32",
+    "bfloat16",
+    "bfloat16, channels last",
+    "bfloat16, channels last, compiled",
+    "TF32",
+    "TF32, channels last",
+)
+
+
+@functools.cache
+def gpus() -> int:
+    """How many GPUs torch sees."""
+    command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def no_gpu(out: Path) -> str:
+    """Say that there is no GPU, or nothing."""
+    return "" if gpus() else "no GPU"
+
+
+def no_second_gpu(out: Path) -> str:
+    """Say that there are less than two GPUs, or nothing."""
+    return "" if gpus() > 1 else f"{gpus() or 'no'} GPU, and NCCL wants one for each process"
+
+
+def no_kernels(out: Path) -> str:
+    """Say that apex was installed without its kernels, or nothing."""
+    importlib.invalidate_caches()
+    return "" if importlib.util.find_spec("amp_C") else "apex's kernels are not built"
+
+
+def no_rates(out: Path) -> str:
+    """Say that no speed was measured, or nothing."""
+    return "" if (out / "gpu.json").exists() else "no speed was measured"
+
+
+@dataclass(frozen=True)
+class Step:
+    """Commands of bash. $OUT is for what is kept, $WORK is an empty folder, $PACKED has what was packed."""
+
+    name: str
+    what: str
+    commands: str
+    missing: Callable[[Path], str] = no_gpu  # why it must be skipped
+
+
+FACTS = """
+python -m torch.utils.collect_env
+python -c 'import torch; print("NCCL", torch.cuda.nccl.version()); print("bfloat16 in hardware",
+    torch.cuda.is_bf16_supported(including_emulation=False))'
+nvidia-smi
+"""
+NEW_PROJECT = 'ddp-template new "$WORK/project" && cd "$WORK/project"\n'
+TRACE = NEW_PROJECT + """python train.py --device cuda --epochs 1 --log-every 1000 --profile --run-dir "$WORK/run"
+cp "$WORK/run/trace.json.gz" "$OUT"
+cd "$OLDPWD"
+python -c 'import pathlib, sys; from benchmarks.gpu import waits_of_a_step
+print("a step waits for the GPU so often:", waits_of_a_step(pathlib.Path(sys.argv[1])))' "$OUT/trace.json.gz"
+"""
+# A test that skips where nothing should be missing has shown nothing.
+TESTS = 'python -m pytest -m gpu -rs {} | tee "$WORK/told"\n! grep -qE "[0-9]+ skipped" "$WORK/told"'
+APEX_TESTS = TESTS.format("-k apex tests/nightly/test_precision.py")
+FETCH_APEX = """
+git init --quiet "$WORK/git"
+git -C "$WORK/git" fetch --quiet --depth 1 "${APEX_SOURCE:-https://github.com/NVIDIA/apex}" refs/tags/25.05
+git -C "$WORK/git" archive --prefix=apex/ --output="$PACKED/apex.tar.gz" FETCH_HEAD
+"""
+GET_APEX = f'[ -e "$PACKED/apex.tar.gz" ] || {{ {FETCH_APEX} }}\ntar -xf "$PACKED/apex.tar.gz" -C "$WORK"\n'
+BUILD_APEX = """python -m pip install --verbose --no-index --no-deps --no-build-isolation --no-cache-dir \\
+    --config-settings "--build-option=--cpp_ext --cuda_ext --parallel 8" "$WORK/apex"
+"""
+STEPS = (
+    Step("facts", "what the machine is", FACTS),
+    Step("train", "the default project, an epoch", NEW_PROJECT + "python train.py --device cuda --epochs 1"),
+    Step("exact", "the guarantees of docs/exact.md", TESTS.format("tests/nightly/exact/test_gpu.py")),
+    Step("precision", "TF32 and torch.amp", TESTS.format("-k 'not apex' tests/nightly/test_precision.py")),
+    Step("trace", "how often a step waits for the GPU", TRACE),
+    Step("project", "the default project's own tests", NEW_PROJECT + "python -m pytest"),
+    Step(
+        "nccl",
+        "two processes with NCCL",
+        NEW_PROJECT + "torchrun --standalone --nproc-per-node=2 train.py --backend nccl --epochs 1",
+        no_second_gpu,
+    ),
+    Step("apex", "apex without its kernels", f'{GET_APEX}export PYTHONPATH="$WORK/apex"\n{APEX_TESTS}'),
+    *(
+        Step(
+            f"speed-{name.lower().replace(',', '').replace(' ', '-')}",
+            f"samples per second in {name}",
+            f'python -m benchmarks.gpu --fresh --setting "{name}" --out "$OUT/gpu.json"',
+        )
+        for name in SPEED
+    ),
+    Step("docs", "docs/speed.md", 'cp "$OUT/gpu.json" benchmarks/results/ && ddp-template docs', no_rates),
+    Step("build-apex", "apex's kernels are built", GET_APEX + BUILD_APEX),
+    Step("apex-kernels", "apex with its kernels", APEX_TESTS, no_kernels),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a step ended."""
+
+    result: str  # ok, failed or skipped
+    reason: str = ""
+    seconds: float = 0.0
+
+
+def run(step: Step, out: Path, packed: Path) -> Result:
+    """Run a step, unless something is missing, and write what it prints to a log."""
+    if reason := step.missing(out):
+        return Result("skipped", reason)
+    typer.echo(f"{step.name}: {step.what}", err=True)
+    packed.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as work, open(out / f"{step.name}.log", "w") as log:
+        places = {"OUT": str(out), "PACKED": str(packed), "WORK": work, "PYTHONUNBUFFERED": "1"}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        command = ["bash", "-euo", "pipefail", "-c", step.commands]
+        environment = {**os.environ, **places, "PATH": path}
+        process = subprocess.Popen(command, cwd=TEMPLATE, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            code = process.wait(LIMIT)
+            reason = f"exit code {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            reason = f"no end after {LIMIT:.0f} s"
+        finally:
+            end(process)
+    return Result("failed" if reason else "ok", reason, round(time.monotonic() - started, 1))
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it has started, which may be in sessions of their own."""
+    with suppress(psutil.NoSuchProcess):
+        first = psutil.Process(process.pid)
+        for each in [*first.children(recursive=True), first]:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+    process.wait()
+
+
+def run_all(steps: Sequence[Step], out: Path, packed: Path, *, fresh: bool) -> list[list[str]]:
+    """Run the steps that have not succeeded before. Returns the rows of the summary."""
+    file, rows = out / "results.json", []
+    known = {name: Result(**found) for name, found in json.loads(file.read_text()).items()} if file.exists() else {}
+    for step in steps:
+        before = not fresh and step.name in known and known[step.name].result == "ok"
+        if not before:
+            known[step.name] = run(step, out, packed)
+            file.with_suffix(".tmp").write_text(json.dumps({name: asdict(known[name]) for name in known}, indent=1))
+            file.with_suffix(".tmp").replace(file)
+        ended = known[step.name]
+        told = f"{ended.result}: {ended.reason}" if ended.reason else ended.result + before * " (before)"
+        ran = ended.result != "skipped"
+        rows.append([step.name, told, f"{ended.seconds:.0f}" * ran, str(out / f"{step.name}.log") * ran])
+    return rows
+
+
+def chosen(names: Sequence[str], begin: str) -> list[Step]:
+    """Return the steps of these names, or those from one on. Raises BadParameter if there is none of a name."""
+    known = [step.name for step in STEPS]
+    for name in [*names, *([begin] if begin else [])]:
+        if name not in known:
+            raise typer.BadParameter(f"there is no step {name}: --list shows all")
+    first = known.index(begin) if begin else 0
+    return [step for step in STEPS[first:] if not names or step.name in names]
+
+
+def pack(folder: Path, python: str) -> None:
+    """Fetch what a machine without a network needs beside its torch: wheels, and apex's source."""
+    folder.mkdir(parents=True, exist_ok=True)
+    requirements = map(Requirement, metadata.requires("ddp-template") or [])
+    needed = [f"{each.name}{each.specifier}" for each in requirements if not each.marker or each.name in IMPORTED]
+    target = ["--python-version", python, "--implementation", "cp", "--only-binary=:all:"]
+    target += [word for platform in PLATFORMS for word in ("--platform", platform)]
+    options = ["--quiet", "--dest", str(folder), "--constraint", str(TEMPLATE / "tests" / "constraints.txt")]
+    subprocess.run([sys.executable, "-m", "pip", "download", *options, *target, *needed, *BUILDING], check=True)
+    with tempfile.TemporaryDirectory() as work:
+        environment = {**os.environ, "WORK": work, "PACKED": str(folder)}
+        subprocess.run(["bash", "-euo", "pipefail", "-c", FETCH_APEX], env=environment, check=True)
+    typer.echo(f"packed: {folder}, {sum(file.stat().st_size for file in folder.iterdir()) / 2**20:.0f} MiB")
+
+
+def main(
+    steps: Annotated[list[str] | None, typer.Argument(help="Run these alone.", show_default="all")] = None,
+    begin: Annotated[str, typer.Option("--from", metavar="STEP", help="Run this one and those after it.")] = "",
+    show: Annotated[bool, typer.Option("--list", help="List the steps.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what has succeeded before.")] = False,
+    out: Annotated[Path, typer.Option(help="Where logs and results go.")] = Path("gpu-results"),
+    packed: Annotated[Path | None, typer.Option(help="Install from this folder, without a network.")] = None,
+    pack_into: Annotated[Path | None, typer.Option("--pack", help="Fill this folder, and run no step.")] = None,
+    python: Annotated[str, typer.Option(help="The version of Python that --pack is for.")] = "3.12",
+) -> None:
+    """Run what waits for a GPU. Folders are relative to the repository; a step that fails does not end the others."""
+    wanted = chosen(steps or [], begin)
+    if pack_into:
+        pack(pack_into.resolve(), python)
+    elif show:
+        typer.echo("".join(f"{step.name:<40} {step.what}\n" for step in wanted), nl=False)
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        out.mkdir(parents=True, exist_ok=True)
+        rows = run_all(wanted, out.resolve(), (packed or out / "packed").resolve(), fresh=fresh)
+        lines = [["step", "result", "seconds", "log"], ["---"] * 4, *rows]
+        (out / "summary.md").write_text("".join(f"| {' | '.join(line)} |\n" for line in lines))
+        typer.echo((out / "summary.md").read_text(), nl=False)
+        raise typer.Exit(any(told.startswith("failed") for _, told, *_ in rows))
+
+
+if __name__ == "__main__":
+    typer.run(main)
