@@ -42,7 +42,14 @@ finally:
 """
 
 
-@pytest.mark.parametrize(("option", "told"), [([], "highest False"), (["--precision", "tf32-convolutions"], "highest True"), (["--precision", "tf32"], "high True")])
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ([], "highest False"),
+        (["--precision", "tf32-convolutions"], "highest True"),
+        (["--precision", "tf32"], "high True"),
+    ],
+)
 def test_the_program_tells_torch_whether_tf32_will_do(
     option: list[str], told: str, project: Render, folder: Path
 ) -> None:
@@ -65,7 +72,9 @@ print(((product.double().cpu() - left @ right).norm() / (left @ right).norm()).i
 @pytest.mark.gpu
 @NEEDS_GPU
 @pytest.mark.parametrize(("precision", "least", "most"), [("tf32-convolutions", 0.0, 1e-5), ("tf32", 1e-5, 1e-2)])
-def test_tf32_rounds_to_three_digits(precision: str, least: float, most: float, project: Render, tmp_path: Path) -> None:
+def test_tf32_rounds_to_three_digits(
+    precision: str, least: float, most: float, project: Render, tmp_path: Path
+) -> None:
     arguments = ["--device", "cuda", "--max-steps", "1", "--run-dir", str(tmp_path / "run"), "--precision", precision]
     command = [sys.executable, "-c", TELLING.replace("sys.exit", "") + ROUNDED, *arguments]
     done = subprocess.run(command, cwd=project(), capture_output=True, text=True)

@@ -26,12 +26,19 @@ class UserError(Exception):
     """Something the user can fix. The message is one line: what is wrong, and what would work."""
 
     code = ExitCode.REFUSED
+    speaks: bool | None = None  # whether this rank reports it; None: all ranks have it, and the first one does
 
 
 class Diverged(UserError):
     """Gradients or weights are inf or NaN, on all ranks: to go on would be a waste."""
 
     code = ExitCode.DIVERGED
+
+
+class OutOfMemory(UserError):
+    """The GPU of this rank has no memory left; the others may wait for it."""
+
+    speaks = True
 
 
 class RankLost(UserError):

@@ -77,7 +77,7 @@ class Meter:
         lengths = [length for shape in self.shapes.values() for length in (shape.numel(), 1)]
         own, self.totals = torch.zeros(sum(lengths), dtype=torch.float64, device=self.device) + self.totals, 0.0
         numbers = [torch.as_tensor(each, dtype=own.dtype, device=own.device).view(-1) for each in further]
-        everything = reduce_tensor(torch.cat([own, *numbers]), "sum").cpu()
+        everything = reduce_tensor(torch.cat([own, *numbers]), "sum").to("cpu")
         parts = everything[: len(own)].split(lengths)
         totals: Totals = {}
         for (name, shape), total, count in zip(self.shapes.items(), parts[::2], parts[1::2], strict=True):
@@ -93,7 +93,8 @@ class Meter:
         rows = torch.cat(columns, dim=1)
         if self.finite_only:
             rows = torch.where(columns[2 * [*self.shapes].index("loss")].isfinite(), rows, 0.0)
-        self.totals = rows.sum(dim=0) + self.totals
+        # Neither Tensor.sum() nor Tensor.cpu(): libraries for mixed precision replace them, and round to float32.
+        self.totals = torch.einsum("ij->j", rows) + self.totals
         self.batches = []
 
     def _rows(self, values: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Stands in for apex.amp where there is no GPU: the calls that it has, on CPU tensors, with a constant loss scale.
+"""Stands in for apex.amp where there is no GPU: its calls, on CPU tensors, with a loss scale that only falls.
 
 It refuses what apex refuses or silently gets wrong, and writes down each call. What it shares with apex, because
 programs depend on it:
@@ -8,6 +8,9 @@ programs depend on it:
 - Under O2 the optimizer steps float32 masters of float16 weights. They replace the weights in optimizer.param_groups
   when they are first needed: by a backward pass or by zero_grad(), not by initialize().
 - Under O2 zero_grad() detaches gradients in place, which torch refuses for gradients that are views of DDP's buckets.
+- After gradients that are not finite, it halves the scale and replaces optimizer.step() by a function that takes no
+  step but puts the real one back, whenever it is called. Under O2, the masters' gradients have any value then.
+- Under O1, Tensor.sum() and Tensor.cpu() make float32 of float64, and float64 cannot be added to float32.
 - state_dict() holds the scale and how long it has been good, and load_state_dict() takes nothing else.
 """
 
@@ -15,7 +18,7 @@ import gc
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,8 +32,8 @@ from torch.optim import Optimizer
 class Handle:
     """What initialize() knows and the other calls need."""
 
-    def __init__(self, optimizer: Optimizer, opt_level: str) -> None:
-        self.optimizer = optimizer
+    def __init__(self, optimizers: list[Optimizer], opt_level: str) -> None:
+        self.optimizers = optimizers
         self.with_masters = opt_level == "O2"
         self.halves: list[tuple[nn.Parameter, nn.Parameter]] = []  # float16 weights, each with its float32 master
         self.scale = 1024.0
@@ -41,23 +44,24 @@ class Handle:
         """Put float32 copies in the place of float16 weights, once."""
         if not self.with_masters or self.halves:
             return
-        for group in self.optimizer.param_groups:
-            for i, weight in enumerate(group["params"]):
-                if weight.dtype == torch.float16:
-                    master = nn.Parameter(weight.detach().float())
-                    group["params"][i] = master
-                    if weight in self.optimizer.state:
-                        self.optimizer.state[master] = self.optimizer.state.pop(weight)
-                    self.halves.append((weight, master))
-        self.optimizer.load_state_dict(self.optimizer.state_dict())  # moments get the type of their weight
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for i, weight in enumerate(group["params"]):
+                    if weight.dtype == torch.float16:
+                        master = nn.Parameter(weight.detach().float())
+                        group["params"][i] = master
+                        if weight in optimizer.state:
+                            optimizer.state[master] = optimizer.state.pop(weight)
+                        self.halves.append((weight, master))
+            optimizer.load_state_dict(optimizer.state_dict())  # moments get the type of their weight
 
     def weights(self) -> list[nn.Parameter]:
         """Those that the backward pass leaves gradients at."""
         masters = {master: weight for weight, master in self.halves}
-        return [masters.get(each, each) for group in self.optimizer.param_groups for each in group["params"]]
+        return [masters.get(each, each) for optimizer in self.optimizers for each in stepped_by(optimizer)]
 
     def unscale(self, set_aside: dict[nn.Parameter, Tensor | None]) -> None:
-        """Return the weights that the optimizer steps their true gradients."""
+        """Return the weights that the optimizers step their true gradients."""
         masters = dict(self.halves)
         for weight in self.weights():
             if weight.grad is None:
@@ -67,6 +71,22 @@ class Handle:
             gradient = weight.grad.float().div_(self.scale)  # in place where it is float32: DDP's bucket keeps it
             stepped.grad = gradient if before is None else gradient.add_(before)
         self.unskipped += 1
+
+    def overflows(self) -> bool:
+        """Whether a gradient is not finite. If so, halve the scale and let each optimizer skip a step."""
+        if all(bool(weight.grad.isfinite().all()) for weight in self.weights() if weight.grad is not None):
+            return False
+        self.scale, self.unskipped = self.scale / 2, 0
+        for _, master in self.halves:
+            master.grad = torch.full_like(master, float(os.environ["RANK"]))  # of apex's, nobody knows the value
+        for optimizer in self.optimizers:
+            skip_next_step(optimizer)
+        return True
+
+
+def stepped_by(optimizer: Optimizer) -> list[nn.Parameter]:
+    """The weights that an optimizer steps."""
+    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 handle: Handle | None = None
@@ -85,23 +105,48 @@ def write_down(call: str, **details: Any) -> None:
             file.write(json.dumps([call, details]) + "\n")
 
 
-def initialize(models: nn.Module, optimizers: Optimizer, *, opt_level: str = "O1") -> tuple[nn.Module, Optimizer]:
-    """Prepare a model and its optimizer for the level."""
+def initialize(
+    models: nn.Module, optimizers: list[Optimizer], *, opt_level: str = "O1"
+) -> tuple[nn.Module, list[Optimizer]]:
+    """Prepare a model and its optimizers for the level."""
     global handle
     assert handle is None, "amp.initialize() comes once"
     assert isinstance(models, nn.Module)
-    assert isinstance(optimizers, Optimizer)
-    assert opt_level in ("O0", "O1", "O2", "O3")
+    assert all(isinstance(optimizer, Optimizer) for optimizer in optimizers)
+    assert opt_level in ("O1", "O2"), "the others are for apex itself"
     assert all(weight.dtype == torch.float32 for weight in models.parameters())
     wrapped = any(issubclass(type(each), DistributedDataParallel) for each in gc.get_objects())
     assert not wrapped, "amp.initialize() comes before DistributedDataParallel"
     handle = Handle(optimizers, opt_level)
     write_down("initialize", opt_level=opt_level)
-    if opt_level == "O2":
+    if opt_level == "O1":
+        patch_tensors()
+    else:
         cast_model(models)
-        patch_zero_grad(handle)
-    patch_step(handle)
+    for optimizer in optimizers:
+        if opt_level == "O2":
+            patch_zero_grad(handle, optimizer)
+        patch_step(handle, optimizer)
     return models, optimizers
+
+
+def patch_tensors() -> None:
+    """Let sums and copies to the CPU be of float32, and refuse to add float64 to float32."""
+    patched: Any = Tensor
+    patched.sum, patched.cpu = rounding(Tensor.sum), rounding(Tensor.cpu)
+    add = Tensor.__add__
+
+    def refusing(self: Tensor, other: Any) -> Tensor:
+        if isinstance(other, Tensor) and {self.dtype, other.dtype} == {torch.float32, torch.float64}:
+            raise NotImplementedError("do not know how to handle these types to promote")
+        return add(self, other)
+
+    patched.__add__ = refusing
+
+
+def rounding(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a method that first makes float32 of float64."""
+    return lambda self, *args, **kwargs: method(self.float() if self.dtype == torch.float64 else self, *args, **kwargs)
 
 
 def cast_model(model: nn.Module) -> None:
@@ -121,8 +166,9 @@ def save_as_float32(module: nn.Module, state: dict[str, Any], prefix: str, metad
     state.update({key: value.float() for key, value in state.items() if value.dtype == torch.float16})
 
 
-def patch_zero_grad(handle: Handle) -> None:
+def patch_zero_grad(handle: Handle, optimizer: Optimizer) -> None:
     """Make zero_grad() see to weights and masters."""
+    patched: Any = optimizer
 
     def zero_grad() -> None:
         handle.make_masters()
@@ -133,33 +179,48 @@ def patch_zero_grad(handle: Handle) -> None:
         for _, master in handle.halves:
             master.grad = None
 
-    handle.optimizer.zero_grad = zero_grad  # type: ignore[method-assign, assignment]
+    patched.zero_grad = zero_grad
 
 
-def patch_step(handle: Handle) -> None:
+def patch_step(handle: Handle, optimizer: Optimizer) -> None:
     """Make step() write down the norm of what it applies, and bring masters back to the weights."""
-    step = handle.optimizer.step
+    patched: Any = optimizer
+    step = optimizer.step
 
-    def patched() -> None:
-        gradients = [each.grad for group in handle.optimizer.param_groups for each in group["params"]]
-        assert all(each is not None for each in gradients), "a weight without gradient"
+    def real_step() -> None:
+        stepped = stepped_by(optimizer)
+        gradients = [each.grad for each in stepped if each.grad is not None]
+        assert len(gradients) == len(stepped), "a weight without gradient"
         write_down("step", norm=nn.utils.get_total_norm(gradients).item(), left_scaled=handle.left_scaled)
         step()
-        for weight, master in handle.halves:
-            weight.data.copy_(master.data)
+        weights = {master: weight for weight, master in handle.halves}
+        for master in weights.keys() & set(stepped):
+            weights[master].data.copy_(master.data)
             master.grad = None
 
-    handle.optimizer.step = patched  # type: ignore[method-assign, assignment]
+    patched.step = real_step
+
+
+def skip_next_step(optimizer: Optimizer) -> None:
+    """Make step() do nothing, once."""
+    patched: Any = optimizer
+    step = optimizer.step
+
+    def skip_step() -> None:
+        write_down("skip_step")
+        patched.step = step
+
+    patched.step = skip_step
 
 
 @contextmanager
-def scale_loss(loss: Tensor, optimizers: Optimizer, *, delay_unscale: bool = False) -> Iterator[Tensor]:
+def scale_loss(loss: Tensor, optimizers: list[Optimizer], *, delay_unscale: bool = False) -> Iterator[Tensor]:
     """Yield the scaled loss for a backward pass, and unscale the gradients afterwards unless that is delayed."""
     handle = current()
     assert isinstance(loss, Tensor)
     assert loss.numel() == 1
     assert loss.requires_grad
-    assert optimizers is handle.optimizer
+    assert optimizers == handle.optimizers
     assert isinstance(delay_unscale, bool)
     write_down("scale_loss", delay_unscale=delay_unscale)
     set_aside: dict[nn.Parameter, Tensor | None] = {}
@@ -168,7 +229,7 @@ def scale_loss(loss: Tensor, optimizers: Optimizer, *, delay_unscale: bool = Fal
         for weight in handle.weights():
             set_aside[weight], weight.grad = weight.grad, None
     yield loss.float() * handle.scale
-    if not delay_unscale:
+    if not delay_unscale and not handle.overflows():
         handle.unscale(set_aside)
     handle.left_scaled = delay_unscale
 

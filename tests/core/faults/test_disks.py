@@ -49,7 +49,7 @@ def test_a_full_disk_leaves_what_was_saved(project: Render, tmp_path: Path) -> N
 
 def train_on_a_slow_disk() -> None:
     """What a rank does whose disk takes 5 seconds for each file that it must have."""
-    os.fsync = lambda descriptor: time.sleep(5)
+    vars(os)["fsync"] = lambda descriptor: time.sleep(5)
     run_train()
 
 

@@ -1,0 +1,360 @@
+"""Mixed precision with apex.amp, on CPUs: what it is told, what it does then, and what a checkpoint keeps of it.
+
+Where a test tells no more than what is true of apex itself, it runs with that, too: tests/apex.py has both.
+"""
+
+import importlib
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from tests.apex import NotAtHand, put_apex, put_stand_in, read_apex
+from tests.conftest import Render
+from tests.core.test_checkpoints import logged
+from tests.launching import assert_same_weights, checkpoint, differences
+from tests.ranks import assert_same_state, train_on_ranks
+from tools.rewriting import Rewrite
+
+# A window of four micro-batches of 16: an epoch has 22 of them, and one of a single micro-batch.
+WINDOWS = ("--accum-steps", "4", "--clip-norm", "0.5", "--max-steps", "24")
+SAVED = ("--accum-steps", "2", "--clip-norm", "0.5", "--max-steps", "30", "--save-every", "13", "--keep", "9")
+# O3 only has to run, and without clipping: the squares of small gradients, which AdamW divides by, are 0 in float16.
+OPTIONS = {"O0": SAVED, "O1": SAVED, "O2": SAVED, "O3": ("--accum-steps", "2", "--max-steps", "30")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the runs of this module are."""
+    return tmp_path_factory.mktemp("apex")
+
+
+@pytest.fixture(scope="module")
+def pretended_gpu(project: Render, folder: Path) -> Path:
+    """The project for apex, which believes that it computes on a GPU. What it imports as apex is up to the test."""
+    copy = shutil.copytree(project(amp="apex"), folder / "pretended-gpu")
+    Rewrite("$M.Precision($CONFIG, $DEVICE)", '$M.Precision($CONFIG, torch.device("cuda"))').apply(copy / "train.py")
+    return copy
+
+
+@pytest.fixture(scope="module")
+def stand_in(pretended_gpu: Path, folder: Path) -> Path:
+    """The project on a pretended GPU, with the stand-in for apex."""
+    copy = shutil.copytree(pretended_gpu, folder / "stand-in")
+    put_stand_in(copy)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def real(pretended_gpu: Path, folder: Path) -> Path:
+    """The project on a pretended GPU, with apex itself."""
+    try:
+        files = read_apex()
+    except NotAtHand as error:
+        pytest.skip(str(error))
+    copy = shutil.copytree(pretended_gpu, folder / "real")
+    put_apex(copy, files)
+    return copy
+
+
+Level = Callable[[str, str], Path]
+
+
+@pytest.fixture(scope="module")
+def level(request: pytest.FixtureRequest, folder: Path) -> Level:
+    """Return the run directory of a run with one of the two, such as level("real", "O1"), which is run once."""
+
+    def get(which: str, opt_level: str) -> Path:
+        run_dir = folder / f"{which}-{opt_level}"
+        if not run_dir.exists():
+            train_on_ranks(request.getfixturevalue(which), run_dir, *OPTIONS[opt_level], "--opt-level", opt_level)
+        return run_dir
+
+    return get
+
+
+# ---- without apex ----
+
+
+@pytest.fixture(scope="module")
+def float32(project: Render, folder: Path) -> dict[str, Any]:
+    """The checkpoint of a run without mixed precision."""
+    train_on_ranks(project(amp="none"), folder / "float32", *WINDOWS)
+    return checkpoint(folder / "float32")
+
+
+@pytest.fixture(scope="module")
+def on_cpu(project: Render, folder: Path) -> tuple[Path, str]:
+    """The run directory of the project for apex on a CPU, and what its ranks printed."""
+    printed = train_on_ranks(project(amp="apex"), folder / "on-cpu", *WINDOWS, "--opt-level", "O2")
+    return folder / "on-cpu", "".join(printed)
+
+
+def test_apex_on_a_cpu_is_float32_and_says_so_once(on_cpu: tuple[Path, str], float32: dict[str, Any]) -> None:
+    run_dir, printed = on_cpu
+    assert printed.count("apex.amp needs a GPU: this run trains in float32") == 1
+    assert (run_dir / "train.log").read_text().count("apex.amp needs a GPU") == 1
+    assert_same_weights(checkpoint(run_dir), float32)
+
+
+@pytest.mark.parametrize("installed", ["nothing", "another package"])
+def test_a_gpu_without_apex_is_refused_with_one_line(installed: str, pretended_gpu: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(pretended_gpu, tmp_path / "project")
+    if installed == "another package":
+        (copy / "apex").mkdir()
+        (copy / "apex" / "__init__.py").touch()
+    printed = train_on_ranks(copy, tmp_path / "run", "--max-steps", "1", code=2, timeout=100)
+    [line] = [line for line in "".join(printed).splitlines() if " INFO " not in line]
+    assert line.startswith("error: apex.amp is not installed")
+    assert "tag 25.05" in line
+    assert "PyPI's apex is another package" in line
+
+
+# ---- with the stand-in, which tells what it was called with ----
+
+
+def calls_of(record: Path, rank: int = 0) -> list[tuple[str, dict[str, Any]]]:
+    """What the stand-in wrote down."""
+    return [(name, details) for name, details in map(json.loads, open(f"{record}-{rank}"))]
+
+
+def saved_scale(saved: dict[str, Any]) -> dict[str, Any]:
+    """The state of apex.amp in a checkpoint, on its own or beside other things to go on with."""
+    held = [saved["precision"], *(value for value in saved["precision"].values() if isinstance(value, dict))]
+    [scale] = [value for value in held if "loss_scaler0" in value]
+    return dict(scale)
+
+
+@pytest.fixture(scope="module")
+def apex_run(stand_in: Path, folder: Path) -> Path:
+    """The run directory of a run with the stand-in at O1, on two ranks; beside it the record of the calls."""
+    record = str(folder / "calls")
+    train_on_ranks(stand_in, folder / "apex", *WINDOWS, "--opt-level", "O1", env={"APEX_CALLS": record})
+    return folder / "apex"
+
+
+def test_scaling_with_apex_changes_no_bit(apex_run: Path, float32: dict[str, Any]) -> None:
+    # The stand-in's scale is a power of two: scaling, accumulating, reducing, unscaling and clipping in the right order
+    # give exactly what they give without it.
+    assert_same_weights(checkpoint(apex_run), float32)
+
+
+def calls_of_steps(calls: list[tuple[str, dict[str, Any]]]) -> list[list[tuple[str, bool | None]]]:
+    """The calls of each optimizer step, from its first backward pass on, with their delay_unscale."""
+    steps: list[list[tuple[str, bool | None]]] = []
+    step: list[tuple[str, bool | None]] = []
+    for name, details in calls:
+        if step or name == "scale_loss":
+            step.append((name, details.get("delay_unscale")))
+        if name == "step":
+            steps.append(step)
+            step = []
+    return steps
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_apex_is_called_as_it_asks_for(rank: int, apex_run: Path, folder: Path) -> None:
+    calls = calls_of(folder / "calls", rank)
+    assert calls[0] == ("initialize", {"opt_level": "O1"})
+    end = [("scale_loss", False), ("step", None)]
+    full_window = [*([("scale_loss", True)] * 3), *end]
+    assert calls_of_steps(calls) == [*([full_window] * 22), end, full_window]
+    assert [name for name, _ in calls].count("state_dict") == 2
+    steps = [details for name, details in calls if name == "step"]
+    assert not any(step["left_scaled"] for step in steps)
+    largest = max(step["norm"] for step in steps)
+    assert largest == pytest.approx(0.5, rel=1e-4), "clipped before unscaling, it would be 0.5 / 1024"
+
+
+def test_the_loss_scale_of_apex_is_saved_and_put_back(stand_in: Path, apex_run: Path, folder: Path) -> None:
+    state = {"loss_scaler0": {"loss_scale": 1024.0, "unskipped": 24}}
+    assert saved_scale(checkpoint(apex_run)) == state
+    record, options = folder / "calls-of-resumed", ("--opt-level", "O1", "--max-steps", "26")
+    source = str(apex_run / "checkpoints" / "last.pt")
+    train_on_ranks(stand_in, folder / "apex-resumed", *options, "--resume", source, env={"APEX_CALLS": str(record)})
+    calls = calls_of(record)
+    loaded = [details["state"] for name, details in calls if name == "load_state_dict"]
+    assert loaded == [state]
+    names = [name for name, _ in calls]
+    assert names.index("initialize") < names.index("load_state_dict") < names.index("scale_loss")
+    assert saved_scale(checkpoint(folder / "apex-resumed"))["loss_scaler0"]["unskipped"] == 26
+
+
+def test_clipping_sees_the_float32_weights_that_are_stepped(stand_in: Path, folder: Path) -> None:
+    record = folder / "calls-of-O2"
+    train_on_ranks(stand_in, folder / "O2", *WINDOWS, "--opt-level", "O2", env={"APEX_CALLS": str(record)})
+    norms = [details["norm"] for name, details in calls_of(record) if name == "step"]
+    assert max(norms) == pytest.approx(0.5, rel=1e-4)
+
+
+# ---- with the stand-in, and with apex itself ----
+
+BOTH = pytest.mark.parametrize("which", ["stand_in", "real"])
+LEARNS = [("stand_in", "O1"), ("stand_in", "O2"), ("real", "O0"), ("real", "O1"), ("real", "O2")]
+
+
+@pytest.mark.parametrize(("which", "opt_level"), [*LEARNS, ("real", "O3")])
+def test_every_level_trains(which: str, opt_level: str, level: Level) -> None:
+    losses = logged(level(which, opt_level), "train/loss")
+    assert {10, 20, 30} <= losses.keys()
+    assert all(map(math.isfinite, losses.values()))
+    assert opt_level == "O3" or losses[30] < 0.6 * losses[10]
+
+
+def test_the_level_without_float16_changes_no_bit(level: Level, project: Render, folder: Path) -> None:
+    train_on_ranks(project(amp="none"), folder / "saved-in-float32", *SAVED)
+    assert_same_state(checkpoint(level("real", "O0")), checkpoint(folder / "saved-in-float32"))
+
+
+@BOTH
+@pytest.mark.parametrize("opt_level", ["O1", "O2"])
+def test_a_resumed_run_ends_the_same(
+    which: str, opt_level: str, level: Level, request: pytest.FixtureRequest, folder: Path
+) -> None:
+    whole = level(which, opt_level)
+    source = str(whole / "checkpoints" / "step-00000013.pt")
+    resumed, options = folder / f"{whole.name}-resumed", (*SAVED, "--opt-level", opt_level, "--resume", source)
+    train_on_ranks(request.getfixturevalue(which), resumed, *options)
+    assert_same_state(checkpoint(resumed), checkpoint(whole))
+    assert differences(checkpoint(resumed)["precision"], checkpoint(whole)["precision"]) == []
+    assert saved_scale(checkpoint(whole))["loss_scaler0"]["unskipped"] == 30
+
+
+@BOTH
+def test_a_checkpoint_of_a_cpu_goes_on_with_apex(
+    which: str, request: pytest.FixtureRequest, on_cpu: tuple[Path, str], folder: Path
+) -> None:
+    source = str(on_cpu[0] / "checkpoints" / "last.pt")
+    options = ("--opt-level", "O2", "--max-steps", "30", "--log-every", "1", "--resume", source)
+    train_on_ranks(request.getfixturevalue(which), folder / f"{which}-from-cpu", *options)
+    before = logged(on_cpu[0], "train/loss")[24]
+    after = logged(folder / f"{which}-from-cpu", "train/loss")
+    assert sorted(after) == [25, 26, 27, 28, 29, 30]
+    assert max(after.values()) < 1.3 * before, "it must go on from the weights of the checkpoint"
+
+
+# ---- a gradient that is not finite ----
+
+BAD_STEP = 3  # of those below, counted from 0
+FEW = ("--accum-steps", "2", "--clip-norm", "0.5", "--max-steps", "8", "--log-every", "2")
+LARGE = 2.0**24  # the next number after it cannot be told in float32
+
+
+def with_sgd(model: nn.Module, config: Any) -> Optimizer:
+    """Return an optimizer with lr_scale, so that it moves as far as the other."""
+    return SGD([{"params": [*model.parameters()], "lr_scale": 10}], momentum=0.9)
+
+
+def with_adamw(model: nn.Module, config: Any) -> Optimizer:
+    """Return an optimizer that cannot leave out a step by itself."""
+    return AdamW(model.parameters(), fused=False)
+
+
+def with_two(model: Any, config: Any) -> Optimizer:
+    """Return two optimizers as one."""
+    update: Any = importlib.import_module("ddp_project.runtime.update")
+    both: Optimizer = update.Optimizers(with_adamw(model.features, config), with_sgd(model.classifier, config))
+    return both
+
+
+OPTIMIZERS = {"SGD": with_sgd, "AdamW": with_adamw, "two": with_two}
+
+
+def spoil_a_step() -> None:
+    """What a rank does for the fixture `spoiled`: it trains, with one infinite gradient of rank 1."""
+    process_group: Any = importlib.import_module("ddp_project.runtime.process_group")
+    config_module: Any = importlib.import_module("ddp_project.config")
+    command_line: Any = importlib.import_module("ddp_project.runtime.command_line")
+    program: Any = importlib.import_module("train")
+    program.task.build_optimizer = OPTIMIZERS[os.environ["OPTIMIZER"]]
+    train_step, states = program.train_step, []
+
+    def watched(run: Any, *arguments: Any) -> None:
+        hook = next(run.model.parameters()).register_hook(spoil)
+        if run.progress.step != BAD_STEP or torch.distributed.get_rank() == 0:
+            hook.remove()
+        before = state_of(run)
+        train_step(run, *arguments)
+        hook.remove()
+        states.append((before, state_of(run)))
+
+    def work(*arguments: Any) -> int:
+        program.train_step = watched
+        code: int = program.main(*arguments)
+        seen = {"states": states, "sum": large_sum(program.meter)}
+        torch.save(seen, f"{os.environ['SEEN']}-{torch.distributed.get_rank()}.pt")
+        return code
+
+    sys.exit(process_group.run_rank(work, command_line.parse(config_module.Config), process_group.read_world()))
+
+
+def spoil(gradient: Tensor) -> Tensor:
+    """Return a gradient that no scale makes finite."""
+    return torch.full_like(gradient, math.inf)
+
+
+def state_of(run: Any) -> dict[str, list[Tensor]]:
+    """A copy of the weights that are stepped, and of BatchNorm's statistics."""
+    parts = {"weights": run.update.weights, "statistics": [*run.model.buffers()]}
+    return {name: [each.detach().float().clone() for each in tensors] for name, tensors in parts.items()}
+
+
+def large_sum(meter: Any) -> float:
+    """The sum over two batches, and over the ranks, of numbers that float32 cannot add."""
+    sums = meter.Meter(torch.device("cpu"))
+    for number in (LARGE, 1.0):
+        sums.add({"loss": meter.Mean(torch.tensor(number), 1)})
+    total: float = sums.reduce()[0]["loss"].sum
+    return total
+
+
+Spoiled = Callable[[str, str, str], tuple[list[dict[str, Any]], str]]
+SPOILED = pytest.mark.parametrize(("opt_level", "optimizer"), [("O1", "AdamW"), ("O2", "SGD"), ("O2", "two")])
+
+
+@pytest.fixture(scope="module")
+def spoiled(request: pytest.FixtureRequest, folder: Path) -> Spoiled:
+    """Return what each of two ranks saw of a run with a bad step, and the log of that run, which is run once."""
+
+    def get(which: str, opt_level: str, optimizer: str) -> tuple[list[dict[str, Any]], str]:
+        run_dir = folder / f"{which}-{opt_level}-{optimizer}-spoiled"
+        if not run_dir.exists():
+            env = {"SEEN": str(run_dir.with_suffix(".seen")), "OPTIMIZER": optimizer}
+            options = (*FEW, "--opt-level", opt_level)
+            train_on_ranks(request.getfixturevalue(which), run_dir, *options, env=env, entry=spoil_a_step)
+        seen = [torch.load(f"{run_dir.with_suffix('.seen')}-{rank}.pt", weights_only=True) for rank in range(2)]
+        return seen, (run_dir / "train.log").read_text()
+
+    return get
+
+
+@BOTH
+@SPOILED
+def test_all_ranks_leave_out_a_bad_step_and_no_other_one(
+    which: str, opt_level: str, optimizer: str, spoiled: Spoiled
+) -> None:
+    ranks, log = spoiled(which, opt_level, optimizer)
+    for seen in ranks:
+        for part in ("weights", "statistics"):
+            taken = [not all(map(torch.equal, before[part], after[part])) for before, after in seen["states"]]
+            assert taken == [step != BAD_STEP for step in range(8)], part
+    last = [seen["states"][-1][1]["weights"] for seen in ranks]
+    assert all(map(torch.equal, *last)), "the ranks must stay the same"
+    told = [line for line in log.splitlines() if "steps left out" in line]
+    assert len(told) == 1, log
+    assert f"step {BAD_STEP + 1}  steps left out, since their gradients were not finite: 1" in told[0]
+
+
+@BOTH
+def test_sums_are_of_float64(which: str, spoiled: Spoiled) -> None:
+    ranks, _ = spoiled(which, "O1", "AdamW")
+    assert [seen["sum"] for seen in ranks] == [2 * (LARGE + 1)] * 2
