@@ -35,6 +35,10 @@ def one_of(world_size: int, rank: int = 0) -> Iterator[None]:
     def all_reduce(tensor: Tensor, op: Any = None) -> None:
         tensor.mul_(world_size)
 
+    def broadcast(values: list[Any], src: int) -> None:
+        if rank != src:
+            values[0] = True  # what rank 0 alone does is done
+
     with mock.patch.multiple(
         dist,
         get_rank=lambda: rank,
@@ -42,6 +46,6 @@ def one_of(world_size: int, rank: int = 0) -> Iterator[None]:
         gather=gather,
         all_gather_object=all_gather_object,
         all_reduce=all_reduce,
-        broadcast_object_list=lambda values, src: None,
+        broadcast_object_list=broadcast,
     ):
         yield
