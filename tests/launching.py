@@ -96,7 +96,7 @@ def differences(one: Any, other: Any, place: str = "") -> list[str]:
     if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
         pairs = enumerate(zip(one, other, strict=True))
         return [found for i, (left, right) in pairs for found in differences(left, right, f"{place}/{i}")]
-    return [] if one == other else [place]
+    return [] if one == other or (one != one and other != other) else [place]  # NaN is no difference to NaN
 
 
 def module_of(file: Path) -> ModuleType:

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import Train
 
@@ -22,3 +23,13 @@ def test_it_learns_and_rank_0_alone_writes(train: Train, tmp_path: Path) -> None
     assert names[3:] == [f"step-{last:08d}.pt"], "--keep 2"
     assert json.loads((tmp_path / "run" / "config.json").read_text())["max_steps"] == 40
     assert log.count(f"step {last} ") == 2, "rank 0 logs the last steps and the last epoch, and no other rank does"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_it_learns_and_goes_on_with_one_gpu_for_both(train: Train, tmp_path: Path) -> None:
+    options = ("--device", "cuda", "--log-every", "10", "--run-dir", str(tmp_path / "run"))
+    train(*options, "--max-steps", "20")
+    train(*options, "--max-steps", "40", "--resume")
+    losses = re.findall(r" train/loss (\S+)", (tmp_path / "run" / "train.log").read_text())
+    assert float(losses[-1]) < float(losses[0])
+    assert torch.load(tmp_path / "run" / "checkpoints" / "last.pt", weights_only=True)["progress"]["step"] == 40

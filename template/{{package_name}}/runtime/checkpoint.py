@@ -2,12 +2,14 @@
 
 import copy
 import hashlib
+import io
 import json
 import logging
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,32 +111,48 @@ class Checkpoints:
         self.progress = progress
         self.model = model
         self.parts = {"model": model, **parts, "progress": progress}
+        self.writer = ThreadPoolExecutor(max_workers=1)
+        self.writing: Future[Any] | None = None  # on rank 0, with --async-saves
 
-    def save(self, *, best: bool = False) -> None:
+    def save(self, *, best: bool = False, wait: bool = False) -> None:
         """Write a checkpoint. All ranks call it, since each has a state of its own; it returns when the disk has it.
 
-        Raises UserError on every rank if the disk does not take it, and Diverged if a weight is not finite.
+        With --async-saves it returns when the memory has it, unless it shall wait.
+        Raises UserError on every rank if the disk does not take it or the last one, Diverged if a weight is not finite.
         """
+        self.finish()
         if not all(gather(weights_are_finite(self.model))):
             raise Diverged(f"weights are not finite after step {self.progress.step}: {self.advice()}")
         ranks = {kind: stack_on_main(own) for kind, own in rank_state(self.model).items()}
         about = {"config": as_plain_dict(self.config), "ranks": ranks, "world_size": dist.get_world_size()}
         HERE.phase = "saving"
         with averaged_buffers(self.model):
-            states = {name: part.state_dict() for name, part in self.parts.items()}
-            on_main(lambda: self._write(about | states, best))
+            checkpoint = about | {name: part.state_dict() for name, part in self.parts.items()}
+            write = self._begin if self.config.async_saves else self._write
+            on_main(lambda: write(lambda file: torch.save(checkpoint, file), self.progress.step, best))
+        if wait:
+            self.finish()
 
-    def _write(self, checkpoint: dict[str, Any], best: bool) -> None:
-        step = self.progress.step
+    def finish(self) -> None:
+        """Wait until the disk has what was saved last. All ranks call it. Raises UserError if it does not take it."""
+        if self.config.async_saves:
+            on_main(lambda: self.writing and self.writing.result())
+
+    def _begin(self, put: Callable[[Any], Any], step: int, best: bool) -> None:
+        memory = io.BytesIO()
+        put(memory)
+        self.writing = self.writer.submit(self._write, lambda file: file.write(memory.getbuffer()), step, best)
+
+    def _write(self, put: Callable[[Any], Any], step: int, best: bool) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         for left_by_a_kill in self.folder.glob("*.tmp"):
             left_by_a_kill.unlink()
         path = self.folder / f"step-{step:08d}.pt"
-        options = json.dumps(checkpoint["config"], sort_keys=True).encode()
-        with whole_file(path, size=lambda: size_of(checkpoint)) as file:
-            torch.save(checkpoint, file)
+        options = json.dumps(as_plain_dict(self.config), sort_keys=True).encode()
+        with whole_file(path, size=lambda: size_of(put)) as file:
+            put(file)
             entry = {"file": path.name, "size": file.size, "step": step, "best": best}
-            entry |= {"world_size": checkpoint["world_size"], "config_sha256": hashlib.sha256(options).hexdigest()}
+            entry |= {"world_size": dist.get_world_size(), "config_sha256": hashlib.sha256(options).hexdigest()}
             self.manifest.enter(file.sha256(), entry)
         for name in ("last.pt", "best.pt") if best else ("last.pt",):
             link_atomically(path, self.folder / name)
@@ -170,11 +188,13 @@ class Checkpoints:
             raise UserError(f"{path} does not fit this program: {reason:.300}; {IF_IT_DOES_NOT_FIT}") from error
 
     def complete(self) -> None:
-        """Forget how often the run was started: it has come to its end. All ranks call it."""
+        """Wait for the last save, and forget how often the run was started: it is at its end. All ranks call it."""
+        self.finish()
         on_main(lambda: (self.folder.parent / STARTS).unlink(missing_ok=True))
 
     def advice(self) -> str:
         """Return what to do if the numbers are not finite any more. All ranks call it."""
+        self.finish()
         saved = on_main(self.manifest.numbered)
         good = f"{saved[-1]} is the last checkpoint, and good" if saved else "there is no checkpoint yet"
         return f"{good}; look at the data and the learning rate from there on"
@@ -190,10 +210,10 @@ def first_whole(candidates: list[Path]) -> Path:
     raise UserError(f"no checkpoint is left to go on from: {problem}")
 
 
-def size_of(checkpoint: dict[str, Any]) -> int:
-    """Return the bytes that a checkpoint takes on the disk."""
+def size_of(put: Callable[[Any], Any]) -> int:
+    """Return the bytes that a checkpoint, which is put into a file, takes on the disk."""
     with HashedFile(Path(os.devnull)) as nothing:
-        torch.save(checkpoint, nothing)
+        put(nothing)
     return nothing.size
 
 

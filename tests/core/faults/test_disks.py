@@ -1,18 +1,21 @@
 """A disk that takes no more ends all ranks with one line, and what was saved before stays as it was."""
 
+import importlib
 import os
 import re
 import shutil
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import Render
 from tests.disks import small_disk
 from tests.launching import checkpoint
-from tests.ranks import names, run_train, train_on_ranks
+from tests.pace import seconds
+from tests.ranks import assert_same_state, names, run_train, train_on_ranks
 
 NEEDS_MOUNT = pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount")
 
@@ -35,9 +38,11 @@ def assert_one_line_names(printed: list[str], path: str, reason: str, size: int)
 
 
 @NEEDS_MOUNT
-def test_a_full_disk_leaves_what_was_saved(project: Render, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--no-async-saves", "--async-saves"])
+def test_a_full_disk_leaves_what_was_saved(option: str, project: Render, tmp_path: Path) -> None:
+    options = ("--save-every", "1", "--keep", "99", option)
     with small_disk(tmp_path / "run", "2m") as run_dir:
-        printed = train_on_ranks(project(), run_dir, "--save-every", "1", "--keep", "99", code=2, timeout=100)
+        printed = train_on_ranks(project(), run_dir, *options, code=2, timeout=100)
         saved = names(run_dir)
         written = len(saved) - 1
         assert written >= 2
@@ -51,6 +56,28 @@ def train_on_a_slow_disk() -> None:
     """What a rank does whose disk takes 5 seconds for each file that it must have."""
     vars(os)["fsync"] = lambda descriptor: time.sleep(5)
     run_train()
+
+
+def train_while_saving() -> None:
+    """What a rank does whose disk takes 5 steps for each file that it must have."""
+    here: Any = importlib.import_module("ddp_project.runtime.heartbeat").HERE
+
+    def wait_for_steps(descriptor: int) -> None:
+        until, patience = min(here.step + 5, 20), time.monotonic() + seconds(30)
+        while 0 < here.step < until:
+            assert time.monotonic() < patience, "the loop waits for the disk"
+            time.sleep(0.01)
+
+    vars(os)["fsync"] = wait_for_steps
+    run_train()
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(project: Render, tmp_path: Path) -> None:
+    options = ("--max-steps", "20", "--save-every", "10", "--async-saves")
+    train_on_ranks(project(), tmp_path / "run", *options, entry=train_while_saving)
+    train_on_ranks(project(), tmp_path / "other", *options[:-1])
+    for name in ("step-00000010.pt", "last.pt"):
+        assert_same_state(checkpoint(tmp_path / "run", name), checkpoint(tmp_path / "other", name))
 
 
 def test_a_save_may_take_longer_than_a_collective_waits(project: Render, tmp_path: Path) -> None:

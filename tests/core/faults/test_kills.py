@@ -54,11 +54,13 @@ def test_a_killed_run_loses_one_interval_at_most_and_ends_the_same(
     assert_kills_lose_one_interval(10, project(), tmp_path, measured)
 
 
-def assert_kills_lose_one_interval(kills: int, project: Path, tmp_path: Path, measured: Measured) -> None:
+def assert_kills_lose_one_interval(
+    kills: int, project: Path, tmp_path: Path, measured: Measured, *further: str
+) -> None:
     """Kill a run many times, half of them in a save, and compare its end with that of a run that nobody kills."""
     run_dir, moments = tmp_path / "run", random.Random(kills)
     until = str(4 * kills + LATER)
-    options = ("--save-every", "1", "--keep", "2", "--epochs", "60", "--max-steps", until)
+    options = ("--save-every", "1", "--keep", "2", "--epochs", "60", "--max-steps", until, *further)
     step, killed, while_saving, lost = 0, 0, 0, 0
     for number in range(kills):
         ranks = start_ranks(project, run_dir, *(["--resume"] if step else []), *options)
@@ -77,5 +79,6 @@ def assert_kills_lose_one_interval(kills: int, project: Path, tmp_path: Path, me
     train_on_ranks(project, tmp_path / "whole", *options)
     assert_same_state(checkpoint(run_dir), checkpoint(tmp_path / "whole"))
     assert [name for name in names(run_dir) if name.endswith(".tmp")] == []
-    measured("kills", f"{kills} kills, {while_saving} of them while saving: damaged checkpoints", 0)
-    measured("kills", f"{kills} kills: intervals lost at most", lost)
+    how = " ".join([f"{kills} kills", *further])
+    measured("kills", f"{how}, {while_saving} of them while saving: damaged checkpoints", 0)
+    measured("kills", f"{how}: intervals lost at most", lost)

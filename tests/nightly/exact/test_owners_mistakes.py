@@ -135,7 +135,7 @@ MISTAKES = [
     Mistake(
         "a stop writes no checkpoint",
         "train.py",
-        Rewrite("run.checkpoints.save()", "", "main"),
+        Rewrite("run.checkpoints.save(wait=True)", "", "main"),
         STOP,
     ),
     Mistake(

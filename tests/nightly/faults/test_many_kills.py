@@ -8,3 +8,10 @@ from tests.core.faults.test_kills import assert_kills_lose_one_interval
 
 def test_many_kills_lose_no_more_than_one(project: Render, tmp_path: Path, measured: Measured) -> None:
     assert_kills_lose_one_interval(200, project(), tmp_path, measured)
+
+
+def test_kills_beside_saves_that_are_not_waited_for_lose_no_more(
+    project: Render, tmp_path: Path, measured: Measured
+) -> None:
+    """Than what the disk did not have yet."""
+    assert_kills_lose_one_interval(40, project(), tmp_path, measured, "--async-saves")

@@ -76,9 +76,7 @@ def paced(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Callable
             step.apply(copy / "train.py")
             # Slurm lets jobs of this cluster live for 10 seconds after TERM, Open MPI its ranks for 2.
             saving = pace.format("self.", 3 if launcher == "mpirun" else 1)
-            Rewrite("torch.save($$$X)", saving + "\n{}", "_write").apply(
-                copy / "ddp_project" / "runtime" / "checkpoint.py"
-            )
+            Rewrite("put(file)", saving + "\n{}", "_write").apply(copy / "ddp_project" / "runtime" / "checkpoint.py")
             copies[launcher] = copy
         return copies[launcher]
 
