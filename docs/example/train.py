@@ -71,7 +71,7 @@ def main(config: Config, world: launcher.World, device: torch.device) -> exits.E
         while not progress.is_done(config):
             finished_epoch = train_epoch(run)
             if run.stop.agreed and not progress.is_out_of_steps(config):
-                run.checkpoints.save()
+                run.checkpoints.save(wait=True)
                 return run.stop.leave(progress.step)
             evaluating = progress.is_evaluation_due(config)
             best = evaluating and evaluate(run)

@@ -6,14 +6,17 @@ import re
 import shutil
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.simulated import one_of
 from tests.conftest import Render
 from tests.launching import checkpoint, module_of
 from tests.ranks import assert_same_state, names, train_on_ranks
@@ -190,3 +193,19 @@ def test_old_checkpoints_go_and_the_best_and_the_last_stay(project: Render, stop
     best, last = checkpoint(run_dir, "best.pt")["progress"], checkpoint(run_dir)["progress"]
     assert best["step"] == max(accuracies, key=lambda step: accuracies[step]) < last["step"] == 66
     assert best["best"] == last["best"] == pytest.approx(accuracies[best["step"]], abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")
+def test_a_gpu_loads_without_a_copy_in_memory(
+    whole: Path, package: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several ranks of a machine would need it at once; a CPU needs it, else it would write to the file's memory."""
+    module, config = package("runtime.checkpoint"), package("config").Config(run_dir=whole)
+    monkeypatch.setattr(module.copy, "deepcopy", Mock(side_effect=AssertionError("copied")))
+    for device, copied in {"meta": False, "cpu": True}.items():
+        model = package("model").build_model().to(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        checkpoints = module.Checkpoints(config, package("runtime.meter").Progress(), model, optimizer=optimizer)
+        with one_of(1), pytest.raises(AssertionError, match="copied") if copied else nullcontext():
+            checkpoints._load(whole / "checkpoints" / "last.pt")
+            assert {state["exp_avg"].device.type for state in optimizer.state.values()} == {device}

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tests.conftest import Render
-from tests.ranks import train_on_ranks
+from tests.ranks import run_train, train_on_ranks
 
 FOUR = ["A", "B", "C", "D"]
 
@@ -161,3 +161,23 @@ def test_a_machine_without_its_gpu_is_named_at_once(project: Render, tmp_path: P
     printed = train_on_ranks(project(), tmp_path / "run", code=2, timeout=60, entry=run_with_a_gpu_on_rank_0)
     assert "error: the ranks must use the same backend, not nccl on rank 0 (" in printed[0]
     assert "and gloo on rank 1 (" in printed[0]
+
+
+def join_with_a_gpu_twice() -> None:
+    """What a rank does whose NCCL finds, as it does at the first connection, that two ranks share a GPU."""
+    told = "NCCL error in: NCCLUtils.cpp:94, invalid usage\nLast error:\nDuplicate GPU detected : rank 1 and rank 0"
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise dist.DistBackendError(
+            f"{told}\nException raised from create at NCCLUtils.cpp:94 (most recent call first)"
+        )
+
+    vars(dist)["init_process_group"] = refuse
+    run_train()
+
+
+def test_the_cause_of_an_error_of_nccl_is_in_the_line(project: Render, tmp_path: Path) -> None:
+    """NCCL names it in its last line."""
+    printed = train_on_ranks(project(), tmp_path / "run", code=2, timeout=60, entry=join_with_a_gpu_twice)
+    [error] = [line for line in printed[0].splitlines() if line.startswith("error: ")]
+    assert error.endswith("invalid usage Last error: Duplicate GPU detected : rank 1 and rank 0")
