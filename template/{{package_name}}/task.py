@@ -17,7 +17,8 @@ HIGHER_IS_BETTER = True
 def compute(model: nn.Module, batch: Any) -> dict[str, Mean]:
     """Return the loss and the metrics of a batch, each as Mean(sum, count). Training and evaluation both call it.
 
-    What is minimised is "loss": the sum over all micro-batches and ranks, divided by the count over all of them.
+    What is minimised is "loss": the sum over all micro-batches and ranks, divided by the count over all of them. For a
+    metric that is no mean of samples, add a function summarize(): RECIPES.md shows one.
     """
     images, labels = batch
     logits = model(images)
