@@ -1,5 +1,6 @@
 """Times a command."""
 
+import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -16,3 +17,14 @@ def seconds_of(command: Sequence[str | Path], folder: Path, env: Mapping[str, st
     if done.returncode != code:
         raise CommandError(done.stderr)
     return taken
+
+
+def processor_seconds_of(command: Sequence[str | Path], folder: Path, env: Mapping[str, str]) -> float:
+    """Run a command, and return the processor time of it and of all that it starts and waits for.
+
+    What else the machine does hardly changes it. Raises CommandError if the command fails.
+    """
+    before = os.times()
+    seconds_of(command, folder, env)
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system

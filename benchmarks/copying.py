@@ -1,8 +1,10 @@
-"""Measures `copier copy` and `copier update`: python -m benchmarks.copying. Nothing else should run meanwhile.
+"""Measures `copier copy` and `copier update`: python -m benchmarks.copying
 
-Both are run in turn for this template, for an empty one, and for one of as many files without a question: what that
-takes, Copier takes for any template of this size. The results are in benchmarks/results/copying.json, from which
-`ddp-template docs` makes a table in docs/speed.md.
+Both are run in turn for this template as it is released, for it as a tag of the whole repository, for an empty one, and
+for one that has the files of a project as they are and no question: what that takes, Copier takes for any template that
+writes them. Copier does one thing at a time, so its processor time is what its user waits for, and other work on the
+machine hardly changes it. The results are in benchmarks/results/copying.json, from which `ddp-template docs` makes a
+table in docs/speed.md.
 """
 
 import json
@@ -20,9 +22,11 @@ from typing import Annotated
 import typer
 
 from generator.answers.questions import TEMPLATE
-from generator.render.git import SETTINGS
+from generator.render.git import SETTINGS, run
+from generator.update.history import steps_of_release
+from tools.docs.starting import SAME_FILES
 
-from .clock import seconds_of
+from .clock import processor_seconds_of
 from .failures import CommandError, failures_told
 from .machines import machine
 
@@ -30,7 +34,7 @@ RESULTS = TEMPLATE / "benchmarks" / "results" / "copying.json"
 ENV = {**os.environ, **SETTINGS}
 COPIER = [sys.executable, "-m", "copier"]
 ANSWERS = "{{ _copier_conf.answers_file }}.jinja"
-AUTHOR = ["-c", "user.name=benchmark", "-c", "user.email=benchmark@localhost"]
+VERSIONS = ("1.0.0", "2.0.0")
 
 Times = dict[str, dict[str, list[float]]]
 
@@ -39,7 +43,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="How often each is measured.")] = 15,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the results go.")] = RESULTS,
 ) -> None:
-    """Measure copies and updates of three templates in turn."""
+    """Measure copies and updates of these templates in turn."""
     with failures_told(), tempfile.TemporaryDirectory() as folder:
         templates = make_templates(Path(folder))
         seconds: Times = {name: {"copy": [], "update": []} for name in templates}
@@ -61,57 +65,68 @@ def main(
 
 def make_templates(folder: Path) -> dict[str, Path]:
     """Make a git repository of each template, with the versions 1.0.0 and 2.0.0, which differ in one line."""
-    ours = folder / "ours"
-    git(folder, "clone", "--quiet", "--no-tags", str(TEMPLATE), str(ours))
-    git(ours, "gc", "--quiet")
-    subprocess.run([*COPIER, "copy", "-q", "--defaults", ours, folder / "made"], env=ENV, check=True)
-    sizes = [file.stat().st_size for file in (folder / "made").rglob("*") if file.is_file()]
-    shutil.rmtree(folder / "made")
+    whole, released, same = folder / "whole", folder / "released", folder / "same"
+    run(folder, "clone", "--quiet", "--no-tags", str(TEMPLATE), str(whole))
+    run(folder, "clone", "--quiet", "--no-tags", str(TEMPLATE), str(released))
+    made = folder / "made"
+    subprocess.run([*COPIER, "copy", "-q", "--defaults", "--vcs-ref", "HEAD", whole, made], env=ENV, check=True)
+    plain_template(same, made)
+    plain_template(folder / "empty")
     templates = {
-        "an empty template": plain_template(folder / "empty", []),
-        "as many files, no questions": plain_template(folder / "plain", sizes),
-        "this template": ours,
+        "an empty template": folder / "empty",
+        SAME_FILES: same,
+        "this template": released,
+        "this template, if a tag had the whole repository": whole,
     }
     for template in templates.values():
-        readme = next((template / "template").glob("README.md*"))
-        for version in ("1.0.0", "2.0.0"):
-            readme.write_text(readme.read_text() + f"\nThis is version {version}.\n")
-            git(template, "add", "--all")
-            git(template, *AUTHOR, "commit", "--quiet", "--message", version)
-            git(template, "tag", version)
+        add_versions(template, as_released=template == released)
     return templates
 
 
-def plain_template(folder: Path, sizes: list[int]) -> Path:
-    """Make a template with a file of each of these sizes (bytes), and a README."""
+def plain_template(folder: Path, files: Path | None = None) -> None:
+    """Make a template without a question that writes these files, or a README alone."""
     inner = folder / "template"
-    inner.mkdir(parents=True)
+    folder.mkdir()
     (folder / "copier.yml").write_text("_subdirectory: template\n")
+    if files:
+        shutil.move(files, inner)
+        (inner / ".copier-answers.yml").unlink()
+    else:
+        inner.mkdir()
+        (inner / "README.md").write_text("# Empty\n")
     (inner / ANSWERS).write_text("{{ _copier_answers|to_nice_yaml -}}\n")
-    (inner / "README.md").write_text("# Empty\n")
-    for i, size in enumerate(sizes[2:]):
-        (inner / f"file-{i}.txt").write_text("a line of text\n" * (size // 15))
-    git(folder, "init", "--quiet")
-    return folder
+    run(folder, "init", "--quiet")
+
+
+def add_versions(template: Path, as_released: bool) -> None:
+    """Commit and tag the versions, and pack the repository as a server would; a release tags the template alone."""
+    readme = next((template / "template").glob("README.md*"))
+    for version in VERSIONS:
+        readme.write_text(readme.read_text() + f"\nThis is version {version}.\n")
+        run(template, "add", "--all", "--force", "--", "copier.yml", "template")
+        run(template, "commit", "--quiet", "--message", version)
+        if as_released:
+            *local, _ = steps_of_release(version, run(template, "rev-parse", "HEAD"))
+            steps = "\n".join(local)
+            subprocess.run(["bash", "-euc", steps], cwd=template, env=ENV, check=True, capture_output=True)
+        else:
+            run(template, "tag", f"v{version}")
+    run(template, "gc", "--quiet", "--prune=now")
 
 
 def copy_and_update(template: Path, project: Path) -> tuple[float, float]:
     """Make a project of version 1.0.0 and update it to 2.0.0. Returns what each took (seconds)."""
-    folder = project.parent
     shutil.rmtree(project, ignore_errors=True)
-    copied = seconds_of([*COPIER, "copy", "-q", "--defaults", "--vcs-ref", "1.0.0", template, project], folder, ENV)
-    git(project, "init", "--quiet")
-    git(project, "add", "--all")
-    git(project, *AUTHOR, "commit", "--quiet", "--message", "made")
-    updated = seconds_of([*COPIER, "update", "-q", "--defaults", project], folder, ENV)
-    if "This is version 2.0.0." not in (project / "README.md").read_text():
+    copied = processor_seconds_of(
+        [*COPIER, "copy", "-q", "--defaults", "--vcs-ref", f"v{VERSIONS[0]}", template, project], project.parent, ENV
+    )
+    run(project, "init", "--quiet")
+    run(project, "add", "--all")
+    run(project, "commit", "--quiet", "--message", "made")
+    updated = processor_seconds_of([*COPIER, "update", "-q", "--defaults", project], project.parent, ENV)
+    if f"This is version {VERSIONS[1]}." not in (project / "README.md").read_text():
         raise CommandError("the update has not arrived")
     return copied, updated
-
-
-def git(folder: Path, *arguments: str) -> None:
-    """Run git in a folder."""
-    subprocess.run(["git", "-C", str(folder), *arguments], env=ENV, check=True)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from generator.render.snapshot import PARTS, find_commit, take_snapshot
 FILE, CHANGES, METADATA = "releases.yml", "CHANGELOG.md", "pyproject.toml"
 # What a version tells the people who update to it.
 TOLD = ("### What changes in your project", "### What you must do")
+# What a version's tag has: what Copier reads, and what its users may look for beside it.
+RELEASED = (*PARTS, CHANGES, "LICENSE")
 NEXT = "v99999"  # the tag of the template as it is in the working tree: newer than all versions
 
 
@@ -164,10 +166,18 @@ def tells_of_checkpoints(template: Path, since: str) -> bool:
 
 
 def steps_of_release(version: str, commit: str) -> list[str]:
-    """Return the commands that release a commit that has passed all checks."""
+    """Return the commands that release a commit that has passed all checks.
+
+    The tag names a child of it that has the template alone, because Copier writes out all files of a version, once for
+    a copy and five times for an update. A merge that changes nothing brings the child into every clone.
+    """
     return [
-        f'git tag --annotate v{version} --message "{version}" {commit}',
-        f"echo '{version}: {commit}' >>{FILE}",
-        f'git commit --message "Release {version}" {FILE}',
+        f"tree=$(git ls-tree {commit} {' '.join(RELEASED)} | git mktree)",
+        f'released=$(git commit-tree -p {commit} -m "{version}: the template alone" "$tree")',
+        f'git tag --annotate v{version} --message "{version}" "$released"',
+        'git merge --no-ff --no-commit --strategy ours "$released"',
+        f'echo "{version}: $released" >>{FILE}',
+        f"git add {FILE}",
+        f'git commit --message "Release {version}"',
         f"git push origin HEAD v{version}",
     ]

@@ -9,12 +9,12 @@ import pytest
 from tools.docs.check import NOT_MEASURED
 from tools.docs.goals import goal_table
 from tools.docs.pages import MAKERS, speed_tables
-from tools.docs.starting import copying_table, loading_table, starting_table
+from tools.docs.starting import SAME_FILES, copying_table, loading_table, starting_table
 
 EMPTY: dict[str, dict[str, Any]] = {name: {} for name in MAKERS}
 COPYING = {
     "seconds": {
-        "an empty template": {"copy": [1.0, 2.0, 4.0], "update": [1.0, 1.0, 1.0]},
+        SAME_FILES: {"copy": [1.0, 2.0, 4.0], "update": [1.0, 1.0, 1.0]},
         "this template": {"copy": [1.2, 2.4, 12.0], "update": [2.0, 2.0, 1.0]},
     }
 }
@@ -87,8 +87,8 @@ def test_guards_starts_and_copies_have_goals_too() -> None:
         "`small_cnn`: the guards, a bar on a screen and the log and csv, of a step's time": ("2.1%", "**no**"),
         "`--help`": ("0.31 s", "**no**"),
         "an option that does not exist": ("0.20 s", "yes"),
-        "`copier copy`, times that of an empty template": ("1.20", "yes"),
-        "`copier update`, times that of an empty template": ("2.00", "**no**"),
+        "`copier copy`, times that of the same files without questions": ("1.20", "yes"),
+        "`copier update`, times that of the same files without questions": ("2.00", "**no**"),
     }
 
 

@@ -5,6 +5,8 @@ import statistics
 from tools.docs.check import NOT_MEASURED, Record, markdown
 from tools.docs.speed import ratio
 
+SAME_FILES = "the same files, no questions"  # a template that writes the files of a project as they are
+
 
 def gpu_table(results: Record) -> str:
     """Return the samples per second on a GPU beside a plain loop, and how often a step waits for the GPU."""
@@ -34,16 +36,15 @@ def loading_table(results: Record) -> str:
 
 
 def copying_table(results: Record) -> str:
-    """Return what Copier takes for each template, in seconds and in times of the empty one in the same round."""
+    """Return what Copier takes for each template, in seconds and in times of the same files in the same round."""
     rows = []
     for name, both in results["seconds"].items():
-        cells = [f"{statistics.median(both[what]):.2f} s ({times_empty(results, name, what):.2f})" for what in both]
-        rows.append([name, *cells])
+        ratios = {what: times_same_files(results, name, what) for what in both}
+        rows.append([name, *(f"{statistics.median(both[what]):.2f} s ({ratios[what]:.2f})" for what in both)])
     return markdown(["", *(f"`copier {what}` (ratio)" for what in next(iter(results["seconds"].values())))], rows)
 
 
-def times_empty(results: Record, name: str, what: str) -> float:
-    """Return the median ratio of a template's time to that of the empty one in the same round."""
-    empty = next(iter(results["seconds"].values()))[what]
-    own = results["seconds"][name][what]
-    return statistics.median(float(one / other) for one, other in zip(own, empty, strict=True))
+def times_same_files(results: Record, name: str, what: str) -> float:
+    """Return the median ratio of a template's time to that of the same files without questions in the same round."""
+    same, own = results["seconds"][SAME_FILES][what], results["seconds"][name][what]
+    return statistics.median(float(one / other) for one, other in zip(own, same, strict=True))

@@ -10,6 +10,7 @@ import pytest
 from generator.answers.questions import TEMPLATE
 from generator.render.git import run
 from generator.render.project import RenderError
+from generator.render.snapshot import PARTS
 from generator.update.history import (
     FILE,
     NEXT,
@@ -22,7 +23,7 @@ from generator.update.history import (
     steps_of_release,
     tells_of_checkpoints,
 )
-from generator.update.replay import commit_all
+from generator.update.replay import carry, commit_all
 from tests.histories import MadeUp
 
 SECTION = f"# Changes\n\n## 1.1.0\n\n{TOLD[0]}\n\n- Nothing.\n\n{TOLD[1]}\n\n- Nothing.\n"
@@ -118,16 +119,36 @@ def test_tags_that_have_moved_or_are_not_listed(ready: MadeUp) -> None:
         check_release("1.1.0", ready.folder)
 
 
+def release(folder: Path, version: str) -> None:
+    """Run the commands of a release, but for the push."""
+    *local, push = steps_of_release(version, run(folder, "rev-parse", "HEAD"))
+    assert push == f"git push origin HEAD v{version}"
+    subprocess.run(["bash", "-euc", "\n".join(local)], cwd=folder, check=True, capture_output=True)
+
+
 def test_the_commands_release_the_version(ready: MadeUp) -> None:
-    commit = run(ready.folder, "rev-parse", "HEAD")
-    *local, push = steps_of_release("1.1.0", commit)
-    subprocess.run(["bash", "-ec", "\n".join(local)], cwd=ready.folder, check=True, capture_output=True)
+    release(ready.folder, "1.1.0")
     assert [release.version for release in read_releases(ready.folder)] == ["1.0.0", "1.1.0"]
-    assert run(ready.folder, "rev-parse", "v1.1.0^{commit}") == read_releases(ready.folder)[-1].commit == commit
+    assert run(ready.folder, "rev-parse", "v1.1.0^{commit}") == read_releases(ready.folder)[-1].commit
     assert run(ready.folder, "status", "--porcelain") == ""
-    assert push == "git push origin HEAD v1.1.0"
     with pytest.raises(RenderError, match=r"1\.1\.0 is not newer"):
         check_release("1.1.0", ready.folder)
+
+
+def test_a_released_version_has_the_template_alone_and_the_branch_all_files(ready: MadeUp, tmp_path: Path) -> None:
+    (ready.folder / "docs").mkdir()
+    (ready.folder / "docs" / "speed.md").touch()
+    commit_all(ready.folder)
+    commit = run(ready.folder, "rev-parse", "HEAD")
+    release(ready.folder, "1.1.0")
+    assert run(ready.folder, "diff", "--name-only", commit, "HEAD") == FILE
+    assert run(ready.folder, "diff", commit, "v1.1.0", "--", *PARTS) == ""
+    assert set(run(ready.folder, "ls-tree", "--name-only", "v1.1.0").split()) == {*PARTS, "CHANGELOG.md"}
+    run(tmp_path, "clone", "--quiet", "--no-tags", str(ready.folder), "branch")
+    history = clone_history(tmp_path / "history", read_releases(ready.folder), tmp_path / "branch")
+    assert run(history.folder, "rev-parse", "v1.1.0") == run(ready.folder, "rev-parse", "v1.1.0^{commit}")
+    (tmp_path / "trial").mkdir()
+    assert carry(history.folder, ("v1.0.0", "v1.1.0", NEXT), {}, tmp_path / "trial") == []
 
 
 @pytest.mark.parametrize(
