@@ -33,6 +33,19 @@ class SmallCNN(nn.Module):
         return logits
 
 
+class TinyMLP(nn.Module):
+    """One hidden layer, for images of 3 x 16 x 16 pixels: it computes less than what surrounds it."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3 * 16 * 16, width), nn.ReLU(), nn.Linear(width, CLASSES))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits, shape (batch, 10), of images of shape (batch, 3, 16, 16)."""
+        logits: Tensor = self.layers(images.flatten(1))
+        return logits
+
+
 class WideNet(nn.Module):
     """Linear layers of 18 million weights, for images of 3 x 16 x 16 pixels: what a copy of all weights takes shows."""
 

@@ -5,6 +5,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -60,7 +61,7 @@ def batches(loading: ModuleType, dataset: Dataset[Any], sampler: Any, **options:
 
 def workers(loading: ModuleType, dataset: Dataset[Any], **options: Any) -> int:
     """How many processes load a dataset."""
-    found: int = batches(loading, dataset, [loading.Batch([0], (0,))], **options).loader.num_workers
+    found: int = batches(loading, dataset, [loading.Batch([0], (0,))], **options).workers
     return found
 
 
@@ -90,6 +91,39 @@ def test_a_rank_with_one_core_loads_its_data_itself(loading: ModuleType) -> None
         assert workers(loading, OneByOne()) == 0
     finally:
         torch.set_num_threads(CORES)
+
+
+def test_a_gpu_copies_in_a_stream_of_its_own_for_which_the_step_waits(
+    loading: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked of torch.cuda, in which order, where the loader has no workers."""
+    asked: list[str] = []
+    streams = ["training"]
+
+    @contextmanager
+    def using(name: str) -> Iterator[None]:
+        streams.append(name)
+        yield
+        streams.pop()
+
+    def ask(what: str, tensor: torch.Tensor) -> torch.Tensor:
+        asked.append(what)
+        return tensor
+
+    class Stream(str):
+        def wait_stream(self, other: str) -> None:
+            asked.append(f"{self} waits for {other}")
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "copies")
+    monkeypatch.setattr(torch.cuda, "stream", using)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(streams[-1]))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: ask("pinned", tensor))
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *how, **further: ask(f"copied: {streams}", tensor))
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: asked.append(f"kept for {stream}"))
+    one = [loading.Batch([1, 2], (0,))]
+    [*loading.DeviceBatches(InMemory(), one, loading.Config(), torch.device("cuda"))]
+    copied = "copied: ['training', 'copies']"
+    assert asked == ["pinned", copied, "training waits for copies", "kept for training"]
 
 
 @pytest.mark.parametrize(("loading_takes", "training", "told"), [(0.004, 0.001, True), (0.0, 0.03, False)])

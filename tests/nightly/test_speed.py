@@ -17,7 +17,7 @@ from benchmarks.guards import PARTS, measure_guards
 from benchmarks.peers import pinned_versions
 from benchmarks.rounds import compare, play
 from benchmarks.trials import Contender, Trial, check_same, counted, measured, render_project
-from tools.docs.speed import guard_table, optimisation_table, speed_table, versions_line
+from tools.docs.speed import change_table, guard_table, speed_table, versions_line
 from tools.rewriting import Rewrite
 
 STEPS = 4
@@ -171,7 +171,7 @@ def test_the_table_of_optimisations_leaves_empty_what_was_not_measured() -> None
     ratios = {"as generated": SPREAD, "fewer threads": SPREAD, "no batches": SPREAD}
     heavy = {"as generated": SPREAD, "fewer threads": SPREAD}
     measured = {"small_cnn": {"memory": ratios}, "resnet": {"memory": heavy}, "wide": {"ratios": heavy}}
-    lines = optimisation_table({"optimisations": measured}, "memory").splitlines()
+    lines = change_table({"edits": measured}, "edits", "memory").splitlines()
     assert lines[0] == "| edit | `small_cnn` | `resnet` |"
     assert lines[2:] == [
         "| fewer threads | 1.25 (1.20 to 1.30) | 1.25 (1.20 to 1.30) |",

@@ -16,7 +16,7 @@ from generator.update.gate import PARTS
 from tools.docs.check import NOT_MEASURED, Record, check_table, growth_table, machine_line
 from tools.docs.goals import goal_table
 from tools.docs.scale import agreement_table, checkpoint_table, evaluation_table, training_table
-from tools.docs.speed import guard_table, optimisation_table, speed_table, versions_line
+from tools.docs.speed import change_table, guard_table, speed_table, versions_line
 from tools.docs.starting import copying_table, gpu_table, loading_table, starting_table
 from tools.docs.tests import dearest_table, folder_table
 
@@ -34,11 +34,12 @@ NUMBERS = {page: RESULTS / f"{page.stem}.json" for page in (EXACT, FAULTS)}
 MAKERS: dict[str, dict[str, Callable[[Record], str]]] = {
     "speed": {
         "versions": versions_line,
-        **{name: partial(speed_table, workload=name) for name in ("small_cnn", "resnet", "transformer")},
+        **{name: partial(speed_table, workload=name) for name in ("tiny_mlp", "small_cnn", "resnet", "transformer")},
     },
     "ablation": {
-        "optimisations": partial(optimisation_table, what="ratios"),
-        "optimisations-memory": partial(optimisation_table, what="memory"),
+        "optimisations": partial(change_table, part="optimisations", what="ratios"),
+        "optimisations-memory": partial(change_table, part="optimisations", what="memory"),
+        "options": partial(change_table, part="options", what="ratios"),
         "guards": guard_table,
     },
     "gpu": {"gpu": gpu_table},

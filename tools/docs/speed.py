@@ -47,15 +47,15 @@ def speed_row(name: str, record: Record) -> list[str]:
     return [*row, f"{record['collectives']:.3g}", f"{record['reads']:.3g}"]
 
 
-def optimisation_table(results: Record, what: str) -> str:
-    """Return what a number becomes where each optimisation is taken out, in times of itself, as a Markdown table."""
-    measured = {name: record[what] for name, record in results["optimisations"].items() if what in record}
+def change_table(results: Record, part: str, what: str) -> str:
+    """Return what a number becomes with each change of the project, in times of itself, as a Markdown table."""
+    measured = {name: record[what] for name, record in results[part].items() if what in record}
     names = dict.fromkeys(name for ratios in measured.values() for name in ratios)
     rows = [
         [name, *(ratio(ratios[name]) if name in ratios else "" for ratios in measured.values())]
         for name in [*names][1:]  # the first is the project as it is generated
     ]
-    return markdown(["edit", *(f"`{workload}`" for workload in measured)], rows)
+    return markdown(["change", *(f"`{workload}`" for workload in measured)], rows)
 
 
 def guard_table(results: Record) -> str:
