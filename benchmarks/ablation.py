@@ -1,14 +1,14 @@
-"""Measures what each optimisation and some options of the generated project give, and what each guard takes.
+"""Measures what each optimisation of the generated project gives, and what each guard takes.
 
-python -m benchmarks.ablation: edited copies of the project, and the project with options, run beside it as it is
-generated, and clocks run around the guards of its steps.
+python -m benchmarks.ablation: edited copies of the project run beside it as it is generated, and clocks run around the
+guards of its steps.
 Nothing else should run on the machine meanwhile. The results go into benchmarks/results/ablation.json.
 """
 
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +18,7 @@ import typer
 from generator.answers.questions import TEMPLATE
 
 from .contenders.workloads import WORKLOADS
-from .edits import ALL, EDITS, OPTIONS
+from .edits import ALL, EDITS
 from .failures import failures_told
 from .guards import STEPS, measure_guards
 from .machines import machine
@@ -38,7 +38,7 @@ def main(
     guards: Annotated[bool, typer.Option(help="Measure the guards, too.")] = True,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the results go.")] = RESULTS,
 ) -> None:
-    """Run the project with each optimisation taken out, and with options, then steps with clocks around the guards."""
+    """Run the project with each optimisation taken out, then steps with a clock around each guard."""
     results: Record = json.loads(out.read_text()) if out.exists() else {}
     if results.get("machine") != machine():
         results = {}
@@ -51,34 +51,31 @@ def main(
 
     with failures_told(), tempfile.TemporaryDirectory() as folder:
         for workload in filter(None, workloads.split(",")):
-            project = render_project(Path(folder) / workload / "project")
-            trial = Trial(workload, WORKLOADS[workload].shortened(steps), Path(sys.executable))
-            for found in beside(project, edited(project, workload), trial, rounds):
+            for found in ablate(workload, steps, rounds, Path(folder) / workload):
                 add("optimisations", workload, found)
-            given = {name: Contender(str(project), options=options) for name, options in OPTIONS.items()}
-            for found in beside(project, given, trial, rounds):
-                add("options", workload, found)
         for workload, taken in STEPS.items() if guards else ():
             say(f"{workload}, guards")
             add("guards", workload, measure_guards(Path(folder) / "guards" / workload, workload, taken))
     typer.echo(f"results: {out}")
 
 
-def edited(project: Path, workload: str) -> dict[str, Contender]:
-    """Write a copy of a project with each edit that may matter on a workload."""
-    chosen = [edit for edit in EDITS if workload in edit.workloads]
-    return {edit.name: Contender(str(edit.apply(project, project.with_name(edit.name)))) for edit in chosen}
+def ablate(workload: str, steps: int, rounds: int, folder: Path) -> Iterator[Record]:
+    """Yield what was measured of each edited project, and its ratios to the project as generated.
 
-
-def beside(project: Path, others: Mapping[str, Contender], trial: Trial, rounds: int) -> Iterator[Record]:
-    """Yield what was measured of others, and their ratios to the project as generated, up to each round."""
-    contenders = {BASELINE: Contender(str(project)), **others}
+    Yields that of all rounds up to each round.
+    """
+    project = render_project(folder / "project")
+    projects = {BASELINE: project}
+    for edit in EDITS:
+        if workload in edit.workloads:
+            projects[edit.name] = edit.apply(project, folder / str(len(projects)))
+    trial = Trial(workload, WORKLOADS[workload].shortened(steps), Path(sys.executable))
 
     def run(name: str) -> Record:
-        say(f"{trial.name}, {name}")
-        return trial.run(contenders[name])
+        say(f"{workload}, {name}")
+        return trial.run(Contender(str(projects[name])))
 
-    for played in play([*contenders], rounds, run):
+    for played in play([*projects], rounds, run):
         compared = {name: compare(played, BASELINE, what) for name, what in COMPARED.items()}
         yield {"steps": trial.workload.steps, **compared, "rounds": played}
 

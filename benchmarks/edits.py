@@ -1,4 +1,4 @@
-"""Edits of a generated project, each of which takes one optimisation out of it, and options that may make it faster."""
+"""Edits of a generated project, each of which takes one optimisation out of it."""
 
 import shutil
 from dataclasses import dataclass
@@ -72,9 +72,3 @@ EDITS = (
         Rewrite("due or saving or leaving", "due or saving or True", "train_epoch"),
     ),
 )
-# --bf16-gradients needs NCCL: benchmarks/gpu.py is the place to measure it.
-OPTIONS = {
-    "--static-graph": ("--static-graph",),
-    "--bucket-mib 1": ("--bucket-mib", "1"),
-    "--bucket-mib 100": ("--bucket-mib", "100"),
-}

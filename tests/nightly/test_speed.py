@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.blocks import GENERATED, OF_A_BLOCK, OPTIONS, PLAIN, measure, ratio_to
 from benchmarks.contenders.recording import COUNTING
 from benchmarks.contenders.workloads import WORKLOADS
 from benchmarks.edits import EDITS, Edit
@@ -17,7 +18,7 @@ from benchmarks.guards import PARTS, measure_guards
 from benchmarks.peers import pinned_versions
 from benchmarks.rounds import compare, play
 from benchmarks.trials import Contender, Trial, check_same, counted, measured, render_project
-from tools.docs.speed import change_table, guard_table, speed_table, versions_line
+from tools.docs.speed import block_table, guard_table, optimisation_table, speed_table, versions_line
 from tools.rewriting import Rewrite
 
 STEPS = 4
@@ -127,6 +128,20 @@ def test_an_edit_that_finds_nothing_says_so(project: Path, tmp_path: Path) -> No
         Edit("gone", "train.py", Rewrite("no_such_call()", "")).apply(project, tmp_path / "edited")
 
 
+def test_blocks_of_steps_are_compared_within_their_turn(tmp_path: Path) -> None:
+    render_project(tmp_path / "project")
+    found = measure(tmp_path, "tiny_mlp", blocks=2)
+    assert [*found] == [PLAIN, GENERATED, *OPTIONS]
+    assert found[GENERATED]["ratio"] == {"median": 1, "low": 1, "high": 1}
+    assert all(record["seconds"] > 0 for record in found.values())
+    log = "".join(file.read_text() for file in tmp_path.glob("*/run/train.log"))
+    assert f"step {3 * OF_A_BLOCK['tiny_mlp']}  train/loss" in log, "the first block does not count"
+    assert ratio_to([2.0, 1.0, 4.0], [1.0, 1.0, 1.0])["ratio"] == {"median": 0.5, "low": 0.25, "high": 1}
+    lines = block_table({"workloads": {"tiny_mlp": found}}).splitlines()
+    assert lines[3].startswith("| fastest plain loop | ")
+    assert [line.split(" | ")[0] for line in lines[4:]] == [f"| `{name}`" for name in OPTIONS]
+
+
 def test_each_guard_is_measured(tmp_path: Path) -> None:
     found = measure_guards(tmp_path, "small_cnn", steps=10, loggers=["csv"])
     assert [*found] == [
@@ -171,7 +186,7 @@ def test_the_table_of_optimisations_leaves_empty_what_was_not_measured() -> None
     ratios = {"as generated": SPREAD, "fewer threads": SPREAD, "no batches": SPREAD}
     heavy = {"as generated": SPREAD, "fewer threads": SPREAD}
     measured = {"small_cnn": {"memory": ratios}, "resnet": {"memory": heavy}, "wide": {"ratios": heavy}}
-    lines = change_table({"edits": measured}, "edits", "memory").splitlines()
+    lines = optimisation_table({"optimisations": measured}, "memory").splitlines()
     assert lines[0] == "| edit | `small_cnn` | `resnet` |"
     assert lines[2:] == [
         "| fewer threads | 1.25 (1.20 to 1.30) | 1.25 (1.20 to 1.30) |",

@@ -16,7 +16,7 @@ from generator.update.gate import PARTS
 from tools.docs.check import NOT_MEASURED, Record, check_table, growth_table, machine_line
 from tools.docs.goals import goal_table
 from tools.docs.scale import agreement_table, checkpoint_table, evaluation_table, training_table
-from tools.docs.speed import change_table, guard_table, speed_table, versions_line
+from tools.docs.speed import block_table, guard_table, optimisation_table, speed_table, versions_line
 from tools.docs.starting import copying_table, gpu_table, loading_table, starting_table
 from tools.docs.tests import dearest_table, folder_table
 
@@ -36,10 +36,10 @@ MAKERS: dict[str, dict[str, Callable[[Record], str]]] = {
         "versions": versions_line,
         **{name: partial(speed_table, workload=name) for name in ("tiny_mlp", "small_cnn", "resnet", "transformer")},
     },
+    "blocks": {"blocks": block_table},
     "ablation": {
-        "optimisations": partial(change_table, part="optimisations", what="ratios"),
-        "optimisations-memory": partial(change_table, part="optimisations", what="memory"),
-        "options": partial(change_table, part="options", what="ratios"),
+        "optimisations": partial(optimisation_table, what="ratios"),
+        "optimisations-memory": partial(optimisation_table, what="memory"),
         "guards": guard_table,
     },
     "gpu": {"gpu": gpu_table},

@@ -47,15 +47,29 @@ def speed_row(name: str, record: Record) -> list[str]:
     return [*row, f"{record['collectives']:.3g}", f"{record['reads']:.3g}"]
 
 
-def change_table(results: Record, part: str, what: str) -> str:
-    """Return what a number becomes with each change of the project, in times of itself, as a Markdown table."""
-    measured = {name: record[what] for name, record in results[part].items() if what in record}
+def block_table(results: Record) -> str:
+    """Return how fast each loop is beside the generated project in the same processes, as a Markdown table."""
+    workloads = results["workloads"]
+    names = dict.fromkeys(name for loops in workloads.values() for name in loops)
+    titles = {"plain": title("bare_tuned"), **{name: f"`{name}`" for name in names if name.startswith("--")}}
+    rows = [
+        [titles[name], *(ratio(loops[name]["ratio"]) for loops in workloads.values())]
+        for name in names
+        if name in titles
+    ]
+    steps = (f"{1000 * loops['generated']['seconds']:.3g} ms" for loops in workloads.values())
+    return markdown(["", *(f"`{name}`" for name in workloads)], [["a step as generated", *steps], *rows])
+
+
+def optimisation_table(results: Record, what: str) -> str:
+    """Return what a number becomes where each optimisation is taken out, in times of itself, as a Markdown table."""
+    measured = {name: record[what] for name, record in results["optimisations"].items() if what in record}
     names = dict.fromkeys(name for ratios in measured.values() for name in ratios)
     rows = [
         [name, *(ratio(ratios[name]) if name in ratios else "" for ratios in measured.values())]
         for name in [*names][1:]  # the first is the project as it is generated
     ]
-    return markdown(["change", *(f"`{workload}`" for workload in measured)], rows)
+    return markdown(["edit", *(f"`{workload}`" for workload in measured)], rows)
 
 
 def guard_table(results: Record) -> str:

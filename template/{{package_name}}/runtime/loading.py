@@ -147,7 +147,7 @@ class DeviceBatches:
     def __iter__(self) -> Iterator[Any]:
         HERE.phase = self.phase
         with signals_held_back():
-            loaded = iter(self.loader) if self.loader else map(self.dataset.__getitem__, self.sampler)
+            loaded = map(self.dataset.__getitem__, self.sampler) if self.loader is None else iter(self.loader)
         for one in loaded:
             yield map_tensors(one.batch, self._to_device)
 
