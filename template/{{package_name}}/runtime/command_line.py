@@ -1,11 +1,12 @@
 """What an option can be, and how the command line is read: all options are the fields of one dataclass, Config."""
 
+import argparse
 import io
 import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -14,7 +15,9 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from .exits import UserError
 
-DESCRIPTION = "Train on any number of processes. README.md says how to start them."
+DESCRIPTION = """Train on any number of processes. README.md says how to start them.
+
+--config FILE takes options from JSON or YAML, such as the config.json of another run; those of the command line win."""
 NEWEST = "newest"
 AUTO = "auto"
 
@@ -67,20 +70,55 @@ Checkpoint = Annotated[
 
 
 def parse(config: type[T], arguments: Sequence[str] | None = None, *, quiet: bool = False) -> T:
-    """Read the options from the command line; a quiet rank leaves --help to others.
+    """Read the options from the command line, and those before them from the file of --config, if there is one.
 
-    Raises UserError if an option is unknown or has an impossible value.
+    A quiet rank leaves --help to others. Raises UserError if an option is unknown or has an impossible value.
     """
     complaint = io.StringIO()
+    files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    files.add_argument("--config", type=Path, action="append", default=[], metavar="FILE")
     try:
         with redirect_stderr(complaint):
-            return tyro.cli(config, description=DESCRIPTION, args=arguments, console_outputs=not quiet)
+            given, words = files.parse_known_args(arguments)
+            words = [word for file in given.config for word in words_of(file, config)] + words
+            return tyro.cli(config, description=DESCRIPTION, args=words, console_outputs=not quiet)
     except SystemExit as leaving:
         if leaving.code == 0:
             raise
         # tyro draws a box with a title: take the words out of it.
         words = re.sub("[\u2500-\u257f]", " ", complaint.getvalue().partition("\n")[2]).split()
         raise UserError(" ".join(words)) from None
+
+
+def words_of(file: Path, config: Any) -> list[str]:
+    """Return the options of a JSON or YAML file as words of a command line. Raises UserError if there are others.
+
+    The config.json of a run does not name its directory, nor what it went on from: these belong to that run alone.
+    """
+    import yaml  # not at the top: it would take a tenth of the time of --help
+
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))  # JSON, too, is YAML
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
+        raise UserError(f"--config {file} cannot be read: {reason}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"--config {file} does not hold options and their values, as config.json of a run does")
+    defaults = {field.name: field.default for field in fields(config)}
+    words = []
+    for key, value in found.items():
+        name = str(key).replace("-", "_")
+        option = name.replace("_", "-")
+        if name not in defaults:
+            raise UserError(f"--config {file}: there is no option {key}: leave it out, or take one of --help")
+        if isinstance(defaults[name], bool) != isinstance(value, bool):
+            kind = "true or false" if isinstance(defaults[name], bool) else "neither true nor false"
+            raise UserError(f"--config {file}: {key} must be {kind}, not {value}")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif value is not None and not (file.name == "config.json" and name in ("run_dir", "resume")):
+            words += [f"--{option}", str(value)]
+    return words
 
 
 def as_plain_dict(config: Any) -> dict[str, Any]:
