@@ -193,6 +193,8 @@ def test_tensorboard_has_one_event_file_for_each_start(run_of: Callable[[str], P
 def test_wandb_has_one_run_with_the_options(run_of: Callable[[str], Path]) -> None:
     run_dir = run_of("wandb")
     files = wandb_files(run_dir)
+    exits = [record.exit.exit_code for file in files for record in wandb_records(file) if record.HasField("exit")]
+    assert exits == [0, 0]
     assert len(files) == len([*(run_dir / "wandb").glob("*run-*-*")]) == 2, "one for each start"
     starts = [next(record.run for record in wandb_records(file) if record.HasField("run")) for file in files]
     assert {start.run_id for start in starts} == {(run_dir / "wandb_run_id").read_text()}
@@ -212,6 +214,18 @@ def test_mlflow_has_one_finished_run_with_the_options(run_of: Callable[[str], Pa
     at_first_start |= {"max_steps": ABANDONED, "save_every": 5, "keep": 9, "resume": None}
     assert run.data.params == {name: str(value) for name, value in at_first_start.items()}
     assert run.data.params["lr"] == str(LR)
+
+
+@pytest.mark.parametrize("logger", ["mlflow", "wandb"])
+def test_a_run_that_an_error_ends_is_marked_as_failed(logger: str, project: Render, tmp_path: Path) -> None:
+    env = {"WANDB_MODE": "offline"} if logger == "wandb" else {}
+    options = ("--lr", "1e30", "--max-bad-steps", "1", "--log-every", "1")
+    train_on_ranks(project(logging=logger), tmp_path / "run", *options, code=65, env=env)
+    if logger == "mlflow":
+        assert mlflow_run(tmp_path / "run").info.status == "FAILED"
+    else:
+        [file] = wandb_files(tmp_path / "run")
+        assert [record.exit.exit_code for record in wandb_records(file) if record.HasField("exit")] == [1]
 
 
 def test_a_torn_last_line_of_the_csv_is_dropped(run_of: Callable[[str], Path], project: Render, tmp_path: Path) -> None:
