@@ -122,6 +122,11 @@ def test_a_run_resumed_from_its_newest_checkpoint_ends_the_same(whole: Path, sto
     assert_same_state(checkpoint(stopped), checkpoint(whole))
 
 
+def test_a_resume_says_which_options_are_others(stopped: Path) -> None:
+    changed = f"other options than before: --max-steps {STEPS} (was 13), --save-every 4 (was 0), --keep 2 (was 3)\n"
+    assert (stopped / "train.log").read_text().count(changed) == 1
+
+
 def draws() -> list[float]:
     """Numbers of all generators: of each one a normally distributed one, of which two are made at once, then others."""
     normal = [random.gauss(0, 1), np.random.standard_normal(), torch.randn(()).item()]

@@ -28,6 +28,10 @@ def test_a_run_is_replayed_from_its_config(project: Render, tmp_path: Path) -> N
     train_on_ranks(project(), third, "--config", str(first / "config.json"), "--max-steps", "2")
     assert checkpoint(third)["progress"]["step"] == 2
     configs = [json.loads((folder / "config.json").read_text()) for folder in (first, second)]
+    again = ("--config", str(first / "config.json"), "--resume", str(first / "checkpoints" / "last.pt"))
+    printed = train_on_ranks(project(), tmp_path / "fourth", *again)
+    assert "resumed from" in printed[0]
+    assert "other options" not in printed[0]
     own = {"run_dir": None, "resume": None}
     assert configs[0] | own == configs[1] | own
     assert [config["resume"] for config in configs] == ["auto", None]

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..config import Config
-from .collectives import averaged_buffers, gather, on_every_rank, on_main, stack_on_main
+from .collectives import FROM_RANK_0, averaged_buffers, gather, on_every_rank, on_main, stack_on_main
 from .command_line import AUTO, NEWEST, as_plain_dict
 from .exits import Diverged, UserError
 from .heartbeat import HERE
@@ -168,12 +168,15 @@ class Checkpoints:
         if not candidates:
             return
         path = on_main(lambda: first_whole(candidates))
-        on_every_rank(lambda: self._load(path))
+        before = on_every_rank(lambda: self._load(path))
         if path.resolve().parent != self.folder.resolve():
             self.progress.best = math.nan  # the best.pt of another run is not here
         logging.info("resumed from %s: epoch %d, step %d", path, self.progress.epoch + 1, self.progress.step)
+        if changed := changed_options(before, self.config):
+            logging.info("other options than before: %s", ", ".join(changed))
 
-    def _load(self, path: Path) -> None:
+    def _load(self, path: Path) -> dict[str, Any]:
+        """Go on from a checkpoint, and return the options with which it was written."""
         checkpoint = read_checkpoint(path, required=(*self.parts, "ranks", "world_size"))
         on_cpu = next(self.model.parameters()).device.type == "cpu"
         try:
@@ -186,6 +189,8 @@ class Checkpoints:
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"{path} does not fit this program: {reason:.300}; {IF_IT_DOES_NOT_FIT}") from error
+        options: dict[str, Any] = checkpoint.get("config", {})
+        return options
 
     def complete(self) -> None:
         """Wait for the last save, and forget how often the run was started: it is at its end. All ranks call it."""
@@ -198,6 +203,13 @@ class Checkpoints:
         saved = on_main(self.manifest.numbered)
         good = f"{saved[-1]} is the last checkpoint, and good" if saved else "there is no checkpoint yet"
         return f"{good}; look at the data and the learning rate from there on"
+
+
+def changed_options(before: dict[str, Any], config: Config) -> list[str]:
+    """Return the options that were others in the run that wrote a checkpoint, with both values."""
+    now = {name: value for name, value in as_plain_dict(config).items() if name not in FROM_RANK_0 and name in before}
+    other = {name: value for name, value in now.items() if value != before[name]}
+    return [f"--{name.replace('_', '-')} {value} (was {before[name]})" for name, value in other.items()]
 
 
 def first_whole(candidates: list[Path]) -> Path:
