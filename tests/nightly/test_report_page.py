@@ -2,29 +2,16 @@
 
 import math
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from generator.check.reports.page import arrange, write_page
 from generator.check.results import Verdict, reproduce
+from tests.browser import CONTRAST, opened_page
 from tests.verdicts import CLEANED, HOSTILE, failed_verdict, make_question, make_verdict
-
-CONTRAST = """element => {
-  const light = colour => {
-    const [r, g, b] = colour.match(/[0-9.]+/g).map(Number).map(value => value / 255)
-      .map(value => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  let behind = element;
-  while (getComputedStyle(behind).backgroundColor === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
-  const pair = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor].map(light);
-  return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
-}"""
-BROWSERS = ["chromium", "google-chrome"]
 
 
 @pytest.fixture
@@ -33,34 +20,13 @@ def verdict() -> Verdict:
     return failed_verdict()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A real browser without a window."""
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if not found:
-        pytest.skip("no Chromium here: tests/clusters/install.sh installs it")
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])  # root has no sandbox
-
-
 @pytest.fixture
 def opened(browser: Browser, verdict: Verdict, tmp_path: Path) -> Iterator[Page]:
-    """The page of the verdict, in the browser. Fails where a script of it does, or it asks for anything else."""
+    """The page of the verdict, in the browser."""
     path = tmp_path / "report.html"
     write_page(verdict, path)
-    page = browser.new_page()
-    problems: list[str] = []
-    asked: list[str] = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda message: problems.append(message.text))
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto(path.as_uri())
-    yield page
-    harmed = page.evaluate("window.harmed")
-    page.close()
-    assert problems == []
-    assert set(asked) == {path.as_uri()}
-    assert harmed is None
+    with opened_page(browser, path) as page:
+        yield page
 
 
 def test_the_page_shows_each_combination(opened: Page, verdict: Verdict) -> None:

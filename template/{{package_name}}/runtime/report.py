@@ -1,0 +1,150 @@
+"""A page to look at, of one run or several: curves, options, stops. It needs no network and no other file.
+
+It is made from train.log and config.json alone, so also for a run that goes on, or that was killed. To compare runs,
+python -m with the name of this module and the folders of the runs writes the page into the current folder.
+"""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+
+from .exits import UserError
+from .storage import whole_file
+
+PAGE = "report.html"
+POINTS = 200  # of a curve, at most
+WIDTH, HEIGHT, LEFT = 640, 190, 64  # of a chart, and the room for its labels (pixels)
+# By the prefix of a record's name: what it was taken of, and the dashes of its curve.
+KINDS = {"epoch/validation_": ("validation", "none"), "epoch/train_": ("epoch", "7 4"), "train/": ("training", "2 3")}
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f7f7f")  # one for each run, in turn
+LEGEND = "<p>Solid: validation. Dashed: training, over an epoch. Dotted: training, since the record before.</p>"
+TOP = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+STYLE = """
+:root { color-scheme: light dark; background: canvas; font: 15px/1.5 system-ui, sans-serif }
+section { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 1em 2em }
+figure { margin: 0 } svg { width: 100% } svg text { font-size: 11px; fill: currentColor; text-anchor: end }
+path { fill: none; stroke-width: 1.8 } circle { opacity: 0 } circle:hover { opacity: 1 }
+line { stroke: currentColor; opacity: .2 } .mark { opacity: 1; stroke-width: 2; stroke-dasharray: 1 3 }
+.other { font-weight: bold } .scroll { overflow-x: auto } th, td { text-align: left; padding-right: 1em }
+"""
+
+
+@dataclass
+class History:
+    """What train.log and config.json say about a run."""
+
+    name: str
+    started: str = ""  # when, where and with what: at the last start
+    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # by record: steps and values
+    marks: list[tuple[int, str]] = field(default_factory=list)  # steps at which it was stopped or resumed
+    options: dict[str, object] = field(default_factory=dict)
+
+
+def read_history(run_dir: Path) -> History:
+    """Read what a run has logged up to now. Raises UserError if the folder holds no run."""
+    history = History(run_dir.resolve().name)
+    try:
+        lines = (run_dir / "train.log").read_text(errors="replace").splitlines()
+        history.options = json.loads((run_dir / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{run_dir} is no run with train.log and config.json: name folders such as runs/*") from error
+    for line in lines:
+        message = line.partition(" INFO ")[2]
+        if message.startswith("world size "):
+            history.started = f"{line[:19]}: {message}"
+        elif found := re.match(r"resumed from .*: epoch \d+, step (\d+)$", message):
+            history.marks.append((int(found[1]), "resumed"))
+            for name, curve in history.curves.items():  # what came after the checkpoint is trained again
+                history.curves[name] = [point for point in curve if point[0] <= int(found[1])]
+        elif found := re.match(r"stopped after step (\d+);", message):
+            history.marks.append((int(found[1]), "stopped"))
+        elif found := re.match(r"step (\d+)  (.*)", message):
+            for name, value in re.findall(r"(?:^|  )(\S+) (-?\d+\.?\d*(?:e[-+]\d+)?)(?=  |$)", found[2]):
+                history.curves.setdefault(name, []).append((int(found[1]), float(value)))
+    return history
+
+
+def split(name: str) -> tuple[str, str, str]:
+    """Return the metric of a record, what it was taken of, and the dashes of its curve."""
+    prefix = next((prefix for prefix in KINDS if name.startswith(prefix)), "")
+    return name.removeprefix(prefix), *KINDS.get(prefix, ("", "none"))
+
+
+def number(value: float) -> str:
+    """Return four digits of a number, or all of a large one."""
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def chart(metric: str, runs: Sequence[History]) -> str:
+    """Return a figure of a metric, of training and validation, with a colour for each run."""
+    curves = [(i, name, run.curves[name]) for i, run in enumerate(runs) for name in run.curves]
+    curves = [(i, name, curve) for i, name, curve in curves if curve and split(name)[0] == metric]
+    steps, values = zip(*(point for *_, curve in curves for point in curve), strict=True)
+    low, high = min(values), max(values)
+
+    def place(step: int, value: float) -> tuple[str, str]:
+        x = LEFT + (WIDTH - LEFT) * step / max(1, *steps)
+        return f"{x:.1f}", f"{HEIGHT * (high - value) / ((high - low) or 1):.1f}"
+
+    parts = [f'<text x="{WIDTH}" y="{HEIGHT + 16}">step {max(steps):,}</text>']
+    for value in (low, (low + high) / 2, high):
+        y = place(0, value)[1]
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y}" dy="4">{number(value)}</text>')
+    for name, step, what in ((run.name, *mark) for run in runs for mark in run.marks):
+        x = place(step, low)[0]
+        text = f"<title>{escape(name)}: {what} at step {step:,}</title>"
+        parts.append(f'<line class="mark" x1="{x}" x2="{x}" y1="0" y2="{HEIGHT}">{text}</line>')
+    for i, name, curve in curves:
+        shown = curve[:: -math.ceil(len(curve) / POINTS)][::-1]  # the last point is always among them
+        _, kind, dashes = split(name)
+        label = escape(f"{runs[i].name} {kind}".rstrip())
+        line = " ".join(",".join(place(*point)) for point in shown)
+        parts.append(f'<path d="M{line}" stroke="{COLOURS[i % len(COLOURS)]}" stroke-dasharray="{dashes}"/>')
+        for step, value in shown:
+            x, y = place(step, value)
+            text = f"<title>{label}, step {step:,}: {number(value)}</title>"
+            parts.append(f'<circle cx="{x}" cy="{y}" r="5" fill="{COLOURS[i % len(COLOURS)]}">{text}</circle>')
+    size = f'viewBox="0 -10 {WIDTH + 8} {HEIGHT + 30}" role="img" aria-label="{escape(metric)}"'
+    return f"<figure><figcaption><b>{escape(metric)}</b></figcaption><svg {size}>{''.join(parts)}</svg></figure>"
+
+
+def about(runs: Sequence[History]) -> Iterator[str]:
+    """Yield a line for each run: its colour, where it was started, and where it was stopped or resumed."""
+    for i, run in enumerate(runs):
+        marks = ", ".join(f"{what} at step {step:,}" for step, what in run.marks) or "neither stopped nor resumed"
+        colour = f'<span style="color: {COLOURS[i % len(COLOURS)]}" aria-hidden="true">&#9632;</span>'
+        yield f"<p>{colour} <b>{escape(run.name)}</b> {escape(run.started)}; {marks}</p>"
+
+
+def options_table(runs: Sequence[History]) -> Iterator[str]:
+    """Yield the rows of a table of all options, a column for each run; those that differ are marked."""
+    yield "<tr><th>option</th>" + "".join(f"<th>{escape(run.name)}</th>" for run in runs) + "</tr>"
+    for name in dict.fromkeys(name for run in runs for name in run.options):
+        values = [str(run.options.get(name, "")) for run in runs]
+        cells = "".join(f"<td>{escape(value)}</td>" for value in values)
+        yield f'<tr{" class=other" if len({*values}) > 1 else ""}><td>--{name.replace("_", "-")}</td>{cells}</tr>'
+
+
+def write_page(run_dirs: Sequence[Path], page: Path) -> None:
+    """Write the page of some runs. Raises UserError if a folder is no run, or if the disk does not take the page."""
+    runs = [read_history(run_dir) for run_dir in run_dirs]
+    metrics = dict.fromkeys(split(name)[0] for run in runs for name, curve in run.curves.items() if curve)
+    charts = "".join(chart(metric, runs) for metric in metrics if metric != "epoch")
+    table = f"<div class=scroll tabindex=0><table>{''.join(options_table(runs))}</table></div>"
+    head = f"{TOP}<title>{escape(', '.join(run.name for run in runs))}</title><style>{STYLE}</style>"
+    with whole_file(page) as file:
+        file.write(f"{head}<main>{''.join(about(runs))}{LEGEND}<section>{charts}</section>{table}</main>".encode())
+
+
+if __name__ == "__main__":
+    try:
+        write_page([Path(each) for each in sys.argv[1:]] or [Path()], Path(PAGE))
+    except UserError as error:
+        print("error:", error, file=sys.stderr)
+        sys.exit(error.code)

@@ -1,0 +1,96 @@
+"""report.html of a run: what it shows is what was recorded, over stops and kills, and of several runs on one page."""
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+
+from tests.conftest import Render
+from tests.ranks import Rank, kill_after, start_ranks, train_on_ranks
+
+OPTIONS = ("--epochs", "40", "--save-every", "5", "--log-every", "4")
+KINDS = {"epoch/validation_": " validation", "epoch/train_": " epoch", "train/": " training"}
+
+
+Point = tuple[str, str, str, str]  # the metric, the run and what of it, the step and the value
+
+
+def points(page: Path) -> list[Point]:
+    """What the points of all charts say."""
+    found = []
+    for chart in re.findall(r"<figure>.*?</figure>", page.read_text()):
+        metric = re.findall(r"<b>(.*?)</b>", chart)[0]
+        for text in re.findall(r"<circle[^>]*><title>(.*?)</title>", chart):
+            curve, step, value = re.fullmatch(r"(.*), step (\S+): (\S+)", unescape(text)).groups()  # type: ignore[union-attr]
+            found.append((metric, curve, step, value))
+    return sorted(found)
+
+
+def recorded(*run_dirs: Path) -> list[Point]:
+    """The same, of metrics.csv."""
+    return sorted(point for run_dir in run_dirs for point in rows(run_dir) if point[0] != "epoch")
+
+
+def rows(run_dir: Path) -> Iterator[Point]:
+    """Each row of metrics.csv, as a point is shown."""
+    with open(run_dir / "metrics.csv", newline="") as file:
+        for step, name, value in [*csv.reader(file)][1:]:
+            prefix = next((prefix for prefix in KINDS if name.startswith(prefix)), "")
+            four = float(f"{float(value):.4g}")
+            shown = f"{four:,.0f}" if four >= 1e4 else f"{four:.4g}"
+            yield name.removeprefix(prefix), run_dir.name + KINDS.get(prefix, ""), f"{int(step):,}", shown
+
+
+def stop(ranks: list[Rank], run_dir: Path, step: int) -> None:
+    """Stop all ranks by a signal to one, some time after a step was saved."""
+    pid = ranks[1].process.pid
+    assert pid
+    kill_after([], run_dir, step, 0.0)
+    os.kill(pid, signal.SIGTERM)
+    for rank in ranks:
+        rank.ends_with(75, 60)
+
+
+def test_the_page_shows_what_was_recorded_over_a_kill_and_a_stop(project: Render, tmp_path: Path) -> None:
+    run_dir = tmp_path / "a <b> & c"
+    assert kill_after(start_ranks(project(logging="csv"), run_dir, *OPTIONS), run_dir, 30, 0.02)
+    assert not (run_dir / "report.html").exists(), "a run of less than a minute has its page in the end"
+    with open(run_dir / "train.log", "a") as log:
+        log.write("2026-01-01 00:00:00,000 rank 0 INFO step 31  train/lo")  # as a kill may leave it
+    first = min((run_dir / "checkpoints").glob("step-*.pt"))  # what was recorded after it is trained once more
+    stop(start_ranks(project(logging="csv"), run_dir, *OPTIONS, "--resume", str(first)), run_dir, 60)
+    assert points(run_dir / "report.html") == recorded(run_dir)
+    train_on_ranks(project(logging="csv"), run_dir, *OPTIONS, "--resume", "--max-steps", "100", "--lr", "0.001")
+    page = (run_dir / "report.html").read_text()
+    assert points(run_dir / "report.html") == recorded(run_dir)
+    log_text = (run_dir / "train.log").read_text()
+    resumed = re.findall(r"resumed from .* step (\d+)$", log_text, re.MULTILINE)
+    (stopped,) = re.findall(r"stopped after step (\d+);", log_text)
+    marks = [f"resumed at step {resumed[0]}", f"stopped at step {stopped}", f"resumed at step {resumed[1]}"]
+    assert ", ".join(marks) in page
+    assert "<td>--lr</td><td>0.001</td>" in page
+    assert "a &lt;b&gt; &amp; c" in page
+    assert "<b> &" not in page
+
+
+def test_runs_are_compared_on_one_page(project: Render, tmp_path: Path) -> None:
+    runs = [tmp_path / "one", tmp_path / "two"]
+    for run_dir, lr in zip(runs, ("0.001", "0.002"), strict=True):
+        train_on_ranks(project(logging="csv"), run_dir, "--max-steps", "5", "--lr", lr)
+    command = [sys.executable, "-m", "ddp_project.runtime.report"]
+    env = {**os.environ, "PYTHONPATH": str(project(logging="csv"))}
+    subprocess.run([*command, *map(str, runs)], cwd=tmp_path, env=env, check=True)
+    assert points(tmp_path / "report.html") == recorded(*runs)
+    text = (tmp_path / "report.html").read_text()
+    assert re.findall(r"<tr class=other><td>(.*?)</td>(.*?)</tr>", text)[0] == (
+        "--lr",
+        "<td>0.001</td><td>0.002</td>",
+    )
+    refused = subprocess.run([*command, "nowhere"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == "error: nowhere is no run with train.log and config.json: name folders such as runs/*\n"

@@ -1,0 +1,5 @@
+"""A browser."""
+
+from tests.browser import browser
+
+__all__ = ["browser"]

@@ -1,0 +1,51 @@
+"""report.html of a run in a real browser: charts with curves, values under the mouse, readable in both schemes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.browser import CONTRAST, opened_page
+
+HOSTILE = "<img src=x onerror='window.harmed = 1'>"
+STARTED = "rank 0 INFO world size 2, rank 0 on cpu in float32, run directory"
+STEPS = 100_000  # of which each is recorded
+
+
+def write_run(run_dir: Path) -> None:
+    """Write what a long run leaves, with a name, a metric and an option that would do harm as HTML."""
+    run_dir.mkdir()
+    lines = [f"2026-01-01 00:00:00,000 {STARTED} {run_dir}"]
+    lines += [f"2026-01-01 00:00:00,000 rank 0 INFO step {step}  train/loss {1 / step:.4g}" for step in range(1, STEPS)]
+    lines[STEPS // 2] += "  train/<script>window.harmed=2</script> 5"
+    lines += ["2026-01-01 00:00:00,000 rank 0 INFO step 99999  train/accuracy nan  lr 0.1", "hello <script>"]
+    (run_dir / "train.log").write_text("\n".join(lines))
+    (run_dir / "config.json").write_text(json.dumps({"lr": 0.1, "name": HOSTILE}))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_long_run_is_a_small_page_that_can_be_read(
+    package: Callable[..., Any], browser: Browser, tmp_path: Path, scheme: str
+) -> None:
+    runs = [tmp_path / "one", tmp_path / HOSTILE.replace("/", "")]
+    for run_dir in runs:
+        write_run(run_dir)
+    page_file = tmp_path / "report.html"
+    package("runtime.report").write_page(runs, page_file)
+    assert page_file.stat().st_size < 200_000
+    with opened_page(browser, page_file) as page:
+        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+        charts = page.locator("figure")
+        assert charts.locator("b").all_inner_texts() == ["loss", "<script>window.harmed=2</script>", "lr"]
+        assert [chart.locator("path").count() for chart in charts.all()] == [2, 2, 2]
+        for chosen in ("p", "b", "td", "figcaption"):
+            assert page.locator(chosen).first.evaluate(CONTRAST) >= 4.5, f"{chosen} is hard to read"
+        last = charts.first.locator("circle").last
+        last.hover()
+        assert last.evaluate("circle => getComputedStyle(circle).opacity") == "1"
+        assert last.locator("title").text_content() == f"{runs[1].name} training, step 99,999: 1e-05"
+        page.set_viewport_size({"width": 400, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
