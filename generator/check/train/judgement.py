@@ -9,6 +9,9 @@ from typing import Any
 
 from generator.check.train.records import READERS, History, read_log
 
+# Parts of the progress: --max-steps ends a run with an evaluation, which another run does not have at this step.
+OF_EVALUATIONS = ("best", "best_metrics", "since_best")
+
 # All of these are plain types, which a process without torch can read as well.
 
 
@@ -180,13 +183,13 @@ def complaints_of_evaluation(history: History, seen: Seen, precision: float) -> 
 
 
 def checkpoint_parts(path: Path) -> dict[str, str]:
-    """Return a hash of each part of a checkpoint but for the options, which differ from start to start."""
+    """Return a hash of each part of a checkpoint but for options and code, which differ from start to start."""
     import torch
 
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    # --max-steps ends a run with an evaluation, which another run does not have at this step.
-    checkpoint["progress"].pop("best", None)
-    return {name: digest(part) for name, part in checkpoint.items() if name != "config"}
+    for name in OF_EVALUATIONS:
+        checkpoint["progress"].pop(name, None)
+    return {name: digest(part) for name, part in checkpoint.items() if name not in ("config", "code")}
 
 
 def digest(part: Any) -> str:

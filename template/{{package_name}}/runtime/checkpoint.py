@@ -1,11 +1,9 @@
 """Checkpoints: written by rank 0, whole or not at all, and enough to go on as if nothing had happened."""
 
 import copy
-import hashlib
 import io
 import json
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -25,11 +23,12 @@ from .exits import Diverged, UserError
 from .heartbeat import HERE
 from .launcher import job_name
 from .meter import Progress
-from .reproducibility import generator_states, set_generator_states
-from .storage import HashedFile, Manifest, link_atomically, sync_folder, whole_file
+from .reproducibility import generator_states, provenance, set_generator_states
+from .storage import HashedFile, Manifest, link_atomically, sha256_of_json, sync_folder, whole_file
 
 RUNS = Path("runs")
 STARTS = "starts"  # a file of the run directory
+RESULT = "result.json"  # another one
 STARTS_WITHOUT_PROGRESS = 3  # in a row, with --resume auto; then something is wrong that no restart fixes
 IF_IT_DOES_NOT_FIT = "go on with the version of the program that wrote it, or start a run in another --run-dir"
 
@@ -72,6 +71,7 @@ def claim(config: Config) -> list[Path]:
     try:
         config.run_dir.mkdir(parents=True, exist_ok=True)
         count_starts(config, newest)
+        (config.run_dir / RESULT).unlink(missing_ok=True)  # of a start before
         with whole_file(config.run_dir / "config.json") as file:
             file.write((json.dumps(as_plain_dict(config), indent=2) + "\n").encode())
     except OSError as error:
@@ -111,6 +111,7 @@ class Checkpoints:
         self.progress = progress
         self.model = model
         self.parts = {"model": model, **parts, "progress": progress}
+        self.code = on_main(provenance)
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.writing: Future[Any] | None = None  # on rank 0, with --async-saves
 
@@ -124,7 +125,8 @@ class Checkpoints:
         if not all(gather(weights_are_finite(self.model))):
             raise Diverged(f"weights are not finite after step {self.progress.step}: {self.advice()}")
         ranks = {kind: stack_on_main(own) for kind, own in rank_state(self.model).items()}
-        about = {"config": as_plain_dict(self.config), "ranks": ranks, "world_size": dist.get_world_size()}
+        about = {"config": as_plain_dict(self.config), "code": self.code, "ranks": ranks}
+        about["world_size"] = dist.get_world_size()
         HERE.phase = "saving"
         with averaged_buffers(self.model):
             checkpoint = about | {name: part.state_dict() for name, part in self.parts.items()}
@@ -148,11 +150,10 @@ class Checkpoints:
         for left_by_a_kill in self.folder.glob("*.tmp"):
             left_by_a_kill.unlink()
         path = self.folder / f"step-{step:08d}.pt"
-        options = json.dumps(as_plain_dict(self.config), sort_keys=True).encode()
         with whole_file(path, size=lambda: size_of(put)) as file:
             put(file)
             entry = {"file": path.name, "size": file.size, "step": step, "best": best}
-            entry |= {"world_size": dist.get_world_size(), "config_sha256": hashlib.sha256(options).hexdigest()}
+            entry |= {"world_size": dist.get_world_size(), "config_sha256": sha256_of_json(as_plain_dict(self.config))}
             self.manifest.enter(file.sha256(), entry)
         for name in ("last.pt", "best.pt") if best else ("last.pt",):
             link_atomically(path, self.folder / name)
@@ -170,13 +171,16 @@ class Checkpoints:
         path = on_main(lambda: first_whole(candidates))
         before = on_every_rank(lambda: self._load(path))
         if path.resolve().parent != self.folder.resolve():
-            self.progress.best = math.nan  # the best.pt of another run is not here
+            self.progress.forget_best()  # the best.pt of another run is not here
         logging.info("resumed from %s: epoch %d, step %d", path, self.progress.epoch + 1, self.progress.step)
-        if changed := changed_options(before, self.config):
+        if changed := changed_options(before.get("config", {}), self.config):
             logging.info("other options than before: %s", ", ".join(changed))
+        if changed := changed_files(before.get("code", self.code), self.code):
+            commits = f"commit {self.code['commit']}, was {before['code']['commit']}"
+            logging.info("other code than before: %s (%s)", ", ".join(changed), commits)
 
     def _load(self, path: Path) -> dict[str, Any]:
-        """Go on from a checkpoint, and return the options with which it was written."""
+        """Go on from a checkpoint, and return what it says about its run."""
         checkpoint = read_checkpoint(path, required=(*self.parts, "ranks", "world_size"))
         on_cpu = next(self.model.parameters()).device.type == "cpu"
         try:
@@ -189,8 +193,7 @@ class Checkpoints:
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"{path} does not fit this program: {reason:.300}; {IF_IT_DOES_NOT_FIT}") from error
-        options: dict[str, Any] = checkpoint.get("config", {})
-        return options
+        return {name: checkpoint[name] for name in ("config", "code") if name in checkpoint}
 
     def complete(self) -> None:
         """Wait for the last save, and forget how often the run was started: it is at its end. All ranks call it."""
@@ -210,6 +213,11 @@ def changed_options(before: dict[str, Any], config: Config) -> list[str]:
     now = {name: value for name, value in as_plain_dict(config).items() if name not in FROM_RANK_0 and name in before}
     other = {name: value for name, value in now.items() if value != before[name]}
     return [f"--{name.replace('_', '-')} {value} (was {before[name]})" for name, value in other.items()]
+
+
+def changed_files(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return the files of the code that were others, or not there, in the run that wrote a checkpoint."""
+    return sorted({name for name, _ in before["files"].items() ^ now["files"].items()})
 
 
 def first_whole(candidates: list[Path]) -> Path:

@@ -1,12 +1,10 @@
 """What the ranks do together. All ranks must call each of these, in the same order, or they wait until --timeout."""
 
-import hashlib
 import platform
 from collections.abc import Callable, Iterator, Sized
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -16,6 +14,7 @@ from torch import Tensor, nn
 
 from ..config import Config
 from .exits import UserError
+from .reproducibility import code_digests
 
 FROM_RANK_0 = ("run_dir", "resume")  # options that no other rank uses
 
@@ -149,8 +148,4 @@ def description(config: Config, datasets: dict[str, Sized]) -> dict[str, str]:
     options = {f"--{name.replace('_', '-')}": value for name, value in chosen.items()}
     lengths = {f"the length of the {name} set": len(dataset) for name, dataset in datasets.items()}
     versions = {"Python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
-    package = Path(__file__).parent.parent
-    files = {str(file.relative_to(package)): file for file in package.rglob("*.py")}
-    files["train.py"] = package.with_name("train.py")
-    code = {name: hashlib.sha256(file.read_bytes()).hexdigest()[:12] for name, file in files.items() if file.exists()}
-    return {what: str(value) for what, value in (options | lengths | versions | code).items()}
+    return {what: str(value) for what, value in (options | lengths | versions | code_digests()).items()}

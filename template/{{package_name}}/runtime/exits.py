@@ -2,8 +2,10 @@
 
 import ctypes
 import logging
+import math
 import signal
 import sys
+import time
 from enum import IntEnum
 from types import FrameType
 
@@ -52,17 +54,24 @@ class RankLost(UserError):
 
 
 class StopSignals:
-    """Remembers that TERM, INT or USR1 reached this rank.
+    """Remembers that TERM, INT or USR1 reached this rank, or that its time is over.
 
     A handler may run in the middle of anything, so it only sets a flag. The ranks agree on it when they reduce their
     metrics, and leave together after the same step.
     """
 
-    def __init__(self) -> None:
-        self.received = False  # by this rank
-        self.agreed = False  # by all ranks: one of them has received a signal
+    def __init__(self, max_hours: float = 0.0) -> None:
+        """Listen from here on, and begin to count the hours; 0: no limit."""
+        self.signalled = False  # this rank
+        self.ends = time.monotonic() + (max_hours or math.inf) * 3600
+        self.agreed = False  # by all ranks: one of them is to stop
         for number in STOP_SIGNALS:
             signal.signal(number, self._remember)
+
+    @property
+    def received(self) -> bool:
+        """Return whether this rank is to stop."""
+        return self.signalled or time.monotonic() >= self.ends
 
     def leave(self, step: int) -> ExitCode:
         """Ignore further signals: a launcher sends TERM to the others as soon as the first rank has left."""
@@ -72,7 +81,7 @@ class StopSignals:
         return ExitCode.STOPPED
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        self.received = True
+        self.signalled = True
 
 
 def end_with_parent() -> None:

@@ -127,6 +127,8 @@ class Progress:
     samples_in_epoch: int = 0  # trained in the current epoch, over all ranks
     samples_seen: int = 0  # trained in the whole run, over all ranks
     best: float = math.nan  # value of the metric that decides, on the validation set
+    best_metrics: dict[str, float] = field(default_factory=dict)  # all metrics then, and the step
+    since_best: int = 0  # evaluations
     of_epoch: Totals = field(default_factory=dict)  # of the current epoch, without losses that are not finite
     recent: Totals = field(default_factory=dict)  # the same since metrics were due
 
@@ -160,19 +162,29 @@ class Progress:
 
     def is_done(self, config: Config) -> bool:
         """Return whether nothing is left to train."""
-        return self.epoch >= config.epochs or self.is_out_of_steps(config)
+        return self.epoch >= config.epochs or self.is_out_of_steps(config) or self.is_out_of_patience(config)
+
+    def is_out_of_patience(self, config: Config) -> bool:
+        """Return whether --patience ends the run here."""
+        return 0 < config.patience <= self.since_best
 
     def is_evaluation_due(self, config: Config) -> bool:
         """Return whether this epoch, which ends here, is one of those to evaluate: each last one is."""
         last = self.is_out_of_steps(config) or self.epoch + 1 == config.epochs
         return last or (self.epoch + 1) % config.eval_every == 0
 
-    def is_best(self, value: float, *, higher: bool) -> bool:
-        """Return whether a value of the metric that decides is the best so far, and remember it if it is."""
+    def is_best(self, metrics: dict[str, float], decides: str, *, higher: bool) -> bool:
+        """Return whether the metric that decides is the best so far, and remember the metrics if it is."""
+        value = metrics[decides]
         if math.isnan(self.best) or (value > self.best if higher else value < self.best):
-            self.best = value
+            self.best, self.best_metrics, self.since_best = value, {"step": self.step, **metrics}, 0
             return True
+        self.since_best += 1
         return False
+
+    def forget_best(self) -> None:
+        """Look for the best metrics anew."""
+        self.best, self.best_metrics, self.since_best = math.nan, {}, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it as plain numbers and tensors, for the checkpoint."""

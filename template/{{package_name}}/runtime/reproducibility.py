@@ -1,14 +1,36 @@
-"""What makes two runs the same: seeds, the states of the random number generators, deterministic algorithms."""
+"""What makes two runs the same: code, seeds, states of the random number generators, deterministic algorithms."""
 
+import hashlib
 import os
 import random
+import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+
+def code_digests() -> dict[str, str]:
+    """Return short digests of the project's Python files, by their paths in the package, and of train.py."""
+    package = Path(__file__).parent.parent
+    files = {str(file.relative_to(package)): file for file in sorted(package.rglob("*.py"))}
+    files["train.py"] = package.with_name("train.py")
+    return {name: hashlib.sha256(file.read_bytes()).hexdigest()[:12] for name, file in files.items() if file.exists()}
+
+
+@cache
+def provenance() -> dict[str, Any]:
+    """Return the commit of the project, "-dirty" if files differ from it, and the digests of its code at the start."""
+    command, commit = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], "unknown"
+    with suppress(OSError, subprocess.SubprocessError):  # without git
+        folder = Path(__file__).parent
+        commit = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=10).stdout
+    return {"commit": commit.strip(), "files": code_digests()}
 
 
 @contextmanager

@@ -52,6 +52,11 @@ def sha256_of(path: Path) -> str:
     return sha256.hexdigest()
 
 
+def sha256_of_json(value: Any) -> str:
+    """Return the digest of plain values, in whatever order their keys are, in hexadecimal."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 @contextmanager
 def whole_file(path: Path, size: Callable[[], int] | None = None) -> Iterator[HashedFile]:
     """Yield a file to write to. It gets its name at the end, when the disk has it: a crash leaves the old one, whole.

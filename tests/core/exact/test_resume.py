@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from generator.check.train.forking import Ended
+from generator.check.train.judgement import OF_EVALUATIONS
 from tests.conftest import Render
 from tests.launching import differences
 from tests.programs import TELLING, Program, fetched, metrics, run_all, state
@@ -36,7 +37,8 @@ def assert_ends_like(whole: Program, stopped: Program, *, best: bool = False) ->
     """Compare all that is saved and recorded. --max-steps ends with an evaluation that the whole run does not have."""
     one, other = state(whole.run_dir), state(stopped.run_dir)
     if not best:
-        one["progress"].pop("best"), other["progress"].pop("best")
+        for name in OF_EVALUATIONS:
+            one["progress"].pop(name), other["progress"].pop(name)
     assert differences(one, other) == [], stopped.run_dir.name
     records = metrics(stopped.run_dir)
     for name, values in metrics(whole.run_dir).items():

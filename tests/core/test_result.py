@@ -1,0 +1,93 @@
+"""How a run ends by itself: --patience, --max-hours, result.json; and what a resume says about other code."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from generator.render.git import SETTINGS
+from tests.conftest import Render
+from tests.launching import checkpoint
+from tests.ranks import assert_same_state, train_on_ranks
+
+
+def result(run_dir: Path) -> dict[str, Any]:
+    """What result.json says."""
+    read: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
+    return read
+
+
+def accuracies(run_dir: Path) -> dict[int, float]:
+    """The accuracy after each evaluation, by its step, as the log has it."""
+    pattern = re.compile(r" step (\d+) .* epoch/validation_accuracy (\S+)")
+    return {int(step): float(value) for step, value in pattern.findall((run_dir / "train.log").read_text())}
+
+
+def test_patience_ends_a_run_that_gets_no_better(project: Render, tmp_path: Path) -> None:
+    run_dir, options = tmp_path / "run", ("--lr", "0", "--epochs", "20", "--global-batch-size", "478")
+    train_on_ranks(project(), run_dir, *options, "--patience", "2", "--max-steps", "4")  # 3 steps are an epoch
+    assert (result(run_dir)["exit_code"], result(run_dir)["step"]) == (0, 4)
+    printed = train_on_ranks(project(), run_dir, *options, "--patience", "4", "--resume")
+    seen = accuracies(run_dir)
+    best = max(seen, key=lambda step: seen[step])
+    ended = result(run_dir)
+    assert (ended["step"], ended["epoch"]) == ([*seen][-1], [*seen][-1] // 3)
+    assert [*seen].index(best) == len(seen) - 5, "four evaluations after the best one"
+    assert ended["best"]["step"] == best
+    assert ended["best"]["accuracy"] == pytest.approx(seen[best], abs=1e-4)
+    assert printed[0].count("no better validation accuracy in the last 4 evaluations") == 1
+    again = train_on_ranks(project(), run_dir, *options, "--patience", "4", "--resume")
+    assert "train/loss" not in again[0]
+    assert result(run_dir)["step"] == ended["step"]
+
+
+def test_a_run_stops_before_its_hours_are_over_and_goes_on(project: Render, tmp_path: Path) -> None:
+    options = ("--epochs", "1", "--log-every", "1", "--global-batch-size", "96")
+    train_on_ranks(project(), tmp_path / "whole", *options)
+    hours = ("--max-hours", "1e-9")  # over at the first report
+    train_on_ranks(project(), tmp_path / "run", *options, *hours, code=75)
+    assert (result(tmp_path / "run")["exit_code"], result(tmp_path / "run")["step"]) == (75, 1)
+    train_on_ranks(project(), tmp_path / "run", *options, *hours, "--resume", code=75)
+    assert result(tmp_path / "run")["step"] == 2
+    train_on_ranks(project(), tmp_path / "run", *options, "--max-hours", "1", "--resume")
+    assert_same_state(checkpoint(tmp_path / "run"), checkpoint(tmp_path / "whole"))
+    one, other = result(tmp_path / "run"), result(tmp_path / "whole")
+    assert one["best"] == other["best"]
+    assert one["code_sha256"] == other["code_sha256"]
+    assert one["config_sha256"] != other["config_sha256"]
+
+
+def test_a_result_has_the_code_of_an_error_or_is_not_there(project: Render, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    train_on_ranks(project(), run_dir, "--max-steps", "2")
+    diverging = ("--resume", "--lr", "1e30", "--max-bad-steps", "1", "--log-every", "1")
+    train_on_ranks(project(), run_dir, *diverging, code=65)
+    assert result(run_dir)["exit_code"] == 65
+
+
+def test_a_start_that_crashes_leaves_no_result_of_the_one_before(own_project: Render, tmp_path: Path) -> None:
+    run_dir, place = tmp_path / "run", own_project()
+    train_on_ranks(place, run_dir, "--max-steps", "2")
+    with open(place / "ddp_project" / "task.py", "a") as file:
+        file.write("\n\ndef lr_at(*_: object) -> float:\n    raise RuntimeError\n")
+    train_on_ranks(place, run_dir, "--resume", code=1)
+    assert not (run_dir / "result.json").exists()
+
+
+def test_a_resume_names_code_that_has_changed(own_project: Render, tmp_path: Path) -> None:
+    run_dir, place = tmp_path / "run", own_project()
+    git = ["git", "-C", str(place), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for arguments in (["init"], ["add", "--all"], ["commit", "--message", "Start"]):
+        subprocess.run([*git, *arguments], check=True, capture_output=True, env=SETTINGS | {"PATH": "/usr/bin:/bin"})
+    train_on_ranks(place, run_dir, "--max-steps", "2")
+    before = result(run_dir)["commit"]
+    assert re.fullmatch(r"[0-9a-f]{12}", before)
+    assert "other code" not in train_on_ranks(place, run_dir, "--max-steps", "3", "--resume")[0]
+    with open(place / "ddp_project" / "task.py", "a") as file:
+        file.write("# edited\n")
+    (place / "ddp_project" / "more.py").write_text("")
+    printed = train_on_ranks(place, run_dir, "--max-steps", "4", "--resume")[0]
+    assert f"other code than before: more.py, task.py (commit {before}-dirty, was {before})" in printed
