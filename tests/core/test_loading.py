@@ -93,10 +93,9 @@ def test_a_rank_with_one_core_loads_its_data_itself(loading: ModuleType) -> None
         torch.set_num_threads(CORES)
 
 
-def test_a_gpu_copies_in_a_stream_of_its_own_for_which_the_step_waits(
-    loading: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is asked of torch.cuda, in which order, where the loader has no workers."""
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is asked of torch.cuda and of tensors, in this order; the number is the length of the tensor."""
     asked: list[str] = []
     streams = ["training"]
 
@@ -107,23 +106,40 @@ def test_a_gpu_copies_in_a_stream_of_its_own_for_which_the_step_waits(
         streams.pop()
 
     def ask(what: str, tensor: torch.Tensor) -> torch.Tensor:
-        asked.append(what)
+        asked.append(f"{what} {len(tensor)}")
         return tensor
 
     class Stream(str):
         def wait_stream(self, other: str) -> None:
             asked.append(f"{self} waits for {other}")
 
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "copies")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("copies"))
     monkeypatch.setattr(torch.cuda, "stream", using)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(streams[-1]))
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: ask("pinned", tensor))
-    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *how, **further: ask(f"copied: {streams}", tensor))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: ask("pin", tensor))
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *how, **further: ask(f"{streams[-1]}: copy", tensor))
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: asked.append(f"kept for {stream}"))
-    one = [loading.Batch([1, 2], (0,))]
-    [*loading.DeviceBatches(InMemory(), one, loading.Config(), torch.device("cuda"))]
-    copied = "copied: ['training', 'copies']"
-    assert asked == ["pinned", copied, "training waits for copies", "kept for training"]
+    return asked
+
+
+GPU = torch.device("cuda")
+
+
+def test_a_gpu_copies_in_a_stream_of_its_own_for_which_the_step_waits(loading: ModuleType, asked: list[str]) -> None:
+    [*loading.DeviceBatches(InMemory(), [loading.Batch([1, 2], (0,))], loading.Config(), GPU)]
+    assert asked == ["pin 2", "copies: copy 2", "training waits for copies", "kept for training"]
+
+
+def test_what_cannot_be_pinned_comes_to_a_gpu_without_it(loading: ModuleType, asked: list[str]) -> None:
+    class Elsewhere(InMemory):
+        def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.ones(3).to_sparse(), torch.ones(4, device="meta")  # as if it were on a GPU already
+
+    [*loading.DeviceBatches(Elsewhere(), [loading.Batch([1, 2], (0,))], loading.Config(), GPU)]
+    assert asked == ["training: copy 3", "training: copy 4"]
+    asked.clear()
+    loading.Pinnable(Elsewhere().__getitems__([1, 2])).pin_memory()  # as the loader does it, with workers
+    assert asked == []
 
 
 @pytest.mark.parametrize(("loading_takes", "training", "told"), [(0.004, 0.001, True), (0.0, 0.03, False)])

@@ -78,6 +78,11 @@ def collate(samples: Sequence[Any]) -> Any:
     return default_collate([*samples])
 
 
+def can_be_pinned(tensor: Tensor) -> bool:
+    """Return whether it can lie where a GPU reads it without waiting: not if it is sparse, or on a GPU already."""
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided
+
+
 class Pinnable:
     """A batch as PyTorch's loader takes it, which pins what it knows: tuples and dicts, but no dataclasses."""
 
@@ -86,7 +91,7 @@ class Pinnable:
 
     def pin_memory(self) -> "Pinnable":
         """Copy it to memory from which a GPU can read without waiting."""
-        return Pinnable(map_tensors(self.batch, Tensor.pin_memory))
+        return Pinnable(map_tensors(self.batch, lambda each: each.pin_memory() if can_be_pinned(each) else each))
 
 
 class BatchDataset(Dataset[Pinnable]):
@@ -153,7 +158,7 @@ class DeviceBatches:
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         layout = self.layout if tensor.dim() == 4 else torch.preserve_format
-        if self.copies is None:
+        if self.copies is None or not can_be_pinned(tensor):
             return tensor.to(self.device, memory_format=layout)
         training = torch.cuda.current_stream()
         with torch.cuda.stream(self.copies):  # so the GPU copies a batch while it computes the step before
