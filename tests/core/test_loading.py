@@ -110,8 +110,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return tensor
 
     class Stream(str):
-        def wait_stream(self, other: str) -> None:
-            asked.append(f"{self} waits for {other}")
+        def record_event(self) -> str:
+            return asked[-2]  # before the batch is kept
+
+        def wait_event(self, event: str) -> None:
+            asked.append(f"{self} waits for {event}")
 
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("copies"))
     monkeypatch.setattr(torch.cuda, "stream", using)
@@ -127,16 +130,35 @@ GPU = torch.device("cuda")
 
 def test_a_gpu_copies_in_a_stream_of_its_own_for_which_the_step_waits(loading: ModuleType, asked: list[str]) -> None:
     [*loading.DeviceBatches(InMemory(), [loading.Batch([1, 2], (0,))], loading.Config(), GPU)]
-    assert asked == ["pin 2", "copies: copy 2", "training waits for copies", "kept for training"]
+    assert asked == ["pin 2", "copies: copy 2", "kept for training", "training waits for copies: copy 2"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        (0, ["copy 1", "wait 1", "step 1", "copy 2", "wait 2", "step 2", "copy 3", "wait 3", "step 3"]),
+        (1, ["copy 1", "copy 2", "wait 1", "step 1", "copy 3", "wait 2", "step 2", "wait 3", "step 3"]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator")
+def test_workers_let_a_copy_begin_before_a_step_that_the_cpu_waits_for(
+    workers: int, expected: list[str], loading: ModuleType, asked: list[str]
+) -> None:
+    """No step waits for a copy other than its own."""
+    sampler = [loading.Batch([*range(size)], (0,)) for size in (1, 2, 3)]
+    for batch in loading.DeviceBatches(OneByOne(), sampler, loading.Config(workers=workers), GPU):
+        asked.append(f"step {len(batch)}")
+    told = [each.replace("training waits for copies: copy", "wait").replace("copies: ", "") for each in asked]
+    assert [each for each in told if each.startswith(("copy", "wait", "step"))] == expected
 
 
 def test_what_cannot_be_pinned_comes_to_a_gpu_without_it(loading: ModuleType, asked: list[str]) -> None:
-    class Elsewhere(InMemory):
+    class Elsewhere(OneByOne):
         def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
             return torch.ones(3).to_sparse(), torch.ones(4, device="meta")  # as if it were on a GPU already
 
     [*loading.DeviceBatches(Elsewhere(), [loading.Batch([1, 2], (0,))], loading.Config(), GPU)]
-    assert asked == ["training: copy 3", "training: copy 4"]
+    assert asked[:2] == ["training: copy 3", "training: copy 4"]
     asked.clear()
     loading.Pinnable(Elsewhere().__getitems__([1, 2])).pin_memory()  # as the loader does it, with workers
     assert asked == []

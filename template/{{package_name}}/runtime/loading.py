@@ -7,10 +7,11 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
+from itertools import chain, pairwise
 from threading import Thread
 from typing import Any
 
@@ -153,19 +154,31 @@ class DeviceBatches:
         HERE.phase = self.phase
         with signals_held_back():
             loaded = map(self.dataset.__getitem__, self.sampler) if self.loader is None else iter(self.loader)
-        for one in loaded:
-            yield map_tensors(one.batch, self._to_device)
+        moved = map(self._move, loaded)
+        # With workers, the next copy begins before a step that the CPU may wait for. Without, random numbers that a
+        # dataset draws from a generator of the rank would be a batch ahead of a checkpoint.
+        for batch, copied in one_ahead(moved) if self.copies and self.loader else moved:
+            if copied:
+                torch.cuda.current_stream().wait_event(copied)
+            yield batch
+
+    def _move(self, loaded: Pinnable) -> tuple[Any, torch.cuda.Event | None]:
+        """Return a batch on the device, and what the GPU must wait for before it is there."""
+        return map_tensors(loaded.batch, self._to_device), self.copies.record_event() if self.copies else None
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         layout = self.layout if tensor.dim() == 4 else torch.preserve_format
         if self.copies is None or not can_be_pinned(tensor):
             return tensor.to(self.device, memory_format=layout)
-        training = torch.cuda.current_stream()
         with torch.cuda.stream(self.copies):  # so the GPU copies a batch while it computes the step before
             moved = tensor.pin_memory().to(self.device, memory_format=layout, non_blocking=True)
-        training.wait_stream(self.copies)
-        moved.record_stream(training)  # else its memory could be that of the next copy while this one is still read
+        moved.record_stream(torch.cuda.current_stream())  # else a later copy could take its memory while it is read
         return moved
+
+
+def one_ahead(items: Iterable[Any]) -> Iterator[Any]:
+    """Return an iterator that takes the next item before it yields one."""
+    return (item for item, _ in pairwise(chain(items, [None])))
 
 
 class MicroBatches:

@@ -1,5 +1,6 @@
 """A run that is stopped anywhere and resumed ends as one that was not, bit for bit."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from generator.check.train.judgement import OF_EVALUATIONS
 from tests.conftest import Render
 from tests.launching import differences
 from tests.programs import TELLING, Program, fetched, metrics, run_all, state
+from tools.rewriting import Rewrite
 
 # 119 samples are 9 micro-batches of 12 in an epoch, and 5 steps, the last of one micro-batch alone; the data is
 # augmented, and the network has dropout and BatchNorm.
@@ -46,6 +48,9 @@ def assert_ends_like(whole: Program, stopped: Program, *, best: bool = False) ->
     assert [step for step, _ in records["train/loss"]] == sorted({step for step, _ in records["train/loss"]})
 
 
+AHEAD = Rewrite("self.copies and self.loader", "True", "DeviceBatches.__iter__")
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_stopped_after_some_steps_it_ends_the_same(variant: str, small: Render, tmp_path: Path) -> None:
     answers, options, stops = VARIANTS[variant]
@@ -56,6 +61,18 @@ def assert_stops_change_nothing(project: Path, options: dict[str, Any], stops: S
     """Compare a run with those that are stopped after each of some steps and resumed."""
     whole = Program(project, folder / "whole", OPTIONS | options)
     sequences = [stopped_at(whole, stop) for stop in stops]
+    run_all([[whole], *sequences])
+    for programs in sequences:
+        assert_ends_like(whole, programs[-1])
+
+
+def test_a_batch_that_is_fetched_ahead_changes_nothing(small: Render, tmp_path: Path) -> None:
+    """As workers let GPUs do it: in the middle of an epoch, before its last step, and at its end."""
+    plain = small(logging="csv")
+    ahead = shutil.copytree(plain, tmp_path / "ahead")
+    AHEAD.apply(ahead / "ddp_project" / "runtime" / "loading.py")
+    whole = Program(plain, tmp_path / "whole", OPTIONS | {"workers": 2})
+    sequences = [stopped_at(replace(whole, project=ahead), stop) for stop in (4, 5, 7)]
     run_all([[whole], *sequences])
     for programs in sequences:
         assert_ends_like(whole, programs[-1])
