@@ -1,6 +1,7 @@
 """Steps with inf or NaN on one rank are left out by all, reach no checkpoint, and end the run where they go on."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from tests.conftest import Measured, Render
 from tests.launching import checkpoint, differences
-from tests.programs import Program, ends_of, run_all
+from tests.programs import AS_ON_A_GPU, Program, ends_of, run_all
 from tools.rewriting import Rewrite, extend
 
 # Appended to data.py: some training batches of the first epoch hold a number that is not finite.
@@ -35,8 +36,6 @@ STEPS = 22  # of the epoch
 BAD_STEPS = (3, 9, 10)
 LAST_GOOD = 4  # where all steps after it are bad
 SGD = '__import__("torch").optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=False)'
-# How a GPU would do it; fused optimizers can do it on a CPU, too.
-ON_THE_DEVICE = Rewrite("self.waits = self.on_cpu or $OTHER", "self.waits = $OTHER")
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def program(own_project: Render, tmp_path: Path) -> Any:
         if optimizer:
             Rewrite("AdamW($$$A)", optimizer).apply(project / "ddp_project" / "task.py")
         if on_device:
-            ON_THE_DEVICE.apply(project / "ddp_project" / "runtime" / "update.py")
+            AS_ON_A_GPU.apply(project / "ddp_project" / "runtime" / "update.py")
         return Program(project, tmp_path / "run", OPTIONS)
 
     return get
@@ -117,6 +116,24 @@ def test_bad_steps_leave_no_trace(
         assert log.count("steps left out") == len(BAD_STEPS)
         assert "done: " in log
     measured("finite", f"{name}: checkpoints with a bad number, of {len(runs) * STEPS}", 0)
+
+
+# Batches with a negative number do not count, as those of padding alone.
+COUNTED = Rewrite('"loss": Mean($X, $Y)', '"loss": Mean($X * (images.min() >= 0), $Y * (images.min() >= 0))', "compute")
+
+
+@pytest.mark.parametrize("precision", ["auto", "fp16"])
+def test_a_gpu_leaves_out_a_step_in_which_nothing_counts(precision: str, program: Any) -> None:
+    """Its gradients are finite until they are divided by the count, after the scaler has looked at them."""
+    base = program(on_device=True, **({"amp": "torch"} if precision == "fp16" else {}))
+    COUNTED.apply(base.project / "ddp_project" / "task.py")
+    run = spoiled(replace(base, options=OPTIONS | {"precision": precision}), "0,1", BAD_STEPS, "-1")
+    run_all([[run]])
+    steps = saved(run)
+    assert len(steps) == STEPS
+    assert all_finite(steps)
+    taken = [differences(one["model"], other["model"]) != [] for one, other in pairwise(steps)]
+    assert [number for number, good in enumerate(taken, start=2) if not good] == [*BAD_STEPS], "no other is left out"
 
 
 def test_a_stop_changes_nothing_of_it(program: Any) -> None:
