@@ -7,8 +7,9 @@ import pytest
 
 from tests import plain_loop as plain
 from tests.conftest import Measured
+from tests.core.exact.test_resume import assert_ends_like, stopped_at
 from tests.launching import checkpoint
-from tests.programs import Program, relative_difference, run_all
+from tests.programs import AS_ON_A_GPU, Program, relative_difference, run_all
 from tools.rewriting import Rewrite
 
 CLIP_NORM = 0.05
@@ -61,6 +62,22 @@ def test_uneven_counts_arrive_there_too(
         difference = max((weights[name] - expected[name]).abs().max().item() for name in expected)
         measured("uneven", f"world size {size}, --accum-steps {accum_steps}, --clip-norm {clip_norm}", difference)
         assert difference <= 1e-6, f"{size} processes"
+
+
+def test_uneven_counts_arrive_there_as_a_gpu_computes_them(
+    plain_project: Path, orders: list[list[int]], tmp_path: Path
+) -> None:
+    """Over stops, too, after which a run ends as one without them, bit for bit. Clipping would hide a wrong divisor."""
+    project = shutil.copytree(plain_project, tmp_path / "project")
+    UNEVEN.apply(project / "ddp_project" / "task.py")
+    AS_ON_A_GPU.apply(project / "ddp_project" / "runtime" / "update.py")
+    whole = Program(project, tmp_path / "whole", OPTIONS | {"accum_steps": 3, "clip_norm": 0.0})
+    stopped = stopped_at(whole, 4, 7)
+    run_all([[whole], stopped])
+    expected, _ = plain.train(recipe(3, clip_norm=0.0), orders, ignored=0)
+    weights = checkpoint(whole.run_dir)["model"]
+    assert max((weights[name] - expected[name]).abs().max().item() for name in expected) <= 1e-6
+    assert_ends_like(whole, stopped[-1])
 
 
 def test_batch_norm_sees_the_part_of_its_process(
