@@ -1,5 +1,6 @@
 """Every sample is trained on and evaluated as often as it should be, and metrics are those of one process."""
 
+import re
 from itertools import chain
 from pathlib import Path
 
@@ -28,6 +29,32 @@ def test_an_epoch_trains_on_each_sample_once_and_evaluates_each_once(
         assert set(samples) <= set(range(119))
     evaluated = [*chain(*chain(*fetched(ended, "validation")))]
     assert sorted(evaluated) == sorted([*range(10)] * 2), "ten samples, in each of two evaluations"
+
+
+# Appended to data.py: a rank prints when a forward pass of the training begins, and when a step has been taken.
+WORKING = '''
+
+def at_forward(module: Any, batch: Any) -> None:
+    """Tell of the module that every batch of the training goes through."""
+    if type(module).__name__ == "DistributedDataParallel":
+        print("forward", flush=True)
+
+
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
+register_module_forward_pre_hook(at_forward)
+register_optimizer_step_post_hook(lambda *_: print("step", flush=True))
+'''
+
+
+def test_a_micro_batch_is_loaded_when_the_one_before_is_done(small: Render, tmp_path: Path) -> None:
+    """So a step needs the memory of one of its micro-batches, not of all."""
+    projects = [small(TELLING + WORKING, amp=amp) for amp in ("none", "torch", "apex")]
+    ends = run_all([[Program(each, tmp_path / str(i), OPTIONS)] for i, each in enumerate(projects)])
+    two, one = ["fetched training", "forward"] * 2 + ["step"], ["fetched training", "forward", "step"]
+    for [ended] in ends:
+        for output in ended.output:
+            assert re.findall("^(?:fetched training|forward|step$)", output, re.MULTILINE) == 2 * (4 * two + one)
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
