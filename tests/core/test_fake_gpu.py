@@ -1,0 +1,88 @@
+"""A step on a GPU, shown without one: its tensors have no values, so no step can read one, and stay on one device."""
+
+import importlib
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import multiprocessing as mp
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+
+from tests.conftest import Render
+
+SGD = "torch.optim.SGD(model.parameters(), lr=0.1, fused=False)"  # for which the CPU waits
+
+
+class Driver(_DummyBackendModule):
+    """What torch asks about the device: not there, so that fake tensors never try to use it."""
+
+    def is_available(self) -> bool:
+        return False
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
+
+
+class Operations(TorchDispatchMode):
+    """Notes the name of each operation, and of those with tensors of several devices, whether the CPU waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.crossings: list[tuple[str, bool]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.names.add(str(func))
+        if len({leaf.device for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, torch.Tensor)}) > 1:
+            self.crossings.append((str(func), not (kwargs or {}).get("non_blocking")))
+        return out
+
+
+def take_steps(_: int, project: Path, options: dict[str, Any], optimizer: str) -> None:
+    """Train with the project's train_step(), but without DistributedDataParallel, whose C++ needs memory."""
+    _setup_privateuseone_for_python_backend("gpu", Driver())
+    every_operation = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")  # as long as it is referred to
+    every_operation.fallback(torch.library.fallthrough_kernel)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    sys.path.insert(0, str(project))
+    train, gpu = importlib.import_module("train"), torch.device("gpu", 0)
+    config = train.Config(accum_steps=2, clip_norm=1.0, **options)
+    training, _validation = train.loading.load(config, train.launcher.World(0, 0, 1, 1), gpu)
+    train.meter.AT_ONCE = 4
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        with gpu:
+            model = train.build_model()
+        run = SimpleNamespace(config=config, device=gpu, sums=train.meter.Meter(gpu, finite_only=True))
+        run.optimizer = eval(optimizer) if optimizer else train.task.build_optimizer(model, config)
+        run.ddp = train.update.Objective(train.task.compute, model, config, gpu)
+        run.ddp.no_sync = nullcontext
+        run.update = train.update.Update(run.ddp, run.optimizer, config, gpu)
+        if options:
+            run.scaler = train.update.GradScaler(gpu.type, enabled=config.precision == "fp16")
+        for _step, micro_batches in zip(range(4), training, strict=False):
+            loaded = train.loading.MicroBatches(iter([*micro_batches]), len(micro_batches), 0)
+            with Operations() as operations:
+                train.train_step(run, loaded, lr=1e-3)
+            assert {"aten._fused_adamw_.default", "aten.convolution_backward.default"} <= operations.names
+            assert {*operations.crossings} <= {
+                ("aten._to_copy.default", False)
+            }, "counts that are numbers, every 64 batches"
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"precision": "fp16"}], ids=str)
+def test_the_cpu_waits_for_nothing_in_a_step(options: dict[str, Any], project: Render) -> None:
+    mp.spawn(take_steps, (project(**({"amp": "torch"} if options else {})), options, ""))
+
+
+def test_it_waits_for_an_optimizer_that_cannot_leave_a_step_out(project: Render) -> None:
+    with pytest.raises(mp.ProcessRaisedException, match=r"isfinite\(norm\)[\s\S]*DataDependentOutput"):
+        mp.spawn(take_steps, (project(), {}, SGD))
