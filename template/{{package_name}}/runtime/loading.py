@@ -7,7 +7,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
@@ -154,10 +154,11 @@ class DeviceBatches:
         HERE.phase = self.phase
         with signals_held_back():
             loaded = map(self.dataset.__getitem__, self.sampler) if self.loader is None else iter(self.loader)
-        moved = map(self._move, loaded)
-        # With workers, the next copy begins before a step that the CPU may wait for. Without, random numbers that a
-        # dataset draws from a generator of the rank would be a batch ahead of a checkpoint.
-        for batch, copied in one_ahead(moved) if self.copies and self.loader else moved:
+        moved: Iterator[Any] = map(self._move, loaded)
+        if self.copies and self.loader:  # without workers, the random generators of the rank would be ahead, too
+            # One ahead: the next copy begins before a step that the CPU may wait for.
+            moved = (batch for batch, _ in pairwise(chain(moved, [None])))
+        for batch, copied in moved:
             if copied:
                 torch.cuda.current_stream().wait_event(copied)
             yield batch
@@ -174,11 +175,6 @@ class DeviceBatches:
             moved = tensor.pin_memory().to(self.device, memory_format=layout, non_blocking=True)
         moved.record_stream(torch.cuda.current_stream())  # else a later copy could take its memory while it is read
         return moved
-
-
-def one_ahead(items: Iterable[Any]) -> Iterator[Any]:
-    """Return an iterator that takes the next item before it yields one."""
-    return (item for item, _ in pairwise(chain(items, [None])))
 
 
 class MicroBatches:
