@@ -35,7 +35,7 @@ from .trials import render_project
 
 RESULTS = TEMPLATE / "benchmarks" / "results" / "blocks.json"
 OF_A_BLOCK = {"tiny_mlp": 200, "small_cnn": 100, "resnet": 10, "transformer": 10, "wide": 10}  # steps
-PLAIN, GENERATED = "plain", "generated"
+PLAIN, PLAIN_STATIC, GENERATED = "plain", "plain, static", "generated"
 # --bf16-gradients needs NCCL.
 OPTIONS: dict[str, dict[str, Any]] = {
     "--static-graph": {"static_graph": True},
@@ -80,7 +80,8 @@ def measure_on_rank(rank: int, folder: Path, port: int, blocks: int) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, timeout=timedelta(minutes=5), rank=rank, world_size=settings.RANKS)
     with open(folder / f"printed{rank}", "w") as printed, mock.patch.multiple(sys, stdout=printed, stderr=printed):
-        loops = {PLAIN: plain_blocks(folder), GENERATED: generated_blocks(rank, folder)}
+        loops = {PLAIN: plain_blocks(folder), PLAIN_STATIC: plain_blocks(folder, static_graph=True)}
+        loops |= {GENERATED: generated_blocks(rank, folder)}
         loops |= {name: generated_blocks(rank, folder, **options) for name, options in OPTIONS.items()}
         found = take_turns(loops, blocks)
     if rank == 0:
@@ -88,9 +89,9 @@ def measure_on_rank(rank: int, folder: Path, port: int, blocks: int) -> None:
     dist.destroy_process_group()
 
 
-def plain_blocks(folder: Path) -> Callable[[], None]:
+def plain_blocks(folder: Path, *, static_graph: bool = False) -> Callable[[], None]:
     """Return what trains one block with the fastest plain loop."""
-    options = settings.Options(folder, tuned=True)
+    options = settings.Options(folder, tuned=True, static_graph=static_graph)
     model, optimizer, loader, sampler = settings.plain_ddp(options, chosen_workload())
 
     def train() -> None:

@@ -29,7 +29,7 @@ from .contenders.workloads import LOG_EVERY, NAME, chosen_workload
 from .rounds import Record, spread
 from .trials import render_project
 
-STEPS = {"small_cnn": 2000, "resnet": 200}
+STEPS = {"tiny_mlp": 4000, "small_cnn": 2000, "resnet": 200}
 PLAIN = "console"
 PARTS = 5  # of the steps, whose differences are told
 LOGGERS = ("csv", "tensorboard", "mlflow", "wandb")

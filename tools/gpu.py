@@ -32,6 +32,7 @@ PLATFORMS = [f"manylinux_2_{version}_x86_64" for version in range(5, 35)] + [
 ]
 # The names of the settings of benchmarks/gpu.py, which imports torch: those that tell most first.
 SPEED = (
+    "TF32 convolutions",
     "float32",
     "bfloat16",
     "bfloat16, channels last",

@@ -15,7 +15,7 @@ def read_options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
-    for name in ("--tf32", "--bf16", "--channels-last", "--compile"):
+    for name in ("--tf32", "--tf32-convolutions", "--bf16", "--channels-last", "--compile"):
         parser.add_argument(name, action="store_true")
     return parser.parse_args()
 
@@ -24,7 +24,7 @@ def train(options: argparse.Namespace, workload: Workload) -> None:
     """Train, and print the loss now and then."""
     torch.manual_seed(SEED)
     torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = options.tf32
+    torch.backends.cudnn.allow_tf32 = options.tf32 or options.tf32_convolutions
     torch.backends.cudnn.benchmark = True
     layout = torch.channels_last if options.channels_last else torch.preserve_format
     model = workload.build_model().to(options.device)

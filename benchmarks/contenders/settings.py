@@ -32,6 +32,7 @@ class Options:
 
     out: Path  # where its checkpoints go
     tuned: bool
+    static_graph: bool = False
 
 
 def read_options() -> Options:
@@ -54,13 +55,13 @@ def among_ranks(train: Callable[[Options, Workload], None]) -> None:
     dist.destroy_process_group()
 
 
-def ddp_options(tuned: bool) -> dict[str, Any]:
+def ddp_options(tuned: bool, static_graph: bool = False) -> dict[str, Any]:
     """Arguments of DistributedDataParallel."""
     if not tuned:
         return {}
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # in torch 2.13
     buffers = "forward_sync_buffers" if renamed else "broadcast_buffers"
-    return {buffers: False, "gradient_as_bucket_view": True}
+    return {buffers: False, "gradient_as_bucket_view": True, "static_graph": static_graph}
 
 
 def plain_ddp(
@@ -68,7 +69,7 @@ def plain_ddp(
 ) -> tuple[DistributedDataParallel, AdamW, DataLoader[tuple[Tensor, Tensor]], DistributedSampler[int]]:
     """What a plain loop trains with: the network, its optimizer, its loader, and the sampler that it shuffles with."""
     torch.manual_seed(SEED)
-    model = DistributedDataParallel(workload.build_model(), **ddp_options(options.tuned))
+    model = DistributedDataParallel(workload.build_model(), **ddp_options(options.tuned, options.static_graph))
     optimizer = make_optimizer(model.parameters(), workload, options.tuned)
     dataset = training_set(workload, options.tuned)
     sampler: DistributedSampler[int] = DistributedSampler(dataset)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.blocks import GENERATED, OF_A_BLOCK, OPTIONS, PLAIN, measure, ratio_to
+from benchmarks.blocks import GENERATED, OF_A_BLOCK, OPTIONS, PLAIN, PLAIN_STATIC, measure, ratio_to
 from benchmarks.contenders.recording import COUNTING
 from benchmarks.contenders.workloads import WORKLOADS
 from benchmarks.edits import EDITS, Edit
@@ -131,7 +131,7 @@ def test_an_edit_that_finds_nothing_says_so(project: Path, tmp_path: Path) -> No
 def test_blocks_of_steps_are_compared_within_their_turn(tmp_path: Path) -> None:
     render_project(tmp_path / "project")
     found = measure(tmp_path, "tiny_mlp", blocks=2)
-    assert [*found] == [PLAIN, GENERATED, *OPTIONS]
+    assert [*found] == [PLAIN, PLAIN_STATIC, GENERATED, *OPTIONS]
     assert found[GENERATED]["ratio"] == {"median": 1, "low": 1, "high": 1}
     assert all(record["seconds"] > 0 for record in found.values())
     log = "".join(file.read_text() for file in tmp_path.glob("*/run/train.log"))
@@ -139,7 +139,8 @@ def test_blocks_of_steps_are_compared_within_their_turn(tmp_path: Path) -> None:
     assert ratio_to([2.0, 1.0, 4.0], [1.0, 1.0, 1.0])["ratio"] == {"median": 0.5, "low": 0.25, "high": 1}
     lines = block_table({"workloads": {"tiny_mlp": found}}).splitlines()
     assert lines[3].startswith("| fastest plain loop | ")
-    assert [line.split(" | ")[0] for line in lines[4:]] == [f"| `{name}`" for name in OPTIONS]
+    assert lines[4].startswith("| fastest plain loop, static graph | ")
+    assert [line.split(" | ")[0] for line in lines[5:]] == [f"| `{name}`" for name in OPTIONS]
 
 
 def test_each_guard_is_measured(tmp_path: Path) -> None:

@@ -51,6 +51,14 @@ def test_goals_are_compared_within_rounds() -> None:
     assert found["`small_cnn`: samples/s, times Lightning Trainer"] == ("1.34", "**no**")
 
 
+def test_a_goal_that_is_missed_by_less_than_a_hundredth_does_not_read_as_met() -> None:
+    found = verdicts(
+        goal_table(small_cnn(contender([134.7] * 3, memory=1053), minimal=contender([100.0] * 3, memory=1000)))
+    )
+    assert found["`small_cnn`: samples/s, times minimal DDP loop"] == ("1.347", "**no**")
+    assert found["`small_cnn`: memory, times that of the minimal loop"] == ("1.053", "**no**")
+
+
 def test_memory_and_first_step_are_compared_with_the_minimal_loop_and_the_frameworks() -> None:
     found = verdicts(goal_table(small_cnn(contender([100.0] * 3, first=3.1, memory=106))))
     assert found["`small_cnn`: memory, times that of the minimal loop"] == ("1.06", "**no**")
@@ -72,13 +80,14 @@ def test_every_network_is_compared_with_the_fastest_framework() -> None:
 
 
 def test_the_fastest_plain_loop_is_compared_block_by_block() -> None:
-    ratios = {"tiny_mlp": 1.0, "small_cnn": 1 / 0.97, "resnet": 1.0, "transformer": 1 / 1.2}
+    ratios = {"tiny_mlp": 1.0, "small_cnn": 1 / 0.97, "resnet": 1 / 0.997, "transformer": 1 / 1.2}
     workloads = {name: {"plain": {"ratio": {"median": ratio}}} for name, ratio in ratios.items()}
+    workloads["small_cnn"]["plain, static"] = {"ratio": {"median": 1 / 0.95}}  # it is the fastest then
     found = verdicts(goal_table(EMPTY | {"blocks": {"workloads": workloads}}))
     assert {what.split("`")[1]: verdict for what, verdict in found.items()} == {
         "tiny_mlp": ("1.00", "yes"),
-        "small_cnn": ("0.97", "**no**"),
-        "resnet": ("1.00", "yes"),
+        "small_cnn": ("0.95", "**no**"),
+        "resnet": ("0.997", "**no**"),
         "transformer": ("1.20", "yes"),
     }
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tools.docs.check import NOT_MEASURED, Record, markdown
-from tools.docs.speed import BASELINE, FRAMEWORKS, TUNED, title
+from tools.docs.speed import BASELINE, FRAMEWORKS, PLAIN_LOOPS, TUNED, title
 from tools.docs.starting import times_same_files
 
 GENERATED = "generated"
@@ -58,7 +58,13 @@ def faster(contenders: Record, what: str, other: str, wanted: float) -> Goal:
     """Compare samples per second within each round."""
     pairs = zip(contenders[GENERATED]["rounds"], contenders[other]["rounds"], strict=True)
     measured = statistics.median(own["samples_per_second"] / his["samples_per_second"] for own, his in pairs)
-    return what, f"at least {wanted:.2f}", f"{measured:.2f}", measured >= wanted
+    return what, f"at least {wanted:.2f}", shown(measured, wanted, measured >= wanted), measured >= wanted
+
+
+def shown(measured: float, wanted: float, met: bool) -> str:
+    """Return a number with two digits, or with three if the goal is missed by less than a hundredth."""
+    missed_by = round(abs(measured - wanted), 9)
+    return f"{measured:.2f}" if met or missed_by >= 0.01 else f"{measured:.3f}"
 
 
 def size_and_start(workload: str, contenders: Record) -> Iterator[Goal]:
@@ -66,7 +72,7 @@ def size_and_start(workload: str, contenders: Record) -> Iterator[Goal]:
     own, minimal = contenders[GENERATED], contenders[BASELINE]
     memory = own["peak_memory"] / minimal["peak_memory"]
     what = f"`{workload}`: memory, times that of the minimal loop"
-    yield what, f"at most {MEMORY}", f"{memory:.2f}", memory <= MEMORY
+    yield what, f"at most {MEMORY}", shown(memory, MEMORY, memory <= MEMORY), memory <= MEMORY
     later = own["to_first_step"] - minimal["to_first_step"]
     what = f"`{workload}`: first step, after that of the minimal loop"
     yield what, f"at most {FIRST_STEP} s", f"{later:+.2f} s", later <= FIRST_STEP
@@ -78,11 +84,12 @@ def size_and_start(workload: str, contenders: Record) -> Iterator[Goal]:
 
 
 def block_goals(results: Record) -> Iterator[Goal]:
-    """Compare the generated project with the fastest plain loop in the same processes."""
+    """Compare the generated project with the fastest plain loop in the same processes, with a static graph or without."""
     for workload, wanted in OF_THE_PLAIN_LOOP.items() if results else ():
-        measured = 1 / results["workloads"][workload]["plain"]["ratio"]["median"]
+        loops = results["workloads"][workload]
+        measured = 1 / max(loops[name]["ratio"]["median"] for name in PLAIN_LOOPS if name in loops)
         what = f"`{workload}`: samples/s, times the fastest plain loop, block by block"
-        yield what, f"at least {wanted:.2f}", f"{measured:.2f}", measured >= wanted
+        yield what, f"at least {wanted:.2f}", shown(measured, wanted, measured >= wanted), measured >= wanted
 
 
 def guard_goals(results: Record) -> Iterator[Goal]:
@@ -108,4 +115,4 @@ def copying_goals(results: Record) -> Iterator[Goal]:
     for what in ("copy", "update") if results else ():
         measured = times_same_files(results, "this template", what)
         goal = f"`copier {what}`, times that of the same files without questions"
-        yield goal, f"at most {COPYING}", f"{measured:.2f}", measured <= COPYING
+        yield goal, f"at most {COPYING}", shown(measured, COPYING, measured <= COPYING), measured <= COPYING

@@ -18,6 +18,10 @@ TITLES = {
     "tutorial": "tutorials' DDP loop",
     **FRAMEWORKS,
 }
+PLAIN_LOOPS = {
+    "plain": TITLES["bare_tuned"],
+    "plain, static": f"{TITLES['bare_tuned']}, static graph",
+}  # of blocks.json
 
 
 def title(name: str) -> str:
@@ -51,7 +55,7 @@ def block_table(results: Record) -> str:
     """Return how fast each loop is beside the generated project in the same processes, as a Markdown table."""
     workloads = results["workloads"]
     names = dict.fromkeys(name for loops in workloads.values() for name in loops)
-    titles = {"plain": title("bare_tuned"), **{name: f"`{name}`" for name in names if name.startswith("--")}}
+    titles = PLAIN_LOOPS | {name: f"`{name}`" for name in names if name.startswith("--")}
     rows = [
         [titles[name], *(ratio(loops[name]["ratio"]) for loops in workloads.values())]
         for name in names
