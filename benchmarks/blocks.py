@@ -101,7 +101,7 @@ def plain_blocks(folder: Path, *, static_graph: bool = False) -> Callable[[], No
     return train
 
 
-def generated_blocks(rank: int, folder: Path, **options: Any) -> Callable[[], None]:
+def generated_blocks(rank: int, folder: Path, ranks: int = settings.RANKS, **options: Any) -> Callable[[], None]:
     """Return what trains one block with the generated project, which keeps its log in a file."""
     train, config, launcher = map(imported, ("train", "ddp_project.config", "ddp_project.runtime.launcher"))
     workload = chosen_workload()
@@ -112,7 +112,7 @@ def generated_blocks(rank: int, folder: Path, **options: Any) -> Callable[[], No
         "device": "cpu",
         "run_dir": Path(tempfile.mkdtemp(dir=folder), "run"),
     }
-    world = launcher.World(rank, rank, settings.RANKS, settings.RANKS)
+    world = launcher.World(rank, rank, ranks, ranks)
     run = train.Run(config.Config(**options), world, torch.device("cpu"))
 
     def block() -> None:

@@ -1,5 +1,7 @@
 """The comparisons of speed are fair, say what they mean, and still find what they measure."""
 
+import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +19,11 @@ from benchmarks.failures import CommandError
 from benchmarks.guards import PARTS, measure_guards
 from benchmarks.peers import pinned_versions
 from benchmarks.rounds import compare, play
+from benchmarks.step_parts import PARTS as STEP_PARTS
 from benchmarks.trials import Contender, Trial, check_same, counted, measured, render_project
-from tools.docs.speed import block_table, guard_table, optimisation_table, speed_table, versions_line
+from generator.answers.questions import TEMPLATE
+from tests.launching import output_of
+from tools.docs.speed import block_table, guard_table, optimisation_table, part_table, speed_table, versions_line
 from tools.rewriting import Rewrite
 
 STEPS = 4
@@ -141,6 +146,17 @@ def test_blocks_of_steps_are_compared_within_their_turn(tmp_path: Path) -> None:
     assert lines[3].startswith("| fastest plain loop | ")
     assert lines[4].startswith("| fastest plain loop, static graph | ")
     assert [line.split(" | ")[0] for line in lines[5:]] == [f"| `{name}`" for name in OPTIONS]
+
+
+def test_each_part_of_a_step_is_measured(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.step_parts", "--rounds", "1", "--steps", "20"]
+    output_of([*command, "--out", str(tmp_path / "parts.json")], TEMPLATE, os.environ)
+    results = json.loads((tmp_path / "parts.json").read_text())
+    assert [*results["microseconds"]] == [*STEP_PARTS]
+    assert all(taken["low"] > 0 for taken in results["microseconds"].values()), "a part is not called by this name"
+    first, *_ = STEP_PARTS
+    results["microseconds"] = {first: {"median": 98.66, "low": 96.5, "high": 100.8}}
+    assert part_table(results).splitlines()[2:] == [f"| {first} | 99 µs (96 to 101) |"]
 
 
 def test_each_guard_is_measured(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def size_and_start(workload: str, contenders: Record) -> Iterator[Goal]:
 
 
 def block_goals(results: Record) -> Iterator[Goal]:
-    """Compare the generated project with the fastest plain loop in the same processes, with a static graph or without."""
+    """Compare the generated project with the faster of the plain loops in the same processes."""
     for workload, wanted in OF_THE_PLAIN_LOOP.items() if results else ():
         loops = results["workloads"][workload]
         measured = 1 / max(loops[name]["ratio"]["median"] for name in PLAIN_LOOPS if name in loops)

@@ -16,7 +16,7 @@ from generator.update.gate import PARTS
 from tools.docs.check import NOT_MEASURED, Record, check_table, growth_table, machine_line
 from tools.docs.goals import goal_table
 from tools.docs.scale import agreement_table, checkpoint_table, evaluation_table, training_table
-from tools.docs.speed import block_table, guard_table, optimisation_table, speed_table, versions_line
+from tools.docs.speed import block_table, guard_table, optimisation_table, part_table, speed_table, versions_line
 from tools.docs.starting import copying_table, gpu_table, loading_table, starting_table
 from tools.docs.tests import dearest_table, folder_table
 
@@ -37,6 +37,7 @@ MAKERS: dict[str, dict[str, Callable[[Record], str]]] = {
         **{name: partial(speed_table, workload=name) for name in ("tiny_mlp", "small_cnn", "resnet", "transformer")},
     },
     "blocks": {"blocks": block_table},
+    "step_parts": {"step_parts": part_table},
     "ablation": {
         "optimisations": partial(optimisation_table, what="ratios"),
         "optimisations-memory": partial(optimisation_table, what="memory"),

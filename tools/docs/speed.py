@@ -65,6 +65,13 @@ def block_table(results: Record) -> str:
     return markdown(["", *(f"`{name}`" for name in workloads)], [["a step as generated", *steps], *rows])
 
 
+def part_table(results: Record) -> str:
+    """Return what each part takes of a step as a Markdown table."""
+    parts = results["microseconds"]
+    rows = ([what, "{median:.0f} µs ({low:.0f} to {high:.0f})".format(**taken)] for what, taken in parts.items())
+    return markdown(["part of a step", "it takes"], rows)
+
+
 def optimisation_table(results: Record, what: str) -> str:
     """Return what a number becomes where each optimisation is taken out, in times of itself, as a Markdown table."""
     measured = {name: record[what] for name, record in results["optimisations"].items() if what in record}
