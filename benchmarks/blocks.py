@@ -36,17 +36,18 @@ from .trials import render_project
 RESULTS = TEMPLATE / "benchmarks" / "results" / "blocks.json"
 OF_A_BLOCK = {"tiny_mlp": 200, "small_cnn": 100, "resnet": 10, "transformer": 10, "wide": 10}  # steps
 PLAIN, PLAIN_STATIC, GENERATED = "plain", "plain, static", "generated"
-# --bf16-gradients needs NCCL.
 OPTIONS: dict[str, dict[str, Any]] = {
     "--static-graph": {"static_graph": True},
     "--bucket-mib 1": {"bucket_mib": 1},
     "--bucket-mib 100": {"bucket_mib": 100},
 }
+WITH_NCCL = {"--bf16-gradients": {"bf16_gradients": True}}
 
 
 def main(
     blocks: Annotated[int, typer.Option(min=2, help="How many blocks each trains.")] = 40,
     workloads: Annotated[str, typer.Option(help="Which workloads, with commas between.")] = ",".join(OF_A_BLOCK),
+    device: Annotated[str, typer.Option(help="cuda: two GPUs and NCCL, without the plain loops.")] = "cpu",
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the results go.")] = RESULTS,
 ) -> None:
     """Measure the time of a step of each, and the ratio of its samples per second to the generated project's."""
@@ -55,34 +56,41 @@ def main(
         render_project(Path(folder) / "project")
         for workload in workloads.split(","):
             say(workload)
-            measured[workload] = measure(Path(folder), workload, blocks)
+            measured[workload] = measure(Path(folder), workload, blocks, device)
     results = {"date": date.today().isoformat(), "machine": machine(), "workloads": measured}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=1) + "\n")
     typer.echo(f"results: {out}")
 
 
-def measure(folder: Path, workload: str, blocks: int) -> Record:
+def measure(folder: Path, workload: str, blocks: int, device: str = "cpu") -> Record:
     """Return what two ranks measure of a workload."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     chosen = {NAME: workload, STEPS: str(OF_A_BLOCK[workload]), EPOCHS: "1"}
     with mock.patch.dict(os.environ, chosen):
-        mp.spawn(measure_on_rank, (folder, store.port, blocks), nprocs=settings.RANKS)
+        mp.spawn(measure_on_rank, (folder, store.port, blocks, device), nprocs=settings.RANKS)
     measured: Record = json.loads((folder / "measured.json").read_text())
     return measured
 
 
-def measure_on_rank(rank: int, folder: Path, port: int, blocks: int) -> None:
+def measure_on_rank(rank: int, folder: Path, port: int, blocks: int, kind: str) -> None:
     """On one of the ranks: train block after block. Rank 0 writes what it finds."""
     torch.set_num_threads(1)
     sys.path.insert(0, str(folder / "project"))
     imported("ddp_project.runtime.process_group").schedule_as_batch()
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("gloo", store=store, timeout=timedelta(minutes=5), rank=rank, world_size=settings.RANKS)
+    device, backend, chosen = torch.device("cpu"), "gloo", OPTIONS
+    if kind == "cuda":
+        device, backend, chosen = torch.device("cuda", rank), "nccl", OPTIONS | WITH_NCCL
+        torch.cuda.set_device(device)
+    timeout = timedelta(minutes=5)
+    dist.init_process_group(backend, store=store, timeout=timeout, rank=rank, world_size=settings.RANKS)
     with open(folder / f"printed{rank}", "w") as printed, mock.patch.multiple(sys, stdout=printed, stderr=printed):
-        loops = {PLAIN: plain_blocks(folder), PLAIN_STATIC: plain_blocks(folder, static_graph=True)}
-        loops |= {GENERATED: generated_blocks(rank, folder)}
-        loops |= {name: generated_blocks(rank, folder, **options) for name, options in OPTIONS.items()}
+        loops = {}
+        if kind == "cpu":
+            loops = {PLAIN: plain_blocks(folder), PLAIN_STATIC: plain_blocks(folder, static_graph=True)}
+        loops[GENERATED] = generated_blocks(rank, folder, device)
+        loops |= {name: generated_blocks(rank, folder, device, **options) for name, options in chosen.items()}
         found = take_turns(loops, blocks)
     if rank == 0:
         (folder / "measured.json").write_text(json.dumps(found))
@@ -101,7 +109,9 @@ def plain_blocks(folder: Path, *, static_graph: bool = False) -> Callable[[], No
     return train
 
 
-def generated_blocks(rank: int, folder: Path, ranks: int = settings.RANKS, **options: Any) -> Callable[[], None]:
+def generated_blocks(
+    rank: int, folder: Path, device: torch.device, ranks: int = settings.RANKS, **options: Any
+) -> Callable[[], None]:
     """Return what trains one block with the generated project, which keeps its log in a file."""
     train, config, launcher = map(imported, ("train", "ddp_project.config", "ddp_project.runtime.launcher"))
     workload = chosen_workload()
@@ -109,11 +119,11 @@ def generated_blocks(rank: int, folder: Path, ranks: int = settings.RANKS, **opt
     options |= {
         "epochs": 10**6,
         "warmup_steps": 0,
-        "device": "cpu",
+        "device": device.type,
         "run_dir": Path(tempfile.mkdtemp(dir=folder), "run"),
     }
     world = launcher.World(rank, rank, ranks, ranks)
-    run = train.Run(config.Config(**options), world, torch.device("cpu"))
+    run = train.Run(config.Config(**options), world, device)
 
     def block() -> None:
         train.train_epoch(run)

@@ -161,10 +161,15 @@ def rate(forwards: Sequence[float], workload: Workload) -> float:
     return round((last - first) * workload.batch / (forwards[last] - forwards[first]), 1)
 
 
+def read_trace(trace: Path) -> list[Record]:
+    """The events of a trace that last."""
+    with gzip.open(trace, "rt") as file:
+        return [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+
+
 def waits_of_a_step(trace: Path) -> float:
     """How often the CPU waits for the GPU in a step of a trace, without the last one, where the profile ends."""
-    with gzip.open(trace, "rt") as file:
-        events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+    events = read_trace(trace)
     # The GPU's side of a trace repeats the names of the steps, at other times.
     marks = [event for event in events if event.get("cat") == "user_annotation"]
     *steps, _ = sorted(

@@ -64,7 +64,7 @@ def measure(folder: Path, rounds: int, steps: int) -> Record:
     for part, names in PARTS.items():
         for name in names:
             put_clock(name, part, taken)
-    train, found = generated_blocks(0, folder, ranks=1), []
+    train, found = generated_blocks(0, folder, torch.device("cpu"), ranks=1), []
     for _ in range(rounds + 1):
         taken.clear()
         train()

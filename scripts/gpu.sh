@@ -6,9 +6,12 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 packed=
-for ((i = 1; i < $#; i++)); do
+for ((i = 1; i <= $#; i++)); do
     next=$((i + 1))
-    [ "${!i}" != --packed ] || packed=${!next}
+    case ${!i} in
+    --packed) packed=${!next:?give a folder} ;;
+    --packed=*) packed=${!i#*=} ;;
+    esac
 done
 
 folder_of_packages='import sysconfig; print(sysconfig.get_path("purelib"))'

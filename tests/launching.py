@@ -18,6 +18,7 @@ from .pace import seconds
 
 ON_CPU = ("--device", "cpu", "--backend", "gloo")
 ON_GPU = ("--device", "cuda", "--backend", "nccl")
+ON_DEVICE = ("--device", "cuda", "--backend", "gloo") if torch.cuda.is_available() else ON_CPU  # ranks may share it
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 

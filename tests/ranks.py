@@ -21,7 +21,8 @@ from .pace import seconds
 # Importing torch takes 20 times as long as the few steps of these tests: one process imports it and forks each rank.
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload([__name__, "torch._dynamo", "torch.distributed.nn.functional", "tqdm", "tyro"])
-
+# Importing this has looked for GPUs, after which no process that is forked can use one.
+SPAWNING = multiprocessing.get_context("spawn")
 
 PORTS = free_ports()  # no other process of the tests takes from these
 Entry = Callable[[], None]
@@ -93,7 +94,8 @@ def start_ranks(
         variables = {**os.environ, **size, **place, "RANK": str(number), "LOCAL_RANK": str(number), **(env or {})}
         output = run_dir.with_name(f"{run_dir.name}-rank-{number}.out")
         output.unlink(missing_ok=True)
-        process = FORKING.Process(target=run_rank, args=(entry, project, command, variables, output, largest_file))
+        context = SPAWNING if "cuda" in command else FORKING
+        process = context.Process(target=run_rank, args=(entry, project, command, variables, output, largest_file))
         process.start()
         ranks.append(Rank(process, output))
     return ranks

@@ -42,6 +42,18 @@ SPEED = (
 )
 
 
+# What the steps know as variables. A CPU tries the steps themselves, as far as it can.
+DEVICES = {
+    "cuda": {"DEVICE": "cuda", "BACKEND": "nccl", "RATES": "", "BLOCKS": "--workloads wide"},
+    "cpu": {
+        "DEVICE": "cpu",
+        "BACKEND": "gloo",
+        "RATES": "--device cpu --workload small_cnn --rounds 1 --steps 40",
+        "BLOCKS": "--workloads small_cnn --blocks 2",
+    },
+}
+
+
 @functools.cache
 def gpus() -> int:
     """How many GPUs torch sees."""
@@ -49,25 +61,30 @@ def gpus() -> int:
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def no_gpu(out: Path) -> str:
+def no_device(out: Path, device: str) -> str:
+    """Say that there is no GPU, unless a CPU will do, or nothing."""
+    return "" if device == "cpu" or gpus() else "no GPU"
+
+
+def no_gpu(out: Path, device: str) -> str:
     """Say that there is no GPU, or nothing."""
-    return "" if gpus() else "no GPU"
+    return "a CPU cannot do it" if device == "cpu" else no_device(out, device)
 
 
-def no_second_gpu(out: Path) -> str:
-    """Say that there are less than two GPUs, or nothing."""
-    return "" if gpus() > 1 else f"{gpus() or 'no'} GPU, and NCCL wants one for each process"
+def no_second_device(out: Path, device: str) -> str:
+    """Say that there are less than two GPUs, unless a CPU will do, or nothing."""
+    return "" if device == "cpu" or gpus() > 1 else f"{gpus() or 'no'} GPU, and NCCL wants one for each process"
 
 
-def no_kernels(out: Path) -> str:
+def no_kernels(out: Path, device: str) -> str:
     """Say that apex was installed without its kernels, or nothing."""
     importlib.invalidate_caches()
-    return "" if importlib.util.find_spec("amp_C") else "apex's kernels are not built"
+    return no_gpu(out, device) or ("" if importlib.util.find_spec("amp_C") else "apex's kernels are not built")
 
 
-def no_rates(out: Path) -> str:
+def no_rates(out: Path, device: str) -> str:
     """Say that no speed was measured, or nothing."""
-    return "" if (out / "gpu.json").exists() else "no speed was measured"
+    return "" if device == "cuda" and (out / "gpu.json").exists() else "no speed of a GPU was measured"
 
 
 @dataclass(frozen=True)
@@ -77,25 +94,39 @@ class Step:
     name: str
     what: str
     commands: str
-    missing: Callable[[Path], str] = no_gpu  # why it must be skipped
+    missing: Callable[[Path, str], str] = no_device  # why it must be skipped
 
 
 FACTS = """
 python -m torch.utils.collect_env
+[ "$DEVICE" = cuda ] || exit 0
 python -c 'import torch; print("NCCL", torch.cuda.nccl.version()); print("bfloat16 in hardware",
     torch.cuda.is_bf16_supported(including_emulation=False))'
 nvidia-smi
 """
 NEW_PROJECT = 'ddp-template new "$WORK/project" && cd "$WORK/project"\n'
-TRACE = NEW_PROJECT + """python train.py --device cuda --epochs 1 --log-every 1000 --profile --run-dir "$WORK/run"
+TRAIN = 'python train.py --device "$DEVICE" --epochs 1'
+TRACE = f"""{NEW_PROJECT}{TRAIN} --log-every 1000 --profile --run-dir "$WORK/run"
 cp "$WORK/run/trace.json.gz" "$OUT"
 cd "$OLDPWD"
 python -c 'import pathlib, sys; from benchmarks.gpu import waits_of_a_step
 print("a step waits for the GPU so often:", waits_of_a_step(pathlib.Path(sys.argv[1])))' "$OUT/trace.json.gz"
 """
-# A test that skips where nothing should be missing has shown nothing.
-TESTS = 'python -m pytest -m gpu -rs {} | tee "$WORK/told"\n! grep -qE "[0-9]+ skipped" "$WORK/told"'
-APEX_TESTS = TESTS.format("-k apex tests/nightly/test_precision.py")
+NCCL = 'torchrun --standalone --nproc-per-node=2 train.py --device "$DEVICE" --backend "$BACKEND" --epochs 1'
+BLOCKS = 'python -m benchmarks.blocks --device "$DEVICE" $BLOCKS --out "$OUT/blocks.json"'
+GPU, DEVICE, PRECISION = (
+    f"tests/nightly/{file}.py" for file in ("exact/test_gpu", "exact/test_device", "test_precision")
+)
+CHECKPOINTS = "tests/core/test_checkpoints.py"
+
+
+def tests(words: str, *files: str) -> str:
+    """Commands that run tests by words of their names. On a GPU, one that skips has shown nothing."""
+    return f"""python -m pytest -m gpu -rs -k '{words}' {' '.join(files)} | tee "$WORK/told"
+[ "$DEVICE" = cpu ] || ! grep -qE "[0-9]+ skipped" "$WORK/told"
+"""
+
+
 FETCH_APEX = """
 git init --quiet "$WORK/git"
 git -C "$WORK/git" fetch --quiet --depth 1 "${APEX_SOURCE:-https://github.com/NVIDIA/apex}" refs/tags/25.05
@@ -107,29 +138,33 @@ BUILD_APEX = """python -m pip install --verbose --no-index --no-deps --no-build-
 """
 STEPS = (
     Step("facts", "what the machine is", FACTS),
-    Step("train", "the default project, an epoch", NEW_PROJECT + "python train.py --device cuda --epochs 1"),
-    Step("exact", "the guarantees of docs/exact.md", TESTS.format("tests/nightly/exact/test_gpu.py")),
-    Step("precision", "TF32 and torch.amp", TESTS.format("-k 'not apex' tests/nightly/test_precision.py")),
+    Step("train", "the default project, an epoch", NEW_PROJECT + TRAIN),
+    Step("exact", "the guarantees of docs/exact.md", tests("", GPU)),
+    Step("precision", "TF32 and torch.amp", tests("not apex", PRECISION)),
     Step("trace", "how often a step waits for the GPU", TRACE),
+    Step("memory", "a GPU whose memory is full", tests("full", DEVICE)),
+    Step("kills", "--async-saves with kills, and saves that take long", tests("kills or long", DEVICE)),
+    Step("options", "the static graph, buckets, gradients in bfloat16", tests("sent or travel", DEVICE)),
+    Step("bad-steps", "bad steps: fused, SGD, float16, bfloat16", tests("bad", DEVICE)),
+    Step("uneven", "uneven counts", tests("uneven", DEVICE)),
+    Step("placement", "ranks that cannot work together", tests("together", DEVICE)),
+    Step("kernels", "kernels, streams, the layout of moments", tests("few or stream or moments", DEVICE)),
+    Step("loading", "a checkpoint is loaded without a copy", tests("without_a_copy", CHECKPOINTS)),
     Step("project", "the default project's own tests", NEW_PROJECT + "python -m pytest"),
-    Step(
-        "nccl",
-        "two processes with NCCL",
-        NEW_PROJECT + "torchrun --standalone --nproc-per-node=2 train.py --backend nccl --epochs 1",
-        no_second_gpu,
-    ),
-    Step("apex", "apex without its kernels", f'{GET_APEX}export PYTHONPATH="$WORK/apex"\n{APEX_TESTS}'),
+    Step("nccl", "two processes with NCCL", NEW_PROJECT + NCCL, no_second_device),
+    Step("gradients", "what the options of DistributedDataParallel are worth", BLOCKS, no_second_device),
+    Step("apex", "apex without its kernels", f'{GET_APEX}export PYTHONPATH="$WORK/apex"\n{tests("apex", PRECISION)}'),
     *(
         Step(
             f"speed-{name.lower().replace(',', '').replace(' ', '-')}",
             f"samples per second in {name}",
-            f'python -m benchmarks.gpu --fresh --setting "{name}" --out "$OUT/gpu.json"',
+            f'python -m benchmarks.gpu $RATES --fresh --setting "{name}" --out "$OUT/gpu.json"',
         )
         for name in SPEED
     ),
     Step("docs", "docs/speed.md", 'cp "$OUT/gpu.json" benchmarks/results/ && ddp-template docs', no_rates),
-    Step("build-apex", "apex's kernels are built", GET_APEX + BUILD_APEX),
-    Step("apex-kernels", "apex with its kernels", APEX_TESTS, no_kernels),
+    Step("build-apex", "apex's kernels are built", GET_APEX + BUILD_APEX, no_gpu),
+    Step("apex-kernels", "apex with its kernels", tests("apex", PRECISION), no_kernels),
 )
 
 
@@ -142,9 +177,9 @@ class Result:
     seconds: float = 0.0
 
 
-def run(step: Step, out: Path, packed: Path) -> Result:
+def run(step: Step, out: Path, packed: Path, device: str) -> Result:
     """Run a step, unless something is missing, and write what it prints to a log."""
-    if reason := step.missing(out):
+    if reason := step.missing(out, device):
         return Result("skipped", reason)
     typer.echo(f"{step.name}: {step.what}", err=True)
     packed.mkdir(parents=True, exist_ok=True)
@@ -153,7 +188,7 @@ def run(step: Step, out: Path, packed: Path) -> Result:
         places = {"OUT": str(out), "PACKED": str(packed), "WORK": work, "PYTHONUNBUFFERED": "1"}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         command = ["bash", "-euo", "pipefail", "-c", step.commands]
-        environment = {**os.environ, **places, "PATH": path}
+        environment = {**os.environ, **DEVICES[device], **places, "PATH": path}
         process = subprocess.Popen(command, cwd=TEMPLATE, env=environment, stdout=log, stderr=subprocess.STDOUT)
         try:
             code = process.wait(LIMIT)
@@ -175,14 +210,14 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def run_all(steps: Sequence[Step], out: Path, packed: Path, *, fresh: bool) -> list[list[str]]:
+def run_all(steps: Sequence[Step], out: Path, packed: Path, device: str, *, fresh: bool) -> list[list[str]]:
     """Run the steps that have not succeeded before. Returns the rows of the summary."""
     file, rows = out / "results.json", []
     known = {name: Result(**found) for name, found in json.loads(file.read_text()).items()} if file.exists() else {}
     for step in steps:
         before = not fresh and step.name in known and known[step.name].result == "ok"
         if not before:
-            known[step.name] = run(step, out, packed)
+            known[step.name] = run(step, out, packed, device)
             file.with_suffix(".tmp").write_text(json.dumps({name: asdict(known[name]) for name in known}, indent=1))
             file.with_suffix(".tmp").replace(file)
         ended = known[step.name]
@@ -222,13 +257,17 @@ def main(
     begin: Annotated[str, typer.Option("--from", metavar="STEP", help="Run this one and those after it.")] = "",
     show: Annotated[bool, typer.Option("--list", help="List the steps.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what has succeeded before.")] = False,
+    device: Annotated[str, typer.Option(help="cpu tries the steps themselves, as far as it can.")] = "cuda",
     out: Annotated[Path, typer.Option(help="Where logs and results go.")] = Path("gpu-results"),
     packed: Annotated[Path | None, typer.Option(help="Install from this folder, without a network.")] = None,
     pack_into: Annotated[Path | None, typer.Option("--pack", help="Fill this folder, and run no step.")] = None,
     python: Annotated[str, typer.Option(help="The version of Python that --pack is for.")] = "3.12",
 ) -> None:
     """Run what waits for a GPU. Folders are relative to the repository; a step that fails does not end the others."""
+    if device not in DEVICES:
+        raise typer.BadParameter(f"there is no device {device}: choose of {', '.join(DEVICES)}")
     wanted = chosen(steps or [], begin)
+    out = (out if device == "cuda" else out / device).resolve()  # what a CPU has done, a GPU has not
     if pack_into:
         pack(pack_into.resolve(), python)
     elif show:
@@ -236,7 +275,7 @@ def main(
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         out.mkdir(parents=True, exist_ok=True)
-        rows = run_all(wanted, out.resolve(), (packed or out / "packed").resolve(), fresh=fresh)
+        rows = run_all(wanted, out, (packed or out / "packed").resolve(), device, fresh=fresh)
         lines = [["step", "result", "seconds", "log"], ["---"] * 4, *rows]
         (out / "summary.md").write_text("".join(f"| {' | '.join(line)} |\n" for line in lines))
         typer.echo((out / "summary.md").read_text(), nl=False)

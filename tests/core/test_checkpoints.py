@@ -200,6 +200,7 @@ def test_old_checkpoints_go_and_the_best_and_the_last_stay(project: Render, stop
     assert best["best"] == last["best"] == pytest.approx(accuracies[best["step"]], abs=1e-4)
 
 
+@pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")
 def test_a_gpu_loads_without_a_copy_in_memory(
     whole: Path, package: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
@@ -207,7 +208,7 @@ def test_a_gpu_loads_without_a_copy_in_memory(
     """Several ranks of a machine would need it at once; a CPU needs it, else it would write to the file's memory."""
     module, config = package("runtime.checkpoint"), package("config").Config(run_dir=whole)
     monkeypatch.setattr(module.copy, "deepcopy", Mock(side_effect=AssertionError("copied")))
-    for device, copied in {"meta": False, "cpu": True}.items():
+    for device, copied in {"cuda" if torch.cuda.is_available() else "meta": False, "cpu": True}.items():
         model = package("model").build_model().to(device)
         optimizer = torch.optim.AdamW(model.parameters())
         checkpoints = module.Checkpoints(config, package("runtime.meter").Progress(), model, optimizer=optimizer)

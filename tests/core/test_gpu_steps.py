@@ -15,12 +15,12 @@ from tools.gpu import Step
 Invoke = Callable[..., Result]
 
 
-def nothing_missing(out: Path) -> str:
+def nothing_missing(out: Path, device: str) -> str:
     """Let a step run."""
     return ""
 
 
-def step(name: str, commands: str, missing: Callable[[Path], str] = nothing_missing) -> Step:
+def step(name: str, commands: str, missing: Callable[[Path, str], str] = nothing_missing) -> Step:
     """A step that notes that it ran."""
     return Step(name, f"what {name} is", f'echo {name} >> "$OUT/ran"\n{commands}', missing)
 
@@ -28,7 +28,7 @@ def step(name: str, commands: str, missing: Callable[[Path], str] = nothing_miss
 STEPS = (
     step("first", 'echo told; [ -z "$(ls "$WORK")" ]; [ -d "$PACKED" ]'),
     step("broken", "echo why >&2; exit 3; true"),
-    step("absent", "true", lambda out: "no GPU"),
+    step("absent", "true", lambda out, device: "no GPU"),
     step("last", "true"),
 )
 

@@ -27,11 +27,15 @@ def test_channels_last_changes_the_layout_alone(amp: str, project: Render, tmp_p
 
 
 def test_the_layout_may_change_at_a_resume(project: Render, tmp_path: Path) -> None:
-    """A fused optimizer pairs weights and moments by their place in memory."""
-    train_on_ranks(project(), tmp_path / "first", "--max-steps", "13")
+    assert_the_layout_may_change(project(), tmp_path)
+
+
+def assert_the_layout_may_change(project: Path, tmp_path: Path, *options: str) -> None:
+    """Change it at a resume; a fused optimizer pairs weights and moments by their place in memory."""
+    train_on_ranks(project, tmp_path / "first", *options, "--max-steps", "13")
     source = str(tmp_path / "first" / "checkpoints" / "last.pt")
     for option in ("--channels-last", "--no-channels-last"):
-        train_on_ranks(project(), tmp_path / option, "--resume", source, "--max-steps", "14", option)
+        train_on_ranks(project, tmp_path / option, *options, "--resume", source, "--max-steps", "14", option)
     changed, same = (checkpoint(tmp_path / option) for option in ("--channels-last", "--no-channels-last"))
     for name, weight in same["model"].items():
         torch.testing.assert_close(changed["model"][name], weight, rtol=1e-4, atol=1e-5)
