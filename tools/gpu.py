@@ -112,7 +112,8 @@ cd "$OLDPWD"
 python -c 'import pathlib, sys; from benchmarks.gpu import waits_of_a_step
 print("a step waits for the GPU so often:", waits_of_a_step(pathlib.Path(sys.argv[1])))' "$OUT/trace.json.gz"
 """
-NCCL = 'torchrun --standalone --nproc-per-node=2 train.py --device "$DEVICE" --backend "$BACKEND" --epochs 1'
+TORCHRUN = "python -m torch.distributed.run --standalone --nproc-per-node=2"  # torch may be another environment's
+NCCL = f'{TORCHRUN} train.py --device "$DEVICE" --backend "$BACKEND" --epochs 1'
 BLOCKS = 'python -m benchmarks.blocks --device "$DEVICE" $BLOCKS --out "$OUT/blocks.json"'
 GPU, DEVICE, PRECISION = (
     f"tests/nightly/{file}.py" for file in ("exact/test_gpu", "exact/test_device", "test_precision")

@@ -1,5 +1,6 @@
 """scripts/gpu.sh goes on after a failure, repeats nothing that has succeeded, and says how each step ended."""
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from generator.answers.questions import TEMPLATE
 from tools import gpu
 from tools.gpu import Step
 
@@ -25,12 +27,26 @@ def step(name: str, commands: str, missing: Callable[[Path, str], str] = nothing
     return Step(name, f"what {name} is", f'echo {name} >> "$OUT/ran"\n{commands}', missing)
 
 
+# Steps that show nothing of what docs/exact.md promises: facts, rates, and what others need.
+NO_PROMISE = re.compile("facts|speed-.*|docs|build-apex")
+
 STEPS = (
     step("first", 'echo told; [ -z "$(ls "$WORK")" ]; [ -d "$PACKED" ]'),
     step("broken", "echo why >&2; exit 3; true"),
     step("absent", "true", lambda out, device: "no GPU"),
     step("last", "true"),
 )
+
+
+def test_each_promise_on_gpus_names_what_has_shown_it_and_the_step_that_will() -> None:
+    section = (TEMPLATE / "docs" / "exact.md").read_text().split("\n## On GPUs\n")[1]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    named = set()
+    for _, shown, test, steps in rows[1:]:
+        assert re.match(r"(run on|simulated|read|not yet)\b", shown), shown
+        assert (TEMPLATE / test.strip("`")).is_file()
+        named |= {*steps.split(", ")}
+    assert named == {each.name for each in gpu.STEPS if not NO_PROMISE.fullmatch(each.name)}
 
 
 @pytest.fixture

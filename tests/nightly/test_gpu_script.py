@@ -1,0 +1,139 @@
+"""scripts/gpu.sh itself, as far as a machine without a GPU can show it: its steps on a CPU, from what it packs."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import venv
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from benchmarks.gpu import SETTINGS
+from generator.answers.questions import TEMPLATE
+from tests.apex import STAND_IN, TAG
+from tests.launching import output_of
+from tools import gpu
+from tools.gpu import STEPS
+
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+NEEDS_GPU = {"docs": "no speed of a GPU was measured", "build-apex": "a CPU cannot do it"}
+NEEDS_GPU |= {"apex-kernels": NEEDS_GPU["build-apex"]}
+NO_NETWORK = {f"{scheme}_proxy": "http://127.0.0.1:9" for scheme in ("http", "https")}
+NO_NETWORK |= {"PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_RETRIES": "0", "APEX_SOURCE": "/nowhere"}
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of this repository."""
+    left_out = shutil.ignore_patterns(".git", ".venv", ".cache", ".*_cache", "__pycache__", "*.egg-info", "gpu-results")
+    return shutil.copytree(TEMPLATE, tmp_path_factory.mktemp("copy") / "repository", ignore=left_out)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What --pack fetches, with a stand-in for apex."""
+    folder = tmp_path_factory.mktemp("packed")
+    download = [*PIP, "download", "--no-deps", "--dest", str(folder / "tried"), "wheel"]
+    if subprocess.run(download, capture_output=True).returncode:
+        pytest.skip("no package index can be reached")
+    source = shutil.copytree(STAND_IN.parent, folder / "source")
+    for words in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -qm apex", f"tag {TAG}"):
+        subprocess.run(["git", "-C", str(source), *words.split()], check=True)
+    command = [sys.executable, "-m", "tools.gpu", "--pack", str(folder / "all"), "--python", VERSION]
+    printed = output_of(command, TEMPLATE, os.environ | {"APEX_SOURCE": str(source)})
+    assert f"packed: {folder / 'all'}, " in printed
+    assert (folder / "all" / "apex.tar.gz").exists()
+    return folder / "all"
+
+
+def with_dependencies(name: str, found: dict[str, metadata.Distribution]) -> dict[str, metadata.Distribution]:
+    """Add a package that is installed here, and all that it requires."""
+    if name not in found:
+        found[name] = metadata.distribution(name)
+        for required in map(Requirement, metadata.requires(name) or []):
+            if not required.marker or required.marker.evaluate({"extra": ""}):
+                with_dependencies(required.name, found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a python3 that has torch, and what torch requires, and nothing else."""
+    place = tmp_path_factory.mktemp("machine") / "python"
+    venv.create(place, with_pip=True, symlinks=True)
+    folder = place / "lib" / f"python{VERSION}" / "site-packages"
+    for package in with_dependencies("torch", {}).values():
+        tops = {file.parts[0] for file in package.files or []} - {"..", "__pycache__"}
+        for name in tops:
+            if not (folder / name).exists():
+                (folder / name).symlink_to(Path(str(package.locate_file(name))))
+    return place / "bin"
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+def test_the_commands_of_a_step_can_be_read(step: gpu.Step) -> None:
+    subprocess.run(["bash", "-n", "-c", step.commands], check=True)
+    words = shlex.split(step.commands, comments=True)
+    for option, code in pairwise(words):
+        if option == "-c" and "import" in code:
+            compile(code, step.name, "exec")
+
+
+def test_what_is_packed_is_enough_for_every_step_that_a_cpu_can_do(copy: Path, packed: Path, machine: Path) -> None:
+    """Tests are collected alone: they run with the others. It needs no network, and no package of this Python."""
+    path = f"{machine}{os.pathsep}/usr/local/bin{os.pathsep}/usr/bin{os.pathsep}/bin"
+    kept = {name: os.environ[name] for name in ("HOME", "TMPDIR", "LANG") if name in os.environ}
+    environment = {**kept, **NO_NETWORK, "PATH": path, "PYTEST_ADDOPTS": "--collect-only"}
+    command = ["scripts/gpu.sh", f"--packed={packed}", "--device", "cpu", "--out", "out"]
+    printed = output_of(command, copy, environment, code=None, timeout=1200)
+    out = copy / "out" / "cpu"
+    results = json.loads((out / "results.json").read_text())
+    for step in STEPS:
+        ended = results[step.name]
+        log = "" if ended["result"] == "skipped" else (out / f"{step.name}.log").read_text()
+        if step.name in NEEDS_GPU:
+            assert (ended["result"], ended["reason"]) == ("skipped", NEEDS_GPU[step.name])
+        else:
+            assert ended["result"] == "ok", f"{printed}\n{step.name}:\n{log}"
+        if "pytest -m gpu" in step.commands and log:
+            assert re.search(r"\d+(/\d+)? tests? collected", log), log
+    assert "a step waits for the GPU so often: 0.0" in (out / "trace.log").read_text()
+    assert [*json.loads((out / "gpu.json").read_text())["settings"]] == [*SETTINGS]
+
+
+def test_the_rates_go_into_the_page(copy: Path, tmp_path: Path) -> None:
+    rates = {"plain": [1000.0], "generated": [990.0]}
+    record = {"samples_per_second": rates, "ratio": {"median": 0.99, "low": 0.99, "high": 0.99}, "waits_of_a_step": 0.0}
+    about = {"cores": 2, "memory": 2**34, "cpu": "C", "python": "3.12", "torch": "2.13", "gpu": "H100"}
+    results = {"date": "2026-01-01", "machine": about, "settings": {"TF32 convolutions": record}}
+    (tmp_path / "gpu.json").write_text(json.dumps(results))
+    [step] = (step for step in STEPS if step.name == "docs")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"OUT": str(tmp_path), "PATH": path, "PYTHONPATH": str(copy)}
+    output_of(["bash", "-euo", "pipefail", "-c", step.commands], copy, environment)
+    page = (copy / "docs" / "speed.md").read_text()
+    assert "| TF32 convolutions | 1,000 | 990 | 0.99 (0.99 to 0.99) | 0 |" in page
+    assert "H100" in page.split("<!-- gpu-machine: begin -->")[1].split("<!-- gpu-machine: end -->")[0]
+
+
+@pytest.mark.parametrize(("device", "code"), [("cuda", 1), ("cpu", 0)])
+def test_a_step_whose_tests_skip_has_failed_on_a_gpu(device: str, code: int, tmp_path: Path) -> None:
+    commands = f"cd {TEMPLATE}\n{gpu.tests('full', gpu.DEVICE)}"
+    environment = os.environ | gpu.DEVICES[device] | {"WORK": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    printed = output_of(["bash", "-euo", "pipefail", "-c", commands], tmp_path, environment, code=code)
+    assert "1 skipped" in printed
+
+
+def test_a_folder_that_is_not_given_is_asked_for(copy: Path) -> None:
+    printed = output_of(["scripts/gpu.sh", "--packed"], copy, os.environ | NO_NETWORK, code=1)
+    assert printed.strip().endswith("give a folder")
+    assert len(printed.splitlines()) == 1
