@@ -44,13 +44,13 @@ EDITS = (
     Edit(
         "every rank with as many threads as the machine has cores",
         "runtime/process_group.py",
-        Rewrite("torch.set_num_threads($X)", "torch.set_num_threads(len(place.cores))"),
+        Rewrite("torch.set_num_threads($X)", "torch.set_num_threads(len(own.cores))"),
         BOTH,
     ),
     Edit(
         "threads that interrupt each other",
         "runtime/process_group.py",
-        Rewrite('hasattr(os, "SCHED_BATCH")', "not {}"),
+        Rewrite("os.sched_setscheduler($$$A)", ""),
         BOTH,
     ),
     Edit("an optimizer that is not fused", "task.py", Rewrite("fused=$X", "fused=None"), BOTH),

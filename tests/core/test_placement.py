@@ -3,11 +3,13 @@
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,8 +17,6 @@ import torch.distributed as dist
 
 from tests.conftest import Render
 from tests.ranks import run_train, train_on_ranks
-
-FOUR = ["A", "B", "C", "D"]
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,8 @@ def placement(package: Callable[..., Any]) -> Any:
 
 
 def place(placement: Any, *, host: str = "node1", cores: Sequence[int] = (), gpu: str = "") -> Any:
-    """Where a rank computes."""
-    return placement.Place(host, "nccl" if gpu else "gloo", gpu, tuple(cores))
+    """Where a rank can compute."""
+    return placement.Place(host, "nccl" if gpu else "gloo", [gpu] if gpu else [], tuple(cores))
 
 
 def test_cores_are_divided_among_the_ranks_that_may_use_them(placement: Any) -> None:
@@ -44,45 +44,53 @@ def test_cores_are_divided_among_the_ranks_that_may_use_them(placement: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("visible", "expected"),
+    ("variables", "visible", "expected"),
     [
-        pytest.param([FOUR] * 4, FOUR, id="--gpu-bind=none"),
-        pytest.param([[gpu] for gpu in FOUR], FOUR, id="--gpus-per-task=1, --gpu-bind=single:1 or map_gpu"),
-        pytest.param([["A", "B"], ["A", "B"], ["C", "D"], ["C", "D"]], FOUR, id="--gpu-bind=closest"),
-        pytest.param([["A", "B"], ["C", "D"]], ["A", "D"], id="--gpus-per-task=2"),
+        ("SLURM_GPU_BIND=none", ["0,1,2,3"] * 4, "ABCD"),
+        ("SLURM_GPU_BIND=single:1", ["0", "1", "2", "3"], "ABCD"),
+        ("SLURM_GPU_BIND=map_gpu:3,2,1,0", ["3", "2", "1", "0"], "DCBA"),
+        ("SLURM_GPU_BIND=mask_gpu:0xf,0x3,0xc,0x3", ["0,1,2,3", "0,1", "2,3", "0,1"], "DACB"),
+        ("SLURM_GPU_BIND=per_task:2", ["0,1", "2,3"], "AC"),
+        ("SLURM_GPUS_PER_TASK=1", ["0", "1", "2", "3"], "ABCD"),
+        ("SLURM_GPUS_PER_TASK=2", ["0,1", "2,3"], "AC"),
+        # Two GPUs are near each socket; the tasks go to the sockets in turns, or fill one after the other.
+        ("SLURM_GPU_BIND=closest SLURM_DISTRIBUTION=block:cyclic", ["0,1", "2,3", "0,1", "2,3"], "ACBD"),
+        ("SLURM_GPU_BIND=closest SLURM_DISTRIBUTION=block:block", ["0,1", "0,1", "2,3", "2,3"], "ABCD"),
+        ("SLURM_GPU_BIND=closest, a task with cores of both sockets", ["0,1,2,3", "0,1", "2,3"], "BAC"),
+        ("SLURM_GPU_BIND=closest, a socket without a GPU", ["0,1,2,3", "0,1", "0,1", "0,1,2,3"], "CABD"),
     ],
 )
 def test_each_task_of_slurm_has_a_gpu_of_its_own(
-    visible: list[list[str]], expected: list[str], placement: Any, monkeypatch: pytest.MonkeyPatch
+    variables: str, visible: list[str], expected: str, placement: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = places_with_gpus(visible, placement, monkeypatch)
-    assert [each.gpu for each in found] == expected
-    assert placement.problem_of(found) is None
+    """Slurm binds a task to GPUs by its CUDA_VISIBLE_DEVICES: here those of the tasks of a node with GPUs A to D."""
+    places, chosen = chosen_gpus(visible, placement, monkeypatch)
+    assert "".join(chosen) == expected, variables
+    assert placement.problem_of(places, chosen) is None
 
 
-def places_with_gpus(visible: list[list[str]], placement: Any, patch: pytest.MonkeyPatch) -> list[Any]:
-    """Let the ranks of a machine choose, each of the GPUs that it sees."""
+def chosen_gpus(visible: list[str], placement: Any, patch: pytest.MonkeyPatch) -> tuple[list[Any], list[str]]:
+    """What the ranks of a machine find, each with what CUDA_VISIBLE_DEVICES lets it see, and which GPU each uses."""
     patch.setattr(torch.cuda, "is_available", lambda: True)
-    patch.setattr(torch.cuda, "set_device", lambda device: None)
+    patch.setattr(torch.cuda, "set_device", Mock(side_effect=AssertionError("takes memory of a GPU")))
     patch.setattr(dist, "is_nccl_available", lambda: True)
-    found = []
-    for rank, gpus in enumerate(visible):
-        world = placement.World(rank, rank, len(visible), len(visible))
+    places = []
+    for numbers in visible:
+        gpus = ["ABCD"[int(number)] for number in numbers.split(",")]
         patch.setattr(torch.cuda, "device_count", lambda gpus=gpus: len(gpus))
-        patch.setattr(
-            torch.cuda, "get_device_properties", lambda device, gpus=gpus: SimpleNamespace(uuid=gpus[device.index])
-        )
-        found.append(placement.own_place(placement.Config(), placement.choose_device("auto", world)))
-    return found
+        patch.setattr(torch.cuda, "get_device_properties", lambda index, gpus=gpus: SimpleNamespace(uuid=gpus[index]))
+        places.append(placement.own_place(placement.Config()))
+    return places, placement.divide_gpus(places)
 
 
 def test_ranks_that_share_a_gpu_need_gloo(placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = places_with_gpus([["A", "B"]] * 3, placement, monkeypatch)
-    problem = placement.problem_of(found)
+    places, chosen = chosen_gpus(["0,1"] * 5 + ["2"], placement, monkeypatch)
+    assert chosen == ["A", "B", "A", "B", "A", "C"]
+    problem = placement.problem_of(places, chosen)
     assert problem.startswith("rank 0 and rank 2 have the same GPU of ")
-    assert "start at most 2 there, or give --backend gloo" in problem
-    with_gloo = [placement.Place(each.host, "gloo", each.gpu, each.cores) for each in found]
-    assert placement.problem_of(with_gloo) is None
+    assert "start at most 3 there, or give --backend gloo" in problem
+    with_gloo = [replace(each, backend="gloo") for each in places]
+    assert placement.problem_of(with_gloo, placement.divide_gpus(with_gloo)) is None
 
 
 def test_each_rank_learns_its_share_or_the_problem_at_the_store(placement: Any) -> None:
@@ -106,7 +114,8 @@ def test_each_rank_learns_its_share_or_the_problem_at_the_store(placement: Any) 
             thread.join()
         return [found[rank] for rank in range(len(places))]
 
-    assert outcomes("first", *(place(placement, cores=cores) for cores in (range(4), range(4, 10)))) == [4, 6]
+    on_cpu = [place(placement, cores=cores) for cores in (range(4), range(4, 10))]
+    assert outcomes("first", *on_cpu) == [("", 4), ("", 6)]
     [problem, same] = outcomes("second", place(placement, gpu="A"), place(placement, gpu="A"))
     assert "rank 0 and rank 1 have the same GPU of node1" in problem
     assert same == problem
@@ -140,6 +149,34 @@ def test_the_precision_is_one_that_the_gpu_has(
             placement.choose_precision(config, torch.device("cuda", 0))
 
 
+def join_in_turns() -> None:
+    """What a rank does on a node of two sockets, to which the ranks went in turns, and that has two GPUs near each."""
+    launcher: Any = importlib.import_module("ddp_project.runtime.launcher")
+    process_group: Any = importlib.import_module("ddp_project.runtime.process_group")
+    world = launcher.read_world()
+    used: list[torch.device] = []
+    vars(torch.cuda).update(
+        is_available=lambda: True,
+        device_count=lambda: 2,
+        get_device_properties=lambda index: SimpleNamespace(uuid=("AB", "CD")[world.rank % 2][index]),
+        set_device=used.append,
+        is_tf32_supported=lambda: True,
+    )
+
+    def main(config: Any, world: Any, device: torch.device) -> int:
+        print("uses", *used, "and trains on", device, "in", config.precision)
+        return 0
+
+    sys.exit(process_group.run_rank(main, launcher.Config(backend="gloo"), world))
+
+
+def test_each_rank_uses_the_gpu_that_it_is_given(project: Render, tmp_path: Path) -> None:
+    printed = train_on_ranks(project(), tmp_path / "run", processes=4, timeout=60, entry=join_in_turns)
+    found = [line for text in printed for line in text.splitlines() if line.startswith("uses")]
+    numbers = [0, 0, 1, 1]
+    assert found == [f"uses cuda:{number} and trains on cuda:{number} in tf32-convolutions" for number in numbers]
+
+
 def run_with_a_gpu_on_rank_0() -> None:
     """What a rank does that sees a GPU if it is rank 0, as if the driver of another machine had failed."""
     launcher: Any = importlib.import_module("ddp_project.runtime.launcher")
@@ -148,7 +185,7 @@ def run_with_a_gpu_on_rank_0() -> None:
         vars(torch.cuda).update(
             is_available=lambda: True,
             device_count=lambda: 1,
-            get_device_properties=lambda device: SimpleNamespace(uuid="A"),
+            get_device_properties=lambda index: SimpleNamespace(uuid="A"),
             set_device=lambda device: None,
             is_tf32_supported=lambda: True,
         )
