@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tests.conftest import Render
+from tests.gpus import see_gpus
 from tests.ranks import run_train, train_on_ranks
 
 
@@ -155,13 +156,8 @@ def join_in_turns() -> None:
     process_group: Any = importlib.import_module("ddp_project.runtime.process_group")
     world = launcher.read_world()
     used: list[torch.device] = []
-    vars(torch.cuda).update(
-        is_available=lambda: True,
-        device_count=lambda: 2,
-        get_device_properties=lambda index: SimpleNamespace(uuid=("AB", "CD")[world.rank % 2][index]),
-        set_device=used.append,
-        is_tf32_supported=lambda: True,
-    )
+    see_gpus(*("AB", "CD")[world.rank % 2])
+    vars(torch.cuda)["set_device"] = used.append
 
     def main(config: Any, world: Any, device: torch.device) -> int:
         print("uses", *used, "and trains on", device, "in", config.precision)
@@ -182,13 +178,7 @@ def run_with_a_gpu_on_rank_0() -> None:
     launcher: Any = importlib.import_module("ddp_project.runtime.launcher")
     process_group: Any = importlib.import_module("ddp_project.runtime.process_group")
     if launcher.read_world().is_main:
-        vars(torch.cuda).update(
-            is_available=lambda: True,
-            device_count=lambda: 1,
-            get_device_properties=lambda index: SimpleNamespace(uuid="A"),
-            set_device=lambda device: None,
-            is_tf32_supported=lambda: True,
-        )
+        see_gpus("A")
         vars(dist)["is_nccl_available"] = lambda: True
     sys.exit(process_group.run_rank(None, launcher.Config(), launcher.read_world()))
 

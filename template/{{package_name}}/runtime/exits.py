@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import math
+import re
 import signal
 import sys
 import time
@@ -51,6 +52,14 @@ class RankLost(UserError):
     def __init__(self, message: str, *, speaks: bool) -> None:
         super().__init__(message)
         self.speaks = speaks
+
+
+def raise_if_out_of_memory(error: Exception, rank: int) -> None:
+    """Raise OutOfMemory if the error says so: torch has a type for it, but CUDA, cuBLAS, cuDNN and NCCL have words."""
+    if found := re.search(r".*(out of memory|_ALLOC(ATION)?_FAILED).*", str(error)):
+        lower = "raise --accum-steps, for smaller micro-batches and the same result, or lower --global-batch-size"
+        reason = ". ".join(found[0].split(". ")[:3])
+        raise OutOfMemory(f"rank {rank} is out of memory: {lower}, or end what else uses its GPU ({reason})") from error
 
 
 class StopSignals:

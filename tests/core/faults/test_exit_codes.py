@@ -1,15 +1,21 @@
 """The exit codes of a project are those that its README lists; the tests beside this one end runs with each of them."""
 
 import importlib
+import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
+import pytest
 import torch
 
 from generator.answers.combinations import Combination, covering
 from tests.conftest import Render
+from tests.gpus import see_gpus
 from tests.launching import module_of
 from tests.ranks import run_train, start_ranks
 
@@ -25,10 +31,31 @@ def test_the_readme_of_every_project_lists_the_exit_codes(legal: Sequence[Combin
         assert codes == [0, 1, 2, 65, 69, 75]
 
 
-TOLD_BY_CUDA = (
+ALLOCATOR = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.1 GiB of which 1.12 GiB is free. "
     "Including non-PyTorch memory, this process has 77.98 GiB memory in use."
 )
+DRIVER = "CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in https://docs.nvidia.com for more."
+# What CUDA and its libraries raise when a GPU is full, or memory for copies to it, and what of it the user should see.
+TRAINING: dict[str, tuple[Exception, str]] = {
+    "a tensor": (torch.OutOfMemoryError(ALLOCATOR), "of which 1.12 GiB is free)"),
+    "pinned memory": (torch.AcceleratorError(DRIVER), "(CUDA error: out of memory)"),
+    "pinned memory, in the thread of a loader": (
+        torch.AcceleratorError(
+            f"Caught AcceleratorError in pin memory thread.\nTraceback:\nAcceleratorError: {DRIVER}"
+        ),
+        "(AcceleratorError: CUDA error: out of memory)",
+    ),
+    "cuBLAS": (
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        "(CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`)",
+    ),
+    "cuDNN": (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "(cuDNN error: CUDNN_STATUS_ALLOC_FAILED)"),
+    "cuDNN 9": (
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        "(cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)",
+    ),
+}
 
 
 def train_on_a_full_gpu() -> None:
@@ -39,18 +66,54 @@ def train_on_a_full_gpu() -> None:
     def compute_or_fail(model: Any, batch: Any) -> Any:
         batches.append(batch)
         if torch.distributed.get_rank() == 1 and len(batches) == 3:
-            raise torch.OutOfMemoryError(TOLD_BY_CUDA)
+            raise TRAINING[os.environ["FULL"]][0]
         return compute(model, batch)
 
     task.compute = compute_or_fail
     run_train()
 
 
-def test_a_rank_that_is_out_of_memory_says_what_to_lower(project: Render, tmp_path: Path) -> None:
-    one, other = start_ranks(project(), tmp_path / "run", entry=train_on_a_full_gpu)
-    printed = other.ends_with(2, timeout=60)
+@pytest.mark.parametrize("what", TRAINING)
+def test_a_rank_that_is_out_of_memory_says_what_to_lower(what: str, project: Render, tmp_path: Path) -> None:
+    raised, shown = TRAINING[what]
+    one, other = start_ranks(project(), tmp_path / "run", entry=train_on_a_full_gpu, env={"FULL": what})
+    assert_one_line_says_what_to_lower(other.ends_with(2, timeout=60), shown)
+    assert f"error: rank 1 has ended: {type(raised).__name__} " in one.ends_with(69, timeout=60)
+
+
+def assert_one_line_says_what_to_lower(printed: str, shown: str) -> None:
+    """Rank 1 shows one line of error, with what it was told, and no traceback."""
     [error] = [line for line in printed.splitlines() if line.startswith("error: ")]
     assert error.startswith("error: rank 1 is out of memory: raise --accum-steps")
-    assert error.endswith("of which 1.12 GiB is free)")
+    assert error.endswith(shown)
     assert "Traceback" not in printed
-    assert "error: rank 1 has ended: it is out of memory" in one.ends_with(69, timeout=60)
+
+
+# By which function a rank that joins the others learns that its GPU is full, and what the user should see of the error.
+JOINING: dict[str, tuple[ModuleType, Exception, str]] = {
+    "set_device": (torch.cuda, torch.AcceleratorError(DRIVER), "(CUDA error: out of memory)"),
+    "init_process_group": (
+        torch.distributed,
+        torch.distributed.DistBackendError("unhandled cuda error\nLast error:\nCuda failure 'out of memory'"),
+        "(Cuda failure 'out of memory')",
+    ),
+}
+
+
+def join_with_a_full_gpu() -> None:
+    """What rank 1 does whose GPU has no room for it, or for NCCL; rank 0 waits for it."""
+    see_gpus("A", "B")
+    launcher: Any = importlib.import_module("ddp_project.runtime.launcher")
+    process_group: Any = importlib.import_module("ddp_project.runtime.process_group")
+    world, name = launcher.read_world(), os.environ["FULL"]
+    if world.rank == 1:
+        module, error, _ = JOINING[name]
+        setattr(module, name, Mock(side_effect=error))
+    sys.exit(process_group.run_rank(None, launcher.Config(backend="gloo"), world))
+
+
+@pytest.mark.parametrize("name", JOINING)
+def test_a_gpu_that_is_full_before_it_starts_is_named_in_one_line(name: str, project: Render, tmp_path: Path) -> None:
+    one, other = start_ranks(project(), tmp_path / "run", entry=join_with_a_full_gpu, env={"FULL": name})
+    assert_one_line_says_what_to_lower(other.ends_with(2, timeout=60), JOINING[name][2])
+    one.kill()
