@@ -113,7 +113,7 @@ class Checkpoints:
         self.parts = {"model": model, **parts, "progress": progress}
         self.code = on_main(provenance)
         self.writer = ThreadPoolExecutor(max_workers=1)
-        self.writing: Future[Any] | None = None  # on rank 0, with --async-saves
+        self.writing: Future[Any] | None = None  # on rank 0, with --async-saves; it may outlive the process group
 
     def save(self, *, best: bool = False, wait: bool = False) -> None:
         """Write a checkpoint. All ranks call it, since each has a state of its own; it returns when the disk has it.
@@ -125,13 +125,14 @@ class Checkpoints:
         if not all(gather(weights_are_finite(self.model))):
             raise Diverged(f"weights are not finite after step {self.progress.step}: {self.advice()}")
         ranks = {kind: stack_on_main(own) for kind, own in rank_state(self.model).items()}
+        entry = {"step": self.progress.step, "best": best, "world_size": dist.get_world_size()}
         about = {"config": as_plain_dict(self.config), "code": self.code, "ranks": ranks}
-        about["world_size"] = dist.get_world_size()
+        about["world_size"] = entry["world_size"]
         HERE.phase = "saving"
         with averaged_buffers(self.model):
             checkpoint = about | {name: part.state_dict() for name, part in self.parts.items()}
             write = self._begin if self.config.async_saves else self._write
-            on_main(lambda: write(lambda file: torch.save(checkpoint, file), self.progress.step, best))
+            on_main(lambda: write(lambda file: torch.save(checkpoint, file), entry))
         if wait:
             self.finish()
 
@@ -140,22 +141,22 @@ class Checkpoints:
         if self.config.async_saves:
             on_main(lambda: self.writing and self.writing.result())
 
-    def _begin(self, put: Callable[[Any], Any], step: int, best: bool) -> None:
+    def _begin(self, put: Callable[[Any], Any], entry: dict[str, Any]) -> None:
         memory = io.BytesIO()
         put(memory)
-        self.writing = self.writer.submit(self._write, lambda file: file.write(memory.getbuffer()), step, best)
+        self.writing = self.writer.submit(self._write, lambda file: file.write(memory.getbuffer()), entry)
 
-    def _write(self, put: Callable[[Any], Any], step: int, best: bool) -> None:
+    def _write(self, put: Callable[[Any], Any], entry: dict[str, Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         for left_by_a_kill in self.folder.glob("*.tmp"):
             left_by_a_kill.unlink()
-        path = self.folder / f"step-{step:08d}.pt"
+        path = self.folder / f"step-{entry['step']:08d}.pt"
+        config_sha256 = sha256_of_json(as_plain_dict(self.config))
         with whole_file(path, size=lambda: size_of(put)) as file:
             put(file)
-            entry = {"file": path.name, "size": file.size, "step": step, "best": best}
-            entry |= {"world_size": dist.get_world_size(), "config_sha256": sha256_of_json(as_plain_dict(self.config))}
-            self.manifest.enter(file.sha256(), entry)
-        for name in ("last.pt", "best.pt") if best else ("last.pt",):
+            about = {"file": path.name, "size": file.size, "config_sha256": config_sha256}
+            self.manifest.enter(file.sha256(), about | entry)
+        for name in ("last.pt", "best.pt") if entry["best"] else ("last.pt",):
             link_atomically(path, self.folder / name)
         sync_folder(self.folder)
         for old in self.manifest.numbered()[: -self.config.keep]:

@@ -80,6 +80,34 @@ def test_training_goes_on_while_a_checkpoint_is_written(project: Render, tmp_pat
         assert_same_state(checkpoint(tmp_path / "run", name), checkpoint(tmp_path / "other", name))
 
 
+def fail_while_saving() -> None:
+    """What a rank does whose task is wrong, as on all ranks, after the first save, while a slow disk still takes it."""
+    storage: Any = importlib.import_module("ddp_project.runtime.storage")
+    task: Any = importlib.import_module("ddp_project.task")
+    here: Any = importlib.import_module("ddp_project.runtime.heartbeat").HERE
+    compute, write = task.compute, storage.HashedFile.write
+
+    def write_slowly(file: Any, data: Any) -> int:
+        time.sleep(2 if here.step else 0)
+        return int(write(file, data))
+
+    def compute_or_fail(model: Any, batch: Any) -> Any:
+        if here.step == 2:
+            raise importlib.import_module("ddp_project.runtime.exits").UserError("the task is wrong")
+        return compute(model, batch)
+
+    storage.HashedFile.write, task.compute = write_slowly, compute_or_fail
+    run_train()
+
+
+def test_a_save_is_completed_after_an_error_of_all_ranks(project: Render, tmp_path: Path) -> None:
+    options = ("--save-every", "2", "--async-saves")
+    printed = train_on_ranks(project(), tmp_path / "run", *options, code=2, entry=fail_while_saving)
+    assert "error: the task is wrong" in printed[0]
+    assert names(tmp_path / "run") == ["last.pt", "step-00000002.pt"]
+    assert checkpoint(tmp_path / "run")["progress"]["step"] == 2
+
+
 def test_a_save_may_take_longer_than_a_collective_waits(project: Render, tmp_path: Path) -> None:
     options = ("--max-steps", "2", "--timeout", "2")
     train_on_ranks(project(), tmp_path / "run", *options, entry=train_on_a_slow_disk)
