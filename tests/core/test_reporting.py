@@ -1,0 +1,27 @@
+"""What a run reports beside the metrics of its task."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.simulated import one_of
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_the_metrics_have_the_peak_memory_of_a_gpu(
+    on_gpu: bool, package: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: on_gpu)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 2**29)
+    reporting, progress = package("runtime.reporting"), package("runtime.meter").Progress()
+    recorded: list[dict[str, float]] = []
+    with one_of(1):
+        reporter = reporting.Reporter(package("config").Config(run_dir=tmp_path), reporting.World(0, 0, 1, 1), progress)
+    monkeypatch.setattr(reporter.tracker, "log", lambda step, metrics: recorded.append(metrics))
+    reporter.started = time.perf_counter()
+    reporter.log_training(progress, lr=0.1)
+    assert recorded[0].get("peak_memory_gib") == (1.5 if on_gpu else None)
