@@ -126,7 +126,7 @@ class Checkpoints:
             raise Diverged(f"weights are not finite after step {self.progress.step}: {self.advice()}")
         ranks = {kind: stack_on_main(own) for kind, own in rank_state(self.model).items()}
         entry = {"step": self.progress.step, "best": best, "world_size": dist.get_world_size()}
-        about = {"config": as_plain_dict(self.config), "code": self.code, "ranks": ranks}
+        about: dict[str, Any] = {"config": as_plain_dict(self.config), "code": self.code, "ranks": ranks}
         about["world_size"] = entry["world_size"]
         HERE.phase = "saving"
         with averaged_buffers(self.model):
