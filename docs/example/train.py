@@ -60,7 +60,7 @@ class Run:
         self.checkpoints.restore(saved)
         self.sums = meter.Meter(device, finite_only=True)  # of what was trained since the last report
         self.reporter = reporting.Reporter(config, world, self.progress)  # log, progress bar, logger and profiler
-        self.stop = exits.StopSignals()
+        self.stop = exits.StopSignals(config.max_hours)
 
 
 def main(config: Config, world: launcher.World, device: torch.device) -> exits.ExitCode:
@@ -149,7 +149,7 @@ def evaluate(run: Run) -> bool:
             sums.add(meter.checked(task.compute(run.model, batch)))  # not run.ddp: a rank may have fewer batches
     metrics = reporting.metrics_of(sums.reduce()[0])
     run.reporter.log_evaluation(run.progress, metrics)
-    return run.progress.is_best(metrics[task.BEST], higher=task.HIGHER_IS_BETTER)
+    return run.progress.is_best(metrics, task.BEST, higher=task.HIGHER_IS_BETTER)
 
 
 if __name__ == "__main__":
