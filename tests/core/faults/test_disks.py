@@ -122,8 +122,10 @@ def test_a_disk_that_takes_no_metrics_ends_the_run_at_its_next_checkpoint(projec
     told = [line for line in "\n".join(printed).splitlines() if line and " INFO " not in line]
     log, *metrics, error = [re.sub(r".* rank 0 WARNING ", "", line) for line in told]
     assert log == f"{run_dir}/train.log could not be written: No space left on device"
-    lost = {"metrics were not recorded: [Errno 28] No space left on device"}
-    assert set(metrics) == lost | {f"{run_dir}/report.html could not be written: No space left on device"}
+    files = {
+        f"{run_dir}/{name} could not be written: No space left on device" for name in ("result.json", "report.html")
+    }
+    assert set(metrics) == {"metrics were not recorded: [Errno 28] No space left on device"} | files
     assert re.fullmatch(r"error: .*step-00000060\.pt could not be written: No space left on device \(.*\)", error)
 
 
