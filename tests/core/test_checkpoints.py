@@ -91,7 +91,7 @@ def test_a_checkpoint_holds_plain_types_alone(whole: Path) -> None:
 
 def test_a_checkpoint_holds_all_that_a_run_needs(whole: Path) -> None:
     saved = checkpoint(whole)
-    assert saved.keys() == {"model", "optimizer", "update", "progress", "config", "ranks", "world_size"}
+    assert saved.keys() == {"model", "optimizer", "update", "progress", "config", "code", "ranks", "world_size"}
     assert saved["config"] == json.loads((whole / "config.json").read_text())
     assert saved["config"]["max_steps"] == STEPS
     progress = saved["progress"]

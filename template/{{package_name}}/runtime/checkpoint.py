@@ -111,7 +111,6 @@ class Checkpoints:
         self.progress = progress
         self.model = model
         self.parts = {"model": model, **parts, "progress": progress}
-        self.code = on_main(provenance)
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.writing: Future[Any] | None = None  # on rank 0, with --async-saves; it may outlive the process group
 
@@ -126,13 +125,12 @@ class Checkpoints:
             raise Diverged(f"weights are not finite after step {self.progress.step}: {self.advice()}")
         ranks = {kind: stack_on_main(own) for kind, own in rank_state(self.model).items()}
         entry = {"step": self.progress.step, "best": best, "world_size": dist.get_world_size()}
-        about: dict[str, Any] = {"config": as_plain_dict(self.config), "code": self.code, "ranks": ranks}
-        about["world_size"] = entry["world_size"]
+        about = {"config": as_plain_dict(self.config), "ranks": ranks, "world_size": entry["world_size"]}
         HERE.phase = "saving"
         with averaged_buffers(self.model):
             checkpoint = about | {name: part.state_dict() for name, part in self.parts.items()}
             write = self._begin if self.config.async_saves else self._write
-            on_main(lambda: write(lambda file: torch.save(checkpoint, file), entry))
+            on_main(lambda: write(lambda file: torch.save(checkpoint | {"code": provenance()}, file), entry))
         if wait:
             self.finish()
 
@@ -176,8 +174,9 @@ class Checkpoints:
         logging.info("resumed from %s: epoch %d, step %d", path, self.progress.epoch + 1, self.progress.step)
         if changed := changed_options(before.get("config", {}), self.config):
             logging.info("other options than before: %s", ", ".join(changed))
-        if changed := changed_files(before.get("code", self.code), self.code):
-            commits = f"commit {self.code['commit']}, was {before['code']['commit']}"
+        code = on_main(provenance)
+        if changed := changed_files(before.get("code", code), code):
+            commits = f"commit {code['commit']}, was {before['code']['commit']}"
             logging.info("other code than before: %s (%s)", ", ".join(changed), commits)
 
     def _load(self, path: Path) -> dict[str, Any]:
