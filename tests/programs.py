@@ -123,8 +123,8 @@ def metrics(run_dir: Path) -> History:
 
 
 def state(run_dir: Path) -> dict[str, Any]:
-    """All of the last checkpoint but the options, which differ from start to start."""
-    return {part: value for part, value in checkpoint(run_dir).items() if part != "config"}
+    """All of the last checkpoint but options and code, which differ from start to start."""
+    return {part: value for part, value in checkpoint(run_dir).items() if part not in ("config", "code")}
 
 
 def relative_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
