@@ -4,9 +4,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 CONTRAST = """element => {
   const light = colour => {
@@ -23,17 +26,19 @@ BROWSERS = ["chromium", "google-chrome"]
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+def browser() -> Iterator["Browser"]:
     """A real browser without a window."""
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if not found:
         pytest.skip("no Chromium here: tests/clusters/install.sh installs it")
+    from playwright.sync_api import sync_playwright  # here, since tests for GPUs do without it
+
     with sync_playwright() as playwright:
         yield playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])  # root has no sandbox
 
 
 @contextmanager
-def opened_page(browser: Browser, path: Path) -> Iterator[Page]:
+def opened_page(browser: "Browser", path: Path) -> Iterator["Page"]:
     """Open a page. Fails where a script of it does, or text on it becomes one, or it asks for anything else."""
     page = browser.new_page()
     problems: list[str] = []
