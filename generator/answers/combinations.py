@@ -32,13 +32,18 @@ class Combination:
 
     @property
     def name(self) -> str:
-        """The values of all answers, such as torchrun-auto-none-false-console."""
+        """The values of all answers, such as digits-torchrun-auto-none-false-console."""
         return "-".join(text(value) for _, value in self.answers)
 
     @property
     def as_filters(self) -> str:
         """The answers as the command line takes them, such as launcher=torchrun backend=auto."""
         return " ".join(f"{key}={text(value)}" for key, value in self.answers)
+
+    @property
+    def task(self) -> str:
+        """What it trains; "" if the template does not ask."""
+        return str(dict(self.answers).get("task", ""))
 
     @property
     def launcher(self) -> str:

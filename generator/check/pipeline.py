@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from generator.answers.combinations import Combination, covering, greedy_cover
@@ -16,6 +16,7 @@ from generator.check.static import Complaints, SourceFile, check_format, check_l
 from generator.check.train.forking import forking, train_all
 from generator.check.train.judgement import Trained
 from generator.check.train.modules import imports_of, lay_ready
+from generator.check.train.samples import samples_of
 from generator.check.train.trial import Trial, compare, first_uses, try_out
 from generator.check.work import Order, Work
 from generator.render.cache import PARTIALS, Cache, Remembered
@@ -41,6 +42,7 @@ def check(order: Order, workers: Workers) -> Verdict:
         train(work)
         take_complaints(work, reading)
         compare_classes(work)
+        take_over(work)
         if order.launchers == "real":
             train_really(work)
         conclude(work)
@@ -55,7 +57,9 @@ def render(work: Work) -> None:
     take_snapshot(work.snapshot, order.template)
     work.known_trees = Remembered(order.cache, "trees", work.snapshot, [part for part in PARTS if part != PARTIALS])
     trees = {} if order.keep else {each: work.known_trees.read(each.name) for each in order.combinations}
-    work.digests = {each: digest for each, digest in trees.items() if digest and recorded(work, digest)}
+    for combination, known in trees.items():
+        if known and recorded(work, known[0]):
+            work.digests[combination], work.code[combination] = known
     unknown = [each for each in order.combinations if each not in work.digests]
     if unknown:
         work.begin_forking()
@@ -66,16 +70,32 @@ def render(work: Work) -> None:
             work.outcomes[combination].cached = True
         else:
             work.fresh.append(combination)
+    work.chosen = one_of_each_code(work)
     for members in work.classes():
         # One of a class is to run without a stop, too, unless this is known of one of them.
         if not any(each in work.trained and work.trained[each].whole for each in members):
-            first = next((each for each in members if each in work.fresh), members[0])
+            first = next((each for each in [*work.chosen, *work.fresh] if each in members), members[0])
             if first not in work.fresh:  # known, but not without a stop
                 del work.trained[first]
                 work.outcomes[first].cached = False
                 work.fresh.append(first)
                 write(work, [first])
+            if first not in work.chosen:
+                work.chosen.append(first)
             work.references.append(first)
+
+
+def one_of_each_code(work: Work) -> list[Combination]:
+    """Choose what to train of what is fresh: of all projects that differ in their owner's files alone, one.
+
+    Which one changes from code to code, so that all of these files are trained, too, beside many others.
+    """
+    known = {work.code[each] for each in work.trained}
+    alike: dict[str, list[Combination]] = {}
+    for combination in work.fresh:
+        if (code := work.code[combination]) not in known:
+            alike.setdefault(code, []).append(combination)
+    return [members[number % len(members)] for number, members in enumerate(alike.values())]
 
 
 def recorded(work: Work, digest: str) -> Any:
@@ -93,8 +113,8 @@ def write(work: Work, combinations: Iterable[Combination]) -> None:
         except Exception as error:  # Copier lets the errors of Jinja, YAML and others through
             work.fail(combination, "render", f"{type(error).__name__}: {error}")
         else:
-            work.digests[combination] = rendered.digest
-            work.known_trees.write(combination.name, rendered.digest, rendered.partials)
+            work.digests[combination], work.code[combination] = rendered.digest, rendered.code
+            work.known_trees.write(combination.name, [rendered.digest, rendered.code], rendered.partials)
         work.order.progress("render", done, len(jobs))
 
 
@@ -138,14 +158,15 @@ def take_complaints(work: Work, reading: Reading) -> None:
 
 
 def train(work: Work) -> None:
-    """Train all that is fresh, each on two processes; of each class one runs without a stop, too."""
-    if not work.fresh:
+    """Train what was chosen, each on two processes; of each class one runs without a stop, too."""
+    if not work.chosen:
         return
-    order = [*work.references, *(each for each in work.fresh if each not in work.references)]
+    order = [*work.references, *(each for each in work.chosen if each not in work.references)]
     name_modules = work.begin_forking()
     with work.stage("train"), closing(try_all(work, order, work.references)) as results:
-        name_modules(imports_of(work.sources.values()))
-        lay_ready(work.sources.values())
+        sources = [work.sources[each] for each in order]
+        name_modules(imports_of(sources))
+        lay_ready(sources)
         for done, (trial, trained) in enumerate(results, start=1):
             work.trained[trial.combination] = trained
             outcome = work.outcomes[trial.combination]
@@ -167,7 +188,11 @@ def try_all(
 ) -> Generator[tuple[Trial, Trained], None, None]:
     """Try combinations out, some at a time, and yield what that showed as it comes."""
     uses = first_uses({each.logger for each in combinations}, work.folder / "first-use")
-    trials = [Trial(each, work.place(each), each in references, uses.get(each.logger), prefix) for each in combinations]
+    samples = samples_of({each.task for each in combinations}, work.folder / "samples")
+    trials = [
+        Trial(each, work.place(each), each in references, uses.get(each.logger), prefix, samples.get(each.task))
+        for each in combinations
+    ]
     yield from train_all(try_out, trials, 2 * work.workers.processes)  # ranks wait for each other now and then
 
 
@@ -175,7 +200,8 @@ def compare_classes(work: Work) -> None:
     """Compare every run over a stop with one without, of the same class, and with its own if it has one."""
     with work.stage("agree"):
         for members in work.classes():
-            sound = {each: work.trained[each] for each in members if not work.trained[each].failures}
+            trained = {each: work.trained[each] for each in members if each in work.trained}
+            sound = {each: found for each, found in trained.items() if not found.failures}
             whole = [each for each, trained in sound.items() if trained.whole]
             for each in sound if not whole else ():
                 work.fail(each, "resume", "no combination of its class ran to its end without a stop")
@@ -184,6 +210,20 @@ def compare_classes(work: Work) -> None:
             for one, other in pairs:
                 if wrong := compare(sound[one], sound[other], one == other, other.name):
                     work.fail(one, *wrong)
+
+
+def take_over(work: Work) -> None:
+    """Say of the fresh combinations that were not trained what was found of the same files in two that were."""
+    by_code = {work.code[each]: each for each in work.trained}
+    for members in work.classes():
+        alike = [each for each in members if each in work.trained]
+        for combination in (each for each in members if each not in work.trained):
+            parts = [by_code[work.code[combination]], alike[0]]
+            for part, has in zip(parts, ("code of the template", "files of the owner"), strict=True):
+                if any(failure.stage in ("train", "resume", "agree") for failure in work.outcomes[part].failures):
+                    work.fail(combination, "train", f"its {has} failed in {part.name}")
+            work.outcomes[combination].trained_as = [part.name for part in parts]
+            work.trained[combination] = replace(work.trained[alike[0]], whole={}, seconds={}, notes=[], failures=[])
 
 
 def train_really(work: Work) -> None:
@@ -200,7 +240,8 @@ def train_really(work: Work) -> None:
             nowhere, asked = work.folder / "nowhere", dict(combination.answers)
             answers = run_copier(nowhere, asked, work.order.template, pretend=True)
             command = str(answers["train_on_two"])  # as copier.yml computes it for the README
-            trial = Trial(combination, work.place(combination), reference=False)
+            samples = work.folder / "samples" / combination.task
+            trial = Trial(combination, work.place(combination), False, samples=samples if samples.exists() else None)
             wrong = compare_with_launcher(trial, command, env, forked[combination])
             work.outcomes[combination].seconds["real"] = time.perf_counter() - started
             if wrong:

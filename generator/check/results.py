@@ -43,6 +43,7 @@ class Outcome:
     cached: bool = False  # whether this was known from an earlier check
     weights: str = ""  # hash of the final model; "" where none was trained
     notes: list[str] = field(default_factory=list)  # what could not be checked, and why
+    trained_as: list[str] = field(default_factory=list)  # if others were trained that have all of its files
 
     @property
     def passed(self) -> bool:
@@ -76,9 +77,10 @@ class Verdict:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many combinations there are, and how many of them passed, failed, and were known from the cache."""
+        """How many combinations there are, and how many passed, failed, were known, or have all files of others."""
         total, failed, cached = len(self.outcomes), len(self.failed), sum(outcome.cached for outcome in self.outcomes)
-        return {"total": total, "passed": total - failed, "failed": failed, "cached": cached}
+        shared = sum(bool(outcome.trained_as) for outcome in self.outcomes)
+        return {"total": total, "passed": total - failed, "failed": failed, "cached": cached, "shared": shared}
 
 
 def reproduce(outcome: Outcome, launchers: str = "forked") -> str:

@@ -52,9 +52,11 @@ class Work:
         self.known_trees: Remembered  # what is known of the projects that it writes
         self.digests: dict[Combination, str] = {}  # of rendered trees
         self.trained: dict[Combination, Trained] = {}
+        self.code: dict[Combination, str] = {}  # hashes of the template's part of them
         self.fresh: list[Combination] = []  # rendered, and not known from the cache
+        self.chosen: list[Combination] = []  # of the fresh ones, those that are trained
         self.sources: dict[Combination, list[SourceFile]] = {}  # of the fresh ones
-        self.references: list[Combination] = []  # of the fresh ones, those that run without a stop, too
+        self.references: list[Combination] = []  # of the chosen ones, those that run without a stop, too
 
     def place(self, combination: Combination) -> Path:
         """Return the folder of a combination."""
@@ -85,7 +87,7 @@ class Work:
 
     def tidy(self) -> Path | None:
         """Take away what nobody wants to look at, and return where the rest is."""
-        unwanted = [self.folder / name for name in ("template", "types", "first-use")]
+        unwanted = [self.folder / name for name in ("template", "types", "first-use", "samples")]
         if not self.order.keep:
             unwanted += [self.place(each) for each, outcome in self.outcomes.items() if outcome.passed]
         for each in unwanted:

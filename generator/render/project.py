@@ -11,6 +11,7 @@ import copier
 import yaml
 from copier.errors import CleanupWarning, CopierError, DirtyLocalWarning, ShallowCloneWarning
 
+from generator.answers.ownership import Ownership
 from generator.answers.questions import TEMPLATE, read_questions
 
 ANSWERS_FILE = ".copier-answers.yml"
@@ -130,3 +131,12 @@ def tree_digest(project: Path) -> str:
     for path, (executable, content) in read_tree(project).items():
         whole.update(repr((path, executable, hashlib.sha256(content).hexdigest())).encode())
     return whole.hexdigest()
+
+
+def code_digests(project: Path, owned: Ownership) -> tuple[str, str]:
+    """Return hashes of what a run is made of: of the template's code, and of the owner's files; tests aside."""
+    files = [(path, hashlib.sha256(content).hexdigest()) for path, (_, content) in read_files(project).items()]
+    files = [(path, digest) for path, digest in files if not path.startswith("tests/")]
+    own = [file for file in files if owned.yours.match_file(file[0])]
+    code = [file for file in files if file[0].endswith(".py") and file not in own]
+    return hashlib.sha256(repr(code).encode()).hexdigest(), hashlib.sha256(repr(own).encode()).hexdigest()

@@ -21,9 +21,10 @@ import jinja2
 from plumbum import local
 
 from generator.answers.combinations import Combination, shaping_questions
+from generator.answers.ownership import read_ownership
 from generator.render.cache import Cache, Remembered
 from generator.render.processes import interrupts_kept_from_children
-from generator.render.project import RenderError, assert_understood, run_copier, tree_digest
+from generator.render.project import RenderError, assert_understood, code_digests, run_copier, tree_digest
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,12 @@ class Rendered:
     """What is known of a project that was written."""
 
     digest: str  # of its tree
+    code: str  # hash of the template's code in it
+    own: str  # hash of its owner's files
     partials: frozenset[str]  # that were read to write it: paths in the template
 
 
+ownership = functools.cache(read_ownership)  # no template changes meanwhile
 FILES_READ: set[str] = set()  # the files of Jinja that this process has compiled lately
 
 
@@ -127,8 +131,10 @@ def render_combination(template: Path, combination: Combination, destination: Pa
     """Write the project of a combination, without trust."""
     answers = dict(combination.answers)
     FILES_READ.clear()
-    assert_understood(answers, run_copier(destination, answers, template))
-    return Rendered(tree_digest(destination), partials_read(template))
+    recorded = run_copier(destination, answers, template)
+    assert_understood(answers, recorded)
+    owned = ownership(template, str(recorded.get("package_name", "")))
+    return Rendered(tree_digest(destination), *code_digests(destination, owned), partials_read(template))
 
 
 def partials_read(template: Path) -> frozenset[str]:

@@ -14,7 +14,8 @@ from generator.answers.combinations import Combination, text
 from generator.answers.questions import Question
 from generator.render.git import hermetic_git, run
 from generator.render.project import RenderError, Tree, read_files, recorded_answers, run_copier
-from generator.update.ownership import KEPT_ANSWER, read_ownership
+from generator.answers.ownership import read_ownership
+from generator.update.ownership import KEPT_ANSWER
 
 ROOM = 2 * 2**30  # bytes, for many projects and their updates
 MARKERS = (b"<<<<<<< ", b">>>>>>> ")

@@ -399,7 +399,7 @@ def test_the_questionnaire_shows_why_the_mpi_backend_cannot_be_chosen(
 ) -> None:
     """The arrow goes up from the first choice to the last one that is not disabled."""
     answers = {question.key: question.default for question in QUESTIONS if question.key != "backend"}
-    answers = {**answers, "launcher": launcher, "package_name": "digits"}
+    answers = {**answers, "launcher": launcher, "package_name": "digits", "description": "Digits"}
     data = itertools.chain.from_iterable(("--data", f"{key}={answer}") for key, answer in answers.items())
     project = tmp_path / "project"
     terminal = Terminal(sys.executable, "-m", "copier", "copy", *data, str(snapshot), str(project))

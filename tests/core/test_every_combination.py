@@ -35,7 +35,7 @@ def test_every_combination_went_through_every_stage(results: list[dict[str, Any]
     assert [result["name"] for result in results if not set(result["seconds"]) >= STAGES] == []
 
 
-def test_all_end_on_two_numbers(results: list[dict[str, Any]], measured: Measured) -> None:
+def test_all_of_a_task_end_on_two_numbers(results: list[dict[str, Any]], measured: Measured) -> None:
     numbers: dict[bool, set[str]] = {True: set(), False: set()}
     for result in results:
         numbers[result["answers"]["amp"] == "torch"].add(result["weights"])

@@ -45,18 +45,19 @@ def test_the_table_has_a_numbered_row_for_each_and_says_how_many_there_are(all_n
 
 
 def test_the_table_dims_the_defaults_and_counts_what_is_chosen(all_names: list[str]) -> None:
-    some = ["launcher=spawn", "backend=auto", "amp=torch", "sync_bn=true", "logging=console,csv"]
+    some = ["task=digits", "launcher=spawn", "backend=auto", "amp=torch", "sync_bn=true", "logging=console,csv"]
     lines = ddp_template("matrix", *some, env={"FORCE_COLOR": "1"}).stdout.splitlines()
     dim = [re.findall(r"\x1b\[2m(\w+) *\x1b\[0m", line) for line in lines if "spawn" in line]
-    assert dim == [["auto", "console"], ["auto"]]
+    assert dim == [["digits", "auto", "console"], ["digits", "auto"]]
     assert lines[-1] == f"2 chosen of {len(all_names)} legal of {len(PRODUCT)} combinations; the defaults are dim"
 
 
 def test_json_is_one_line_that_a_job_matrix_can_take() -> None:
-    done = ddp_template("matrix", "launcher=mpirun", "amp=apex", "--format", "json")
+    done = ddp_template("matrix", "task=images", "launcher=mpirun", "amp=apex", "--format", "json")
     assert done.stderr == ""
     assert done.stdout.count("\n") == 1
-    expected = [one for one in PRODUCT if one["launcher"] == "mpirun" and one["amp"] == "apex"]
+    chosen = {"task": "images", "launcher": "mpirun", "amp": "apex"}
+    expected = [one for one in PRODUCT if one | chosen == one]
     assert json.loads(done.stdout) == {"include": [{**one, "name": name_of(one)} for one in expected]}
     assert len(expected) == 40
 
@@ -87,10 +88,10 @@ def test_as_many_jobs_as_github_takes() -> None:
         (["--shard", "3/2"], "--shard 3/2 does not exist: the first is 1/2, the last 2/2"),
         (["--shard", "1"], "--shard 1 is not I/N, such as 1/4"),
         (["--cover", "many"], "--cover many is no number"),
-        (["--cover", "6"], "--cover 6 is impossible: choose 1 to 5, the number of questions"),
+        (["--cover", "7"], "--cover 7 is impossible: choose 1 to 6, the number of questions"),
         (["--since", "no such revision"], "'no such revision' is no revision that this clone has"),
         (["launcher=ssh"], "launcher=ssh is no choice: launcher may be torchrun, "),
-        (["lancher=slurm"], "lancher is no question with choices: those are launcher, "),
+        (["lancher=slurm"], "lancher is no question with choices: those are task, launcher, "),
         (["two\nlines"], "two lines is neither KEY=VALUE nor the name of a combination, such as "),
         (["launcher=slurm", "backend=mpi"], "no legal combination has launcher=slurm backend=mpi"),
     ],
@@ -111,14 +112,15 @@ def test_a_covering_set_has_every_legal_pair_or_triple(strength: int, legal: lis
         return {tuple((key, text(row[key])) for key in keys) for keys in asked for row in rows}
 
     # Copier refuses one of all pairs that can be written down, times four: the backend mpi without mpirun.
-    sizes = [len(values) for values in ANSWERS.values()]
-    possible = sum(math.prod(some) for some in itertools.combinations(sizes, strength))
-    refused = 4 * (1 if strength == 2 else sum(sizes[2:]))
+    sizes = {key: len(values) for key, values in ANSWERS.items()}
+    possible = sum(math.prod(some) for some in itertools.combinations(sizes.values(), strength))
+    others = [size for key, size in sizes.items() if key not in ("launcher", "backend")]
+    refused = 4 * (1 if strength == 2 else sum(others))
     chosen = covering(legal, strength)
     assert occurring(chosen) == occurring(legal)
     assert len(occurring(chosen)) == possible - refused
     # No set is smaller than what the three largest questions need.
-    least = 5 * 5 if strength == 2 else (5 * 4 - 4) * 5
+    least = 5 * 5 if strength == 2 else 5 * 5 * 4
     assert least <= len(chosen) <= 1.25 * least
     assert ddp_template("matrix", "--cover", str(strength), "--format", "names").stdout.split() == names(chosen)
 
@@ -202,7 +204,7 @@ def test_a_new_choice_is_in_the_documentation(extended: tuple[Path, list[Combina
 
 def test_a_new_choice_is_rendered(extended: tuple[Path, list[Combination]], tmp_path: Path) -> None:
     template, combinations = extended
-    wanted = [one for one in combinations if one["logging"] == "jsonl" and one["launcher"] == "spawn"]
+    wanted = [one for one in combinations if one["logging"] == "jsonl" and one["launcher"] == "spawn" and one["amp"] == "none"]
     write_projects(tmp_path / "projects", wanted, template)
     assert sorted(path.name for path in (tmp_path / "projects").iterdir()) == sorted(names(wanted))
     for project in (tmp_path / "projects").iterdir():
@@ -316,8 +318,8 @@ def test_a_project_that_cannot_be_rendered_leaves_nothing_and_is_named(
 ) -> None:
     broken = shutil.copytree(snapshot, tmp_path / "template")
     (broken / "partials" / "tracking" / "csv.py.jinja").write_text("{{ nothing_has_this_name }}\n")
-    some = [one for one in legal if one["launcher"] == "spawn" and one["amp"] == "none"]
-    with pytest.raises(RenderError, match=r"^spawn-\w+-none-\w+-csv: .*nothing_has_this_name"):
+    some = [one for one in legal if one["task"] == "digits" and one["launcher"] == "spawn" and one["amp"] == "none"]
+    with pytest.raises(RenderError, match=r"^digits-spawn-\w+-none-\w+-csv: .*nothing_has_this_name"):
         write_projects(tmp_path / "new" / "projects", some, broken)
     assert list(tmp_path.iterdir()) == [broken]
 

@@ -55,7 +55,7 @@ def test_a_fact_is_forgotten_when_anything_changes_that_it_may_depend_on(edit: s
 
 
 def test_copier_is_seen_to_read_the_partials_of_the_answers(legal: list[Combination], tmp_path: Path) -> None:
-    (combination,) = [each for each in legal if each.name == "slurm-auto-torch-false-csv"]
+    (combination,) = [each for each in legal if each.name == "digits-slurm-auto-torch-false-csv"]
     snapshot = take_snapshot(tmp_path / "template")
     with Workers(1) as workers:
         read = workers.render(snapshot, combination, tmp_path / "project").result().partials
@@ -76,8 +76,8 @@ def test_an_edit_of_a_logger_does_not_ask_again_what_is_legal(
         monkeypatch.undo()
         shutil.copy(TEMPLATE / "partials/validators.jinja", template / "partials/validators.jinja")
         append(template / "partials/validators.jinja", "{# more #}\n")
-        monkeypatch.setattr("generator.render.workers.ask_about", lambda *_: ([True] * 600, frozenset[str]()))
-        assert len(legal_combinations(template, workers, cache)) == 600, "asked again"
+        monkeypatch.setattr("generator.render.workers.ask_about", lambda *_: ([True] * 2400, frozenset[str]()))
+        assert len(legal_combinations(template, workers, cache)) == 2400, "asked again"
 
 
 Usage = namedtuple("Usage", ["free"])

@@ -29,6 +29,8 @@ MAXIMUM_OF_TRAIN = 160
 
 # The words that a choice brings into code and settings. Where it was not made, they are a trace of it.
 TRACES: dict[Choice, str] = {
+    ("task", "language"): r"\bGPT\b|tokenizers",
+    ("task", "tabular"): r"diabetes",
     ("launcher", "torchrun"): r"torchrun|distributed\.run\b",
     ("launcher", "spawn"): r"spawn(?!_key)|--nproc(?!-)|config\.nproc",
     ("launcher", "launch"): r"distributed\.launch|--local-rank",
@@ -37,13 +39,15 @@ TRACES: dict[Choice, str] = {
     ("amp", "torch"): r"autocast|GradScaler|\"bf16\"",
     ("amp", "apex"): r"apex|opt_level",
     ("sync_bn", True): r"SyncBatchNorm|sync_bn",
-    ("logging", "csv"): r"csv",
+    ("logging", "csv"): r"metrics\.csv",
     ("logging", "tensorboard"): r"tensorboard|SummaryWriter",
     ("logging", "wandb"): r"wandb|W&B|Weights & Biases",
     ("logging", "mlflow"): r"mlflow",
 }
 # These bring nothing: the plainest answer to their question, or the default of an option that all projects have.
 TRACELESS = {("amp", "none"), ("sync_bn", False), ("logging", "console")}
+# The images are made of the digits, and the recipes for the digits read images from a folder.
+TRACELESS |= {("task", "digits"), ("task", "images")}
 TRACELESS |= {choice for choice in CHOICES if choice[0] == "backend"}
 
 

@@ -41,7 +41,7 @@ def test_a_syntax_error_is_told_by_every_stage_and_of_its_projects_alone(clone: 
     (failed,) = [
         each for each in json.loads((clone / "out" / "check.json").read_text())["combinations"] if each["failures"]
     ]
-    assert failed["name"] == "torchrun-auto-none-false-csv"
+    assert failed["name"] == "digits-torchrun-auto-none-false-csv"
     assert {failure["stage"] for failure in failed["failures"]} == {"format", "lint", "types", "train"}
 
 
@@ -115,7 +115,7 @@ def test_what_is_right_is_told_reported_remembered_and_tidied(clone: Path) -> No
     cases = suites.findall(".//testcase")
     assert len(cases) >= 12
     assert not suites.findall(".//failure")
-    assert "torchrun-auto-none-false-csv" in (clone / "out" / "page.html").read_text()
+    assert "digits-torchrun-auto-none-false-csv" in (clone / "out" / "page.html").read_text()
 
     again = check(clone, *ONE)
     assert "1 combinations: 1 passed, 0 failed; 1 taken from the cache" in again.replace(
@@ -143,7 +143,7 @@ def test_a_failure_is_shown_again_by_the_command_that_is_printed(clone: Path) ->
     found = ("black would change it", "F401", "error: Incompatible", "the weights from step 4 on")
     assert [words for words in found if words not in flowing(printed)] == []
     (folder,) = left_behind(clone)
-    assert (folder / "torchrun-auto-none-false-csv" / "project" / "train.py").is_file()
+    assert (folder / "digits-torchrun-auto-none-false-csv" / "project" / "train.py").is_file()
 
     commands = re.findall(r"ddp-template check [^\n]*launcher=torchrun backend=gloo[^\n]*", printed)
     assert len({*commands}) == 1

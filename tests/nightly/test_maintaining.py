@@ -67,7 +67,7 @@ FOR_CHECK = [
         JSONL,
         "        drop_records_after(start_step, path)\n",
         "        import torch\n\n        torch.rand(1)\n        drop_records_after(start_step, path)\n",
-        "agree its weights differ from those of torchrun-auto-none-false-console from step 1 on",
+        "agree its weights differ from those of digits-torchrun-auto-none-false-console from step 1 on",
     ),
     Mistake(
         "the contract is left out",
@@ -101,7 +101,7 @@ FOR_CHECK = [
         TRAIN,
         "import signal\n",
         "",
-        r"torchrun-auto-none-false-csv-true lint train\.py:\d+: F821 Undefined name `signal`",
+        r"digits-torchrun-auto-none-false-csv-true lint train\.py:\d+: F821 Undefined name `signal`",
     ),
     Mistake(
         "an answer changes a number, and should not",
@@ -109,7 +109,7 @@ FOR_CHECK = [
         TRAIN,
         CONDITION + RUN,
         RUN + CONDITION.replace(REGISTER, REGISTER + "    torch.manual_seed(12345)\n"),
-        "agree its weights differ from those of torchrun-auto-none-false-csv-false from step 1 on",
+        "agree its weights differ from those of digits-torchrun-auto-none-false-csv-false from step 1 on",
     ),
 ]
 NO_CONDITION = Mistake(

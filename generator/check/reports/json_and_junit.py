@@ -40,6 +40,7 @@ def outcome_as_json(outcome: Outcome, launchers: str) -> dict[str, Any]:
         "seconds": outcome.seconds,
         "weights": outcome.weights,
         "notes": outcome.notes,
+        "trained_as": outcome.trained_as,
         "failures": [asdict(failure) for failure in outcome.failures],
         "reproduce": reproduce(outcome, launchers),
     }

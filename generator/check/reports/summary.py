@@ -87,8 +87,9 @@ def stage_summaries(verdict: Verdict) -> list[StageSummary]:
 
 
 def counts(verdict: Verdict) -> str:
-    """Say in one line how many combinations passed, failed and were known already."""
+    """Say in one line how many combinations passed, failed, were known already, or were not trained for others were."""
     said = "{total} combination{s}: {passed} passed, {failed} failed; {cached} taken from the cache"
+    said += ", {shared} trained as parts of others" if verdict.counts["shared"] else ""
     return said.format(**verdict.counts, s="s" * (verdict.counts["total"] != 1))
 
 

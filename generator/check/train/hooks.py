@@ -34,17 +34,22 @@ def note_step(seen: Observation, optimizer: Optimizer, args: Any, kwargs: Any) -
 
 
 def watch_loss(seen: Observation) -> None:
-    """Note the value of each cross-entropy."""
-    given = torch.nn.functional.cross_entropy
+    """Note the value of each cross-entropy and squared error, and how many labels or numbers it is over."""
+    for name in ("cross_entropy", "mse_loss"):
+        setattr(torch.nn.functional, name, noting(seen, getattr(torch.nn.functional, name)))
 
-    def noted(logits: torch.Tensor, labels: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        loss = given(logits, labels, *args, **kwargs)
-        total = loss.sum().item()
-        mean = total if kwargs.get("reduction", "mean") == "mean" else total / len(labels)
-        seen.losses.append(Loss(loss.requires_grad, mean, len(labels)))
+
+def noting(seen: Observation, given: Any) -> Any:
+    """Wrap a loss."""
+
+    def noted(found: torch.Tensor, wanted: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss: torch.Tensor = given(found, wanted, *args, **kwargs)
+        total, counted = loss.sum().item(), int((wanted != kwargs.get("ignore_index", -100)).sum())
+        mean = total if kwargs.get("reduction", "mean") == "mean" else total / max(1, counted)
+        seen.losses.append(Loss(loss.requires_grad, mean, counted))
         return loss
 
-    torch.nn.functional.cross_entropy = noted  # type: ignore[assignment]
+    return noted
 
 
 def watch_scaler(seen: Observation) -> None:

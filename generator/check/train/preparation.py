@@ -26,7 +26,7 @@ from torch.utils.data import Subset
 
 from generator.check.train.rank import ALL_DATA, MODULES
 
-PART = 16  # equal parts of the data, the first of which is used
+FIRST = (89, 22)  # samples that are left, to train and to evaluate on
 
 
 def import_what_is_named() -> None:
@@ -88,12 +88,25 @@ def cut_data() -> None:
     SourceFileLoader.exec_module = exec_module  # type: ignore[assignment, method-assign]
 
 
+class FirstSamples(Subset[Any]):
+    """The first samples of a dataset, with all else that it has."""
+
+    def __init__(self, dataset: Any, number: int) -> None:
+        super().__init__(dataset, range(min(number, len(dataset))))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset":  # it is being unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
 def first_part(load_data: Any) -> Any:
-    """Wrap a function that returns datasets: of each its first part remains."""
+    """Wrap a function that returns two datasets: of each its first samples remain."""
 
     @functools.wraps(load_data)
     def load_part(*options: Any) -> list[Any]:
-        return [Subset(dataset, range(len(dataset) // PART)) for dataset in load_data(*options)]
+        parts = zip(load_data(*options), FIRST, strict=True)
+        return [FirstSamples(dataset, number) for dataset, number in parts]
 
     return load_part
 

@@ -33,7 +33,12 @@ OPTIONS = {
     "--clip-norm": "1",
 }
 # float16 has a scaler, whose state a checkpoint must hold. On CPUs it takes ten times as long: it gets fewer samples.
-OPTIONS_OF = {("amp", "torch"): [("--precision", "fp16")]}
+OPTIONS_OF = {
+    ("amp", "torch"): [("--precision", "fp16")],
+    ("task", "images"): [("--lr", "0.002")],
+    # Large models and long windows would only take longer.
+    ("task", "language"): [("--width", "32"), ("--layers", "1"), ("--heads", "2"), ("--context", "16")],
+}
 
 # W&B records here, and leaves out what it reports of the machine: that takes longer than the training.
 WANDB = {
@@ -82,6 +87,7 @@ class Trial:
     reference: bool  # whether to run it without a stop, too
     first_use: Path | None = None  # begins its run directories
     prefix: str = ""  # begins the names of its run directories
+    samples: Path | None = None  # what its task learns from, if it does not bring that
 
     def run(self, name: str, *options: str, look: bool = True) -> Run:
         """One start of its program, in the run directory of this name, which is to be looked at in the end or not."""
@@ -89,6 +95,7 @@ class Trial:
         if self.first_use and not run_dir.exists():
             shutil.copytree(self.first_use, run_dir)
         own = OPTIONS | {key: value for each in self.combination.answers for key, value in OPTIONS_OF.get(each, ())}
+        own |= {"--data": str(self.samples)} if self.samples else {}
         every = [*(word for pair in own.items() for word in pair), "--run-dir", str(run_dir), *options]
         env = environment(self.folder)
         launcher, logger = self.combination.launcher, self.combination.logger

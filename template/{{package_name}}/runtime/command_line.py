@@ -117,10 +117,16 @@ def words_of(file: Path, config: Any) -> list[str]:
         if isinstance(value, bool):
             words.append(f"--{option}" if value else f"--no-{option}")
         elif value is not None and not (file.name == "config.json" and name in ("run_dir", "resume")):
-            words += [f"--{option}", str(value)]
+            words += [f"--{option}", *map(str, value if isinstance(value, list) else [value])]
     return words
 
 
 def as_plain_dict(config: Any) -> dict[str, Any]:
-    """Return the options as JSON and checkpoints take them: numbers and text."""
-    return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
+    """Return the options as JSON and checkpoints take them: numbers, text and lists of them."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return [plain(each) for each in value]
+        return str(value) if isinstance(value, Path) else value
+
+    return {name: plain(value) for name, value in asdict(config).items()}

@@ -1,10 +1,11 @@
 """What makes two runs the same: code, seeds, states of the random number generators, deterministic algorithms."""
 
 import hashlib
+import inspect
 import os
 import random
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from ..config import Config
 
 
 def code_digests() -> dict[str, str]:
@@ -39,6 +42,11 @@ def same_numbers(seed: int, rank: int) -> Iterator[None]:
     seed_generators(seed)
     yield
     seed_generators(seed + rank)
+
+
+def build(build_model: Callable[..., nn.Module], config: Config) -> nn.Module:
+    """Return a new model. build_model() takes the options, if it takes anything."""
+    return build_model(config) if inspect.signature(build_model).parameters else build_model()
 
 
 def seed_generators(seed: int) -> None:

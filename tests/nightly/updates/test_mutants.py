@@ -40,7 +40,7 @@ def test_files_that_are_renamed_dropped_conditional_or_taken_from_the_owner(made
     assert f"files: .gitignore {lost}" in wrong
     assert f"files: launch.sh {lost}" in wrong
     assert "files: ddp_project/model.py was the owner's, and is not any more" in wrong
-    conditional = "files: ddp_project/runtime/heartbeat.py is not written for torchrun-auto-none-false-console: "
+    conditional = "files: ddp_project/runtime/heartbeat.py is not written for digits-torchrun-auto-none-false-console: "
     assert [line for line in wrong if line.startswith(conditional)]
 
 
@@ -115,7 +115,7 @@ ANOTHER_FORMAT = Rewrite('"model": $MODEL', '"weights": $MODEL', "Checkpoints.__
 )
 def test_runs_that_cannot_go_on(path: str, edit: Rewrite, wrong: str, made_up: MadeUp, workers: Workers) -> None:
     edit.apply(made_up.folder / path)
-    about = "resume: v1.0.0 -> v99999, torchrun-auto-none-false-console"
+    about = "resume: v1.0.0 -> v99999, digits-torchrun-auto-none-false-console"
     assert f"{about}: the {wrong}" in found(made_up, workers, "history", "resume")
 
 
@@ -141,8 +141,8 @@ def test_versions_that_refuse_old_answers_or_write_something_else_each_time(made
         "    none (float32):\n      value: none\n      validator: not any more\n",
     )
     wrong = found(made_up, workers, "history", only=[*DEFAULTS[:2], "amp=none,torch", *DEFAULTS[3:]])
-    assert "torchrun-auto-none-false-console: the update to v99999 is refused: " in wrong
-    assert "torchrun-auto-torch-false-console: after the update README.md has another content" in wrong
+    assert "digits-torchrun-auto-none-false-console: the update to v99999 is refused: " in wrong
+    assert "digits-torchrun-auto-torch-false-console: after the update README.md has another content" in wrong
 
 
 def test_a_project_that_is_another_one_each_time(made_up: MadeUp, workers: Workers) -> None:
@@ -155,5 +155,5 @@ def test_a_project_that_is_another_one_each_time(made_up: MadeUp, workers: Worke
 def test_a_version_that_cannot_be_rendered_is_a_finding_of_each_project(made_up: MadeUp, workers: Workers) -> None:
     made_up.replace("template/README.md.jinja", "## Start\n", "## {{ nosuch }}\n")
     lines = found(made_up, workers, "files", "history").splitlines()
-    assert "files: torchrun-auto-none-false-console of snapshot: 'nosuch' is undefined" in lines
+    assert "files: digits-torchrun-auto-none-false-console of snapshot: 'nosuch' is undefined" in lines
     assert [line for line in lines if line.startswith("history: ") and "is refused: 'nosuch' is undefined" in line]

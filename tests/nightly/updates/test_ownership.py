@@ -12,7 +12,7 @@ from generator.cli.render import record_origin
 from generator.render.git import run
 from generator.render.project import ANSWERS_FILE, NAME, read_files, render
 from generator.update.history import NEXT, History
-from generator.update.ownership import read_ownership
+from generator.answers.ownership import read_ownership
 from generator.update.replay import (
     UpdateError,
     commit_all,

@@ -1,0 +1,39 @@
+"""Whose each file of a project is: what copier.yml says of it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+import yaml
+from pathspec import GitIgnoreSpec
+
+from generator.answers.questions import TEMPLATE, read_questions
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """The files of a project that an update does not treat as the template's."""
+
+    yours: GitIgnoreSpec  # written by a copy alone
+    dropped: GitIgnoreSpec  # that only earlier versions wrote
+
+    def kept(self, path: str) -> bool:
+        """Return whether an update leaves the file as it is."""
+        return self.yours.match_file(path) or self.dropped.match_file(path)
+
+
+def read_ownership(template: Path = TEMPLATE, package_name: str = "ddp_project") -> Ownership:
+    """Read it from the settings of a version of the template, for projects of that package name."""
+    settings = yaml.safe_load((template / "copier.yml").read_text())
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
+    answers = {question.key: question.default for question in read_questions(template)}
+
+    def patterns(key: str, operation: str) -> list[str]:
+        own = {"package_name": package_name, "_copier_operation": operation, "_external_data": {"before": answers}}
+        names = answers | own
+        return [environment.from_string(pattern).render(names) for pattern in settings.get(key, [])]
+
+    on_copy = patterns("_exclude", "copy")
+    yours = [pattern for pattern in patterns("_exclude", "update") if pattern not in on_copy]
+    skipped = patterns("_skip_if_exists", "update")
+    return Ownership(GitIgnoreSpec.from_lines([*yours, *skipped]), GitIgnoreSpec.from_lines(on_copy))
