@@ -75,10 +75,11 @@ class SignsOfLife:
             places = self.seen.items()
             missing = {rank: f"does not come: it is {place}" for rank, place in places if not place.failed}
         if missing:
-            if "is silent" not in "".join(missing.values()):  # then the program may be at fault, here or there
+            found = "; ".join(f"rank {rank} {what}" for rank, what in missing.items())
+            # Else the program may be at fault, here or there.
+            if "is silent" not in found and "ended: UserError" not in found:
                 logging.warning("a collective has failed", exc_info=error)
             left = [rank for rank in (self.rank, *self.others) if rank not in missing]
-            found = "; ".join(f"rank {rank} {what}" for rank, what in missing.items())
             raise RankLost(f"{found}; start again with --resume", speaks=self.rank == min(left)) from error
 
     def _missing(self, seconds: float) -> dict[int, str]:

@@ -1,0 +1,313 @@
+"""Images in folders and tables of numbers: what is wrong with them is said in one line, and what is right arrives."""
+
+import csv
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from generator.check.train.forking import Ended
+from generator.check.train.records import read_csv
+from tests.conftest import Render
+from tests.launching import checkpoint
+from tests.programs import Program, ends_of, run_all
+
+Package = Callable[..., Any]
+COLOURS = {"blue": (0, 0, 200), "green": (0, 200, 0), "red": (200, 0, 0)}
+QUICK = {"image_size": 8, "global_batch_size": 8, "epochs": 1, "warmup_steps": 0}
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A folder of images: 8 of each class to train and 2 to validate, in all forms."""
+    for name, colour in COLOURS.items():
+        for number in range(10):
+            part, suffix = "train" if number < 8 else "val", "PNG" if number % 2 else "jpg"
+            file = tmp_path / "images" / part / name / f"{number}.{suffix}"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (9 + number, 30 - number), colour).save(file)
+    return tmp_path / "images"
+
+
+def of_images(package: Package, module: str) -> Any:
+    """A module of the project for images."""
+    return package(module, task="images")
+
+
+def of_tables(package: Package, module: str) -> Any:
+    """A module of the project for tables."""
+    return package(module, task="tabular")
+
+
+def message(package: Package, task: str, work: Callable[[], Any]) -> str:
+    """What the UserError says that the work raises."""
+    with pytest.raises(package("runtime.exits", task=task).UserError) as raised:
+        work()
+    return str(raised.value)
+
+
+def errors_in(ended: Ended) -> list[str]:
+    """The lines of error that all ranks have printed; none has a traceback."""
+    printed = "".join(ended.output)
+    assert "Traceback" not in printed
+    return [line for line in printed.splitlines() if line.startswith("error: ")]
+
+
+def empty(folder: Path) -> None:
+    """Leave nothing in a folder but what does not count."""
+    for entry in folder.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    (folder / "Thumbs.db").touch()
+    (folder / ".hidden.png").mkdir()
+
+
+WRONG_FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no folder": (shutil.rmtree, "--data: {}/train cannot be read: No such file or directory"),
+    "no validation set": (
+        lambda data: shutil.rmtree(data / "val"),
+        "--data: {}/val cannot be read: No such file or directory",
+    ),
+    "no classes": (
+        lambda data: empty(data / "train"),
+        "--data: {}/train has no folders of classes",
+    ),
+    "no images of a class": (
+        lambda data: empty(data / "train" / "green"),
+        "--data: {}/train/green has no images (PNG or JPEG)",
+    ),
+    "a class without validation": (
+        lambda data: shutil.rmtree(data / "val" / "red"),
+        "--data: {}/train and {}/val must have the same classes, and only one has red",
+    ),
+    "a class without training": (
+        lambda data: (data / "val" / "grey").mkdir(),
+        "--data: {}/train and {}/val must have the same classes, and only one has grey",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG_FOLDERS)
+def test_a_wrong_folder_of_images_is_named(mistake: str, package: Package, images: Path) -> None:
+    change, words = WRONG_FOLDERS[mistake]
+    change(images)
+    config = of_images(package, "config").Config(data=images)
+    assert message(package, "images", lambda: of_images(package, "data").load_data(config)) == words.format(
+        images, images
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_broken_image_is_named_in_one_line(workers: int, project: Render, images: Path, tmp_path: Path) -> None:
+    """By the rank that reads it, also if its worker process does."""
+    file = images / "val" / "green" / "9.PNG"
+    file.write_bytes(file.read_bytes()[:60])
+    options = QUICK | {"data": images, "workers": workers}
+    [[ended]] = run_all([[Program(project(task="images"), tmp_path / "run", options, world_size=1, code=2)]])
+    [error] = errors_in(ended)
+    assert error.startswith(f"error: {file} is no image that can be read: ")
+
+
+def test_a_broken_image_of_one_rank_ends_all(project: Render, images: Path, tmp_path: Path) -> None:
+    (images / "train" / "red" / "1.PNG").write_text("nonsense")
+    [[ended]] = ends_of([[Program(project(task="images"), tmp_path / "run", QUICK | {"data": images})]])
+    assert {*ended.codes} == {2, 69}
+    assert sum(f"error: {images}/train/red/1.PNG is no image" in line for line in errors_in(ended)) == 1
+
+
+def test_images_are_found_in_the_order_of_the_alphabet(package: Package, images: Path) -> None:
+    (images / "train" / ".hidden").mkdir()
+    (images / "train" / "blue" / "._1.png").touch()
+    (images / "train" / "blue" / "notes.txt").touch()
+    training, validation = of_images(package, "data").load_data(
+        of_images(package, "config").Config(data=images, image_size=8)
+    )
+    assert [len(training), len(validation)] == [24, 6]
+    for i in range(24):
+        image, label = training[i]
+        name = sorted(COLOURS)[label]
+        assert image.shape == (3, 8, 8)
+        assert label == i // 8
+        assert (image.float().mean(dim=(1, 2)) - torch.tensor(COLOURS[name])).abs().max() < 5
+
+
+def test_an_image_comes_as_its_largest_square(package: Package, tmp_path: Path) -> None:
+    read_image = of_images(package, "data").read_image
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 20), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "wide.png")
+    Image.fromarray(pixels.T).save(tmp_path / "high.png")
+    square = torch.from_numpy(pixels[:, 6:14]).expand(3, 8, 8)
+    assert torch.equal(read_image(tmp_path / "wide.png", 8), square)
+    assert torch.equal(read_image(tmp_path / "high.png", 8), square.transpose(1, 2))
+    random = [read_image(tmp_path / "wide.png", 8, augment=True) for _ in range(9)]
+    assert len({image.numpy().tobytes() for image in random}) == 9
+
+
+def test_half_of_the_images_are_mirrored_if_asked(package: Package, images: Path) -> None:
+    left = Image.new("L", (8, 8))
+    left.paste(255, (0, 0, 4, 8))
+    for file in (images / "train" / "red").iterdir():
+        left.save(file)
+    counts = []
+    for mirror in (False, True):
+        config = of_images(package, "config").Config(data=images, image_size=8, mirror=mirror)
+        training, _ = of_images(package, "data").load_data(config)
+        torch.manual_seed(0)
+        seen = [training[16 + i % 8][0].float() for i in range(200)]
+        counts.append(sum(bool(image[..., 7].mean() > image[..., 0].mean()) for image in seen))
+    assert counts[0] == 0
+    assert 70 < counts[1] < 130
+
+
+def test_two_processes_write_the_digits_at_once(own_project: Render, tmp_path: Path) -> None:
+    project = own_project(task="images")
+    run_all([[Program(project, tmp_path / "run", QUICK | {"max_steps": 1, "workers": 0})]])  # both ranks may write
+    data = project / "data" / "digits"
+    assert os.listdir(data.parent) == ["digits"]
+    assert (data / ".gitignore").read_text() == "*\n"
+    assert [len([*(data / part).glob("?/*")]) for part in ("train", "val")] == [1437, 360]
+    with np.load(project / "ddp_project" / "digits.npz") as digits:
+        for i in (0, 1, 1796):
+            [file] = data.glob(f"*/{digits['labels'][i]}/{i}.*")
+            with Image.open(file) as image:
+                small = np.asarray(image.convert("L").resize((8, 8), Image.Resampling.BOX), float)
+            assert np.corrcoef(small.flat, digits["images"][i].flat)[0, 1] > 0.95
+
+
+def test_digits_that_a_full_disk_does_not_take_leave_nothing(
+    package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, save, left = of_images(package, "data"), Image.Image.save, iter(range(100))
+
+    def save_some(self: Image.Image, file: Path) -> None:
+        if next(left, None) is None:
+            raise OSError(28, "No space left on device")
+        save(self, file)
+
+    monkeypatch.setattr(Image.Image, "save", save_some)
+    with pytest.raises(OSError, match="No space"):
+        data.write_digits(tmp_path / "data" / "digits")
+    assert not [*(tmp_path / "data").iterdir()]
+
+
+def test_predict_says_what_the_model_sees_in_an_image(package: Package, images: Path) -> None:
+    task, model = of_images(package, "task"), of_images(package, "model")
+    torch.manual_seed(0)
+    network = model.build_model(of_images(package, "config").Config(data=images, image_size=8)).eval()
+    file = images / "val" / "red" / "8.jpg"
+    with torch.inference_mode():
+        [found] = task.predict(network, file)
+        pixels = of_images(package, "data").read_image(file, 8)
+        shares = network(pixels[None]).softmax(dim=1)[0]
+    assert found["class"] == sorted(COLOURS)[shares.argmax()]
+    assert found["probability"] == shares.max()
+    others = model.Network(["a", "b", "c"], 8)
+    renamed = model.Network([*sorted(COLOURS)], 8)
+    renamed.load_state_dict(network.state_dict())
+    assert renamed.classes == sorted(COLOURS) != others.classes
+    (images / "nonsense.png").write_text("nonsense")
+    said = message(package, "images", lambda: [*task.predict(network, images / "nonsense.png")])
+    assert said.startswith(f"{images}/nonsense.png is no image that can be read: ")
+
+
+HEADER = ("height", "width", "price")
+
+
+def write_csv(file: Path, rows: list[Any], header: Any = HEADER) -> Path:
+    """Write a table."""
+    with open(file, "w", newline="") as text:
+        csv.writer(text).writerows([header, *rows])
+    return file
+
+
+def some_rows(number: int) -> list[list[float]]:
+    """Rows of which the last column depends on the others."""
+    height, width, noise = np.random.default_rng(0).normal(size=(3, number))
+    columns = [170 + 10 * height, width / 100, 1000 + 300 * height * width + 50 * noise]
+    rows: list[list[float]] = np.round(np.stack(columns, axis=1), 4).tolist()
+    return rows
+
+
+WRONG_TABLES: dict[str, tuple[str | None, str]] = {
+    "no file": (None, "{} cannot be read: No such file or directory"),
+    "empty": ("", "--target: {} has no column price: it has none"),
+    "no target": ("height,width\n1,2\n", "--target: {} has no column price: it has height, width"),
+    "a word": ("height,width,price\n1,2,3\n\n1,wide,3\n", "{}, line 4, column width: 'wide' is no number"),
+    "a missing cell": ("height,width,price\n1,2,3\n1,2\n", "{}, line 3, column price: '' is no number"),
+    "not a number": ("height,width,price\n1,nan,3\n", "{}, line 2, column width: 'nan' is no number"),
+    "too many cells": ("height,width,price\n1,5,2,3\n", "{}, line 2: it has more cells than the header"),
+    "no text": ("\xff", "{} cannot be read: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG_TABLES)
+def test_a_wrong_table_is_named_with_its_line(mistake: str, package: Package, tmp_path: Path) -> None:
+    text, words = WRONG_TABLES[mistake]
+    file = tmp_path / "table.csv"
+    if text is not None:
+        file.write_text(text, encoding="latin-1")
+    config = of_tables(package, "config").Config(data=file, target="price")
+    said = message(package, "tabular", lambda: of_tables(package, "data").load_data(config))
+    assert said == words.format(file)
+
+
+def test_the_diabetes_table_is_that_of_scikit_learn(package: Package) -> None:
+    from sklearn.datasets import load_diabetes  # type: ignore[import-untyped]
+
+    theirs = load_diabetes(scaled=False)
+    columns, values = of_tables(package, "data").diabetes()
+    assert columns[-1] == "progression"
+    assert np.array_equal(values[:, :-1], theirs.data.astype(np.float32))
+    assert np.array_equal(values[:, -1], theirs.target.astype(np.float32))
+
+
+def test_metrics_over_uneven_ranks_are_those_of_numpy(package: Package, project: Render, tmp_path: Path) -> None:
+    """53 rows leave 10 to validate: 4, 3 and 3 on three ranks. What standardises does not know them."""
+    data = write_csv(tmp_path / "table.csv", some_rows(53))
+    options = {"data": data, "target": "price", "global_batch_size": 12, "epochs": 3, "warmup_steps": 0}
+    run_all([[Program(project(task="tabular", logging="csv"), tmp_path / "run", options, world_size=3)]])
+    config = of_tables(package, "config").Config(data=data, target="price")
+    training, validation = of_tables(package, "data").load_data(config)
+    model = of_tables(package, "model").build_model(config).eval()
+    model.load_state_dict(checkpoint(tmp_path / "run")["model"])
+    with torch.inference_mode():
+        predicted = model(validation.features).double().numpy()
+    targets, known = validation.targets.double().numpy(), training.targets.double().numpy()
+    errors = predicted - targets
+    expected = {
+        "mae": np.abs(errors).mean(),
+        "r2": 1 - np.square(errors).mean() / targets.var(),
+        "loss": np.square(errors).mean() / known.var(),
+    }
+    recorded = read_csv(tmp_path / "run")
+    assert {name: recorded[f"epoch/validation_{name}"][-1][1] for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert "epoch/validation_moments" not in recorded
+
+
+def test_predict_reads_the_columns_that_the_model_knows(package: Package, tmp_path: Path) -> None:
+    """In any order, beside others that need not be numbers; the weights bring along what standardises them."""
+    task, rows = of_tables(package, "task"), some_rows(40)
+    tables = [
+        write_csv(tmp_path / "table.csv", rows),
+        write_csv(tmp_path / "other.csv", [[i, -i, i % 2] for i in range(20)]),
+    ]
+    configs = [of_tables(package, "config").Config(data=table, target="price") for table in tables]
+    torch.manual_seed(0)
+    trained, loaded = [of_tables(package, "model").build_model(config).eval() for config in configs]
+    loaded.load_state_dict(trained.state_dict())
+    table = write_csv(
+        tmp_path / "new.csv", [["a", width, height] for height, width, _ in rows], ["name", "width", "height"]
+    )
+    with torch.inference_mode():
+        found = [*task.predict(loaded, table)]
+        expected = trained(torch.tensor(rows)[:, :2]).tolist()
+    assert [[*row] for row in found] == [["price"]] * 40
+    assert [row["price"] for row in found] == pytest.approx(expected, rel=1e-5)
+    lacking = write_csv(tmp_path / "lacking.csv", [[1]], ["width"])
+    said = message(package, "tabular", lambda: [*task.predict(loaded, lacking)])
+    assert said == f"{lacking} has no column height: it has width"
