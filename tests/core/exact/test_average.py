@@ -124,7 +124,7 @@ def test_a_step_that_is_left_out_leaves_the_average_as_it_was(variant: str, spoi
 
 
 def test_tied_and_frozen_weights_and_several_optimizers_are_averaged(spoiled: Callable[..., Program]) -> None:
-    program = spoiled({}, {}, False, TIED)
+    program = spoiled({}, {"find_unused_parameters": None}, False, TIED)
     task = program.project / "ddp_project" / "task.py"
     extend(task, imports="from .runtime.update import Optimizers\n\n")
     Rewrite("AdamW($$$A)", TWO, "build_optimizer").apply(task)
