@@ -1,7 +1,7 @@
 """Plain loops of one process, the oracles: they know nothing of ranks, windows, checkpoints, or any rendered code."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -87,12 +87,30 @@ def take_step(network: nn.Module, optimizer: torch.optim.Optimizer, lr: float, c
     return norm
 
 
+class Average:
+    """An exponential moving average of weights, in float64. It begins with those of a network, or as an average."""
+
+    def __init__(self, weights: Mapping[str, Tensor], decay: float, steps: int = 0) -> None:
+        self.weights = {name: weight.double() for name, weight in weights.items()}
+        self.decay = decay
+        self.steps = steps  # that it has followed
+
+    def follow(self, weights: Mapping[str, Tensor]) -> None:
+        """Take a step."""
+        decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
+        self.weights = {name: decay * own + (1 - decay) * weights[name].double() for name, own in self.weights.items()}
+        self.steps += 1
+
+
 def train(
-    recipe: Recipe, orders: Sequence[Sequence[int]], ignored: int = -100
+    recipe: Recipe,
+    orders: Sequence[Sequence[int]],
+    ignored: int = -100,
+    after_step: Callable[[Mapping[str, Tensor]], object] = id,
 ) -> tuple[dict[str, Tensor], list[float]]:
     """Train on whole batches, of which the samples of one class may not count.
 
-    Returns the weights, and the norm of the gradients of each step.
+    Returns the weights, and the norm of the gradients of each step; after_step() gets the weights after each.
     """
     images, labels = data()
     network, norms = model(), []
@@ -101,6 +119,7 @@ def train(
         chosen = torch.tensor(samples)
         F.cross_entropy(network(images[chosen]), labels[chosen], ignore_index=ignored).backward()
         norms.append(take_step(network, optimizer, lr, recipe.clip_norm))
+        after_step(network.state_dict())
     return dict(network.state_dict()), norms
 
 

@@ -144,7 +144,7 @@ def evaluate(run: Run) -> bool:
     """Evaluate on all ranks, each sample once, and record the epoch. Returns whether the model is the best so far."""
     sums = meter.Meter(run.device)
     run.model.eval()
-    with collectives.averaged_buffers(run.model):
+    with collectives.averaged_buffers(run.model), run.update.ema_weights():
         for batch in run.validation:
             sums.add(meter.checked(task.compute(run.model, batch)))  # not run.ddp: a rank may have fewer batches
     metrics = reporting.metrics_of(sums.reduce()[0])

@@ -51,6 +51,7 @@ def test_options_of_yaml_come_before_those_of_the_command_line(parse: Callable[.
     [
         ("epoch: 3", "there is no option epoch: leave it out, or take one of --help"),
         ("epochs: -3", "--epochs: -3 is not a number of at least 1"),
+        ("ema_decay: 1", "--ema-decay: 1 is not a number of at least 0 and below 1"),
         ("epochs: true", "epochs must be neither true nor false, not True"),
         ("compile: 3", "compile must be true or false, not 3"),
         ("lr: [1, 2]", r"--lr: could not convert string to float: .\[1, 2\]"),

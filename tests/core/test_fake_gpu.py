@@ -66,7 +66,7 @@ def take_steps(_: int, project: Path, options: dict[str, Any], optimizer: str) -
         run.ddp = train.update.Objective(train.task.compute, model, config, gpu)
         run.ddp.no_sync = nullcontext
         run.update = train.update.Update(run.ddp, run.optimizer, config, gpu)
-        if options:
+        if "precision" in options:
             run.scaler = train.update.GradScaler(gpu.type, enabled=config.precision == "fp16")
         for _step, micro_batches in zip(range(4), training, strict=False):
             loaded = train.loading.MicroBatches(iter([*micro_batches]), len(micro_batches), 0)
@@ -78,7 +78,7 @@ def take_steps(_: int, project: Path, options: dict[str, Any], optimizer: str) -
             }, "counts that are numbers, every 64 batches"
 
 
-@pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"precision": "fp16"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"precision": "fp16", "ema_decay": 0.9}], ids=str)
 def test_the_cpu_waits_for_nothing_in_a_step(options: dict[str, Any], project: Render) -> None:
     mp.spawn(take_steps, (project(**({"amp": "torch"} if options else {})), options, ""))
 

@@ -22,12 +22,15 @@ from tests.apex import NotAtHand, put_apex, put_stand_in, read_apex
 from tests.conftest import Render
 from tests.core.test_checkpoints import logged
 from tests.launching import assert_same_weights, checkpoint, differences
+from tests.plain_loop import Average
+from tests.programs import relative_difference
 from tests.ranks import assert_same_state, train_on_ranks
 from tools.rewriting import Rewrite
 
 # A window of four micro-batches of 16: an epoch has 22 of them, and one of a single micro-batch.
 WINDOWS = ("--accum-steps", "4", "--clip-norm", "0.5", "--max-steps", "24")
-SAVED = ("--accum-steps", "2", "--clip-norm", "0.5", "--max-steps", "30", "--save-every", "13", "--keep", "9")
+AVERAGED = ("--ema-decay", "0.9", "--accum-steps", "2", "--clip-norm", "0.5")
+SAVED = (*AVERAGED, "--max-steps", "30", "--save-every", "13", "--keep", "9")
 # O3 only has to run, and without clipping: the squares of small gradients, which AdamW divides by, are 0 in float16.
 OPTIONS = {"O0": SAVED, "O1": SAVED, "O2": SAVED, "O3": ("--accum-steps", "2", "--max-steps", "30")}
 
@@ -226,7 +229,8 @@ def test_a_resumed_run_ends_the_same(
     resumed, options = folder / f"{whole.name}-resumed", (*SAVED, "--opt-level", opt_level, "--resume", source)
     train_on_ranks(request.getfixturevalue(which), resumed, *options)
     assert_same_state(checkpoint(resumed), checkpoint(whole))
-    assert differences(checkpoint(resumed)["precision"], checkpoint(whole)["precision"]) == []
+    for part in ("precision", "update"):
+        assert differences(checkpoint(resumed)[part], checkpoint(whole)[part]) == [], part
     assert saved_scale(checkpoint(whole))["loss_scaler0"]["unskipped"] == 30
 
 
@@ -246,7 +250,7 @@ def test_a_checkpoint_of_a_cpu_goes_on_with_apex(
 # ---- a gradient that is not finite ----
 
 BAD_STEP = 3  # of those below, counted from 0
-FEW = ("--accum-steps", "2", "--clip-norm", "0.5", "--max-steps", "8", "--log-every", "2")
+FEW = (*AVERAGED, "--max-steps", "8", "--log-every", "2")
 LARGE = 2.0**24  # the next number after it cannot be told in float32
 
 
@@ -304,8 +308,9 @@ def spoil(gradient: Tensor) -> Tensor:
 
 
 def state_of(run: Any) -> dict[str, list[Tensor]]:
-    """A copy of the weights that are stepped, and of BatchNorm's statistics."""
-    parts = {"weights": run.update.weights, "statistics": [*run.model.buffers()]}
+    """A copy of the weights that are stepped, of their average, and of BatchNorm's statistics."""
+    average = run.update.average.averages
+    parts = {"weights": run.update.weights, "average": average, "statistics": [*run.model.buffers()]}
     return {name: [each.detach().float().clone() for each in tensors] for name, tensors in parts.items()}
 
 
@@ -345,7 +350,7 @@ def test_all_ranks_leave_out_a_bad_step_and_no_other_one(
 ) -> None:
     ranks, log = spoiled(which, opt_level, optimizer)
     for seen in ranks:
-        for part in ("weights", "statistics"):
+        for part in ("weights", "average", "statistics"):
             taken = [not all(map(torch.equal, before[part], after[part])) for before, after in seen["states"]]
             assert taken == [step != BAD_STEP for step in range(8)], part
     last = [seen["states"][-1][1]["weights"] for seen in ranks]
@@ -353,6 +358,24 @@ def test_all_ranks_leave_out_a_bad_step_and_no_other_one(
     told = [line for line in log.splitlines() if "steps left out" in line]
     assert len(told) == 1, log
     assert f"step {BAD_STEP + 1}  steps left out, since their gradients were not finite: 1" in told[0]
+
+
+@BOTH
+@SPOILED
+def test_the_average_is_of_the_float32_weights_that_are_stepped(
+    which: str, opt_level: str, optimizer: str, spoiled: Spoiled
+) -> None:
+    seen = spoiled(which, opt_level, optimizer)[0][0]["states"]
+    average = Average(numbered(seen[0][0]["average"]), decay=0.9)
+    for step, (_, after) in enumerate(seen):
+        if step != BAD_STEP:
+            average.follow(numbered(after["weights"]))
+        assert relative_difference(numbered(after["average"]), average.weights) <= 1e-5, step
+
+
+def numbered(tensors: list[Tensor]) -> dict[str, Tensor]:
+    """Give them names."""
+    return {str(number): tensor for number, tensor in enumerate(tensors)}
 
 
 @BOTH

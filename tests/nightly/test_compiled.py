@@ -7,6 +7,8 @@ import pytest
 
 from tests.conftest import Render
 from tests.launching import checkpoint, train
+from tests.plain_loop import Average
+from tests.programs import relative_difference
 from tests.ranks import train_on_ranks
 
 
@@ -15,9 +17,14 @@ def test_a_compiled_run_has_the_same_keys_and_goes_on_uncompiled(project: Render
     plain, run_dir = tmp_path / "plain", tmp_path / "run"
     train_on_ranks(project(), plain, "--max-steps", "13")
     source = str(plain / "checkpoints" / "last.pt")
-    train(project(), run_dir, "--resume", source, "--max-steps", "15", "--compile", launcher="alone")
+    averaging = ("--ema-decay", "0.5", "--save-every", "1")
+    train(project(), run_dir, "--resume", source, "--max-steps", "15", "--compile", *averaging, launcher="alone")
     saved = checkpoint(run_dir)
     assert saved["config"]["compile"] is True
     assert saved["model"].keys() == checkpoint(plain)["model"].keys()
+    average = Average({name: checkpoint(plain)["model"][name] for name in saved["update"]["average"]}, decay=0.5)
+    for step in (14, 15):
+        average.follow(checkpoint(run_dir, f"step-{step:08d}.pt")["model"])
+    assert relative_difference(saved["update"]["average"], average.weights) <= 1e-5
     train_on_ranks(project(), run_dir, "--resume", "--max-steps", "17", processes=1)
     assert checkpoint(run_dir)["progress"]["step"] == 17

@@ -25,16 +25,17 @@ T = TypeVar("T")
 
 
 def at_least(
-    minimum: int, number: Callable[[str], float] = int, *, or_auto: bool = False
+    minimum: int, number: Callable[[str], float] = int, *, below: float = math.inf, or_auto: bool = False
 ) -> PrimitiveConstructorSpec[Any]:
-    """The command-line form of a finite number that may not be less than minimum, or of the word auto."""
+    """The command-line form of a number, at least minimum and below a limit, or of the word auto."""
 
     def parse_number(words: list[str]) -> float | str:
         if or_auto and words[0] == AUTO:
             return AUTO
         value = number(words[0])
-        if not minimum <= value < math.inf:
-            raise ValueError(f"{words[0]} is not a number of at least {minimum}")
+        if not minimum <= value < below:
+            limit = f" and below {below}" if below < math.inf else ""
+            raise ValueError(f"{words[0]} is not a number of at least {minimum}{limit}")
         return value
 
     return PrimitiveConstructorSpec(
@@ -57,6 +58,7 @@ Count = Annotated[int, at_least(1)]
 CountOrZero = Annotated[int, at_least(0)]
 CountOrAuto = Annotated[int | str, at_least(0, or_auto=True)]
 Amount = Annotated[float, at_least(0, float)]
+Share = Annotated[float, at_least(0, float, below=1)]
 Checkpoint = Annotated[
     str | None,
     PrimitiveConstructorSpec(
