@@ -94,7 +94,9 @@ def test_a_sweep_names_the_best_of_its_runs(launcher: str, edited: Edit) -> None
     assert out.count("trial ") == 3
     out, _ = end(start(project, 3))
     assert out.startswith("trial 2: complete"), "it goes on with the same study"
-    results = [json.loads((project / "runs" / "sweep" / str(number) / "result.json").read_text()) for number in range(3)]
+    results = [
+        json.loads((project / "runs" / "sweep" / str(number) / "result.json").read_text()) for number in range(3)
+    ]
     assert [trial.value for trial in trials_of(project)] == [result["best"]["accuracy"] for result in results]
     best = max(range(3), key=lambda number: results[number]["best"]["accuracy"])
     assert f"best accuracy {results[best]['best']['accuracy']:.6g}: trial {best} in runs/sweep/{best}, --device" in out
