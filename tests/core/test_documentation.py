@@ -1,5 +1,6 @@
 """The documentation says what the template is."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from generator.answers.questions import TEMPLATE, read_questions
 from generator.check.results import STAGES
@@ -112,6 +114,10 @@ def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> No
         "--help",
         "--signal",
         "--max-restarts",
+        "--trials",
+        "--name",
+        "--array",
+        "--wrap",
     }
     named = (
         set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme)) - others - {"--allow-run-as-root", "--backend-store-uri"}
@@ -119,6 +125,21 @@ def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> No
     assert {"--resume", "--run-dir", "--keep"} <= named
     for option in named:
         assert option in shown.stdout, f"README.md names {option}"
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn", "launch", "slurm", "mpirun"])
+def test_the_sweep_of_wandb_that_a_readme_shows_is_one_of_the_project(launcher: str, project: Render) -> None:
+    place = project(launcher=launcher, logging="wandb")
+    [shown] = re.findall(r"^```yaml\n(.*?)^```", (place / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    sweep = yaml.safe_load(shown)
+    assert sweep["metric"]["name"] == "epoch/validation_accuracy"
+    options = [
+        f"--{name}={values.get('min', values.get('values', [0])[0])}" for name, values in sweep["parameters"].items()
+    ]
+    program = "from ddp_project.runtime.command_line import parse; from ddp_project.config import Config; parse(Config)"
+    subprocess.run([sys.executable, "-c", program, *options], cwd=place, check=True)
+    words = (place / "sweep.py").read_text()
+    assert f"LAUNCH = {json.dumps(sweep['command'][:-1])}" in words, "it starts a run as sweep.py does"
 
 
 @pytest.mark.parametrize("title", ["Add a logger", "Add a launcher", "Add a question"])

@@ -1,0 +1,178 @@
+"""Sweeps with real launches: trials are runs, workers share a study, what is killed goes on, what is bad ends early."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from tests.conftest import Render
+from tests.launching import ON_CPU, assert_same_weights, checkpoint, train
+from tests.nightly.test_signals import is_alive, ranks_of
+from tests.pace import seconds
+from tools.rewriting import Rewrite
+
+SHORT = ("--max-steps=6", "--log-every=2")
+ENV = {
+    **os.environ,
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "NPROC_PER_NODE": "2",  # torchrun's
+    "NPROC": "2",  # spawn's
+}
+Edit = Callable[..., Path]
+
+
+@pytest.fixture
+def edited(own_project: Render) -> Edit:
+    """Return a project whose sweep.py says that the trials have these options, by their number, and a pruner."""
+
+    def get(options: str, launcher: str = "torchrun", pruner: str = "NopPruner()") -> Path:
+        project = own_project(launcher=launcher)
+        program = (project / "sweep.py").read_text()
+        program = re.sub(r"MedianPruner\(.*\)", pruner, program)
+        shown = program[program.index("    lr = trial") : program.index("\n\nif __name__")]
+        program = program.replace(shown, f"    return [*{ON_CPU}, *{options}]\n")
+        (project / "sweep.py").write_text(program)
+        return project
+
+    return get
+
+
+def start(project: Path, trials: int) -> subprocess.Popen[str]:
+    """Start a worker."""
+    command = [sys.executable, "sweep.py", "--trials", str(trials)]
+    return subprocess.Popen(
+        command, cwd=project, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def end(worker: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
+    """Wait for a worker, and return what it printed. Fails if it ends with another code."""
+    out, err = worker.communicate(timeout=seconds(180))
+    assert worker.returncode == code, out + err
+    return out, err
+
+
+def trials_of(project: Path) -> list[optuna.trial.FrozenTrial]:
+    """What the study says."""
+    storage = JournalStorage(JournalFileBackend(str(project / "runs" / "sweep" / "journal.log")))
+    return optuna.load_study(study_name="sweep", storage=storage).trials
+
+
+def states_of(project: Path) -> list[str]:
+    """How the trials ended."""
+    return [trial.state.name for trial in trials_of(project)]
+
+
+def log_of(project: Path, number: int) -> str:
+    """The log of a trial."""
+    log = project / "runs" / "sweep" / str(number) / "train.log"
+    return log.read_text() if log.exists() else ""
+
+
+def wait_for(text: str, project: Path, number: int = 0) -> None:
+    """Wait until the log of a trial has the text."""
+    deadline = time.monotonic() + seconds(60)
+    while text not in log_of(project, number):
+        assert time.monotonic() < deadline, log_of(project, number)
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn", "launch"])
+def test_a_sweep_names_the_best_of_its_runs(launcher: str, edited: Edit) -> None:
+    project = edited(f"{SHORT}, f'--lr={{[1e-5, 1e-2, 1e-4][trial.number]}}'", launcher)
+    out, _ = end(start(project, 2))
+    assert out.count("trial ") == 3
+    out, _ = end(start(project, 3))
+    assert out.startswith("trial 2: complete"), "it goes on with the same study"
+    results = [
+        json.loads((project / "runs" / "sweep" / str(number) / "result.json").read_text()) for number in range(3)
+    ]
+    assert [trial.value for trial in trials_of(project)] == [result["best"]["accuracy"] for result in results]
+    best = max(range(3), key=lambda number: results[number]["best"]["accuracy"])
+    assert f"best accuracy {results[best]['best']['accuracy']:.6g}: trial {best} in runs/sweep/{best}, --device" in out
+    runs = [f"runs/sweep/{number}" for number in range(3)]
+    subprocess.run([sys.executable, "-m", "ddp_project.runtime.report", *runs], cwd=project, env=ENV, check=True)
+    assert "world size 2" in log_of(project, 2)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_what_a_worker_leaves_ends_as_if_it_had_not_left(
+    launcher: str, number: signal.Signals, edited: Edit, tmp_path: Path
+) -> None:
+    options = ("--max-steps=20", "--save-every=2", "--log-every=1")
+    project = edited(repr(options), launcher)
+    train(project, tmp_path / "whole", *options, launcher=launcher)
+    slow = "__import__('time').sleep(0 if config.resume == 'newest' else 0.3)\n{}"
+    Rewrite("progress.advance($X)", slow, "train_epoch").apply(project / "train.py")
+    worker = start(project, 1)
+    wait_for("step 5 ", project)
+    run_dir = project / "runs" / "sweep" / "0"
+    ranks = ranks_of(Path("runs/sweep/0"))
+    assert len(ranks) == 2
+    worker.send_signal(number)
+    end(worker, -9 if number == signal.SIGKILL else 75)
+    deadline = time.monotonic() + seconds(5)
+    while any(map(is_alive, ranks)):
+        assert time.monotonic() < deadline, "a rank trains on"
+        time.sleep(0.1)
+    assert states_of(project) == ["RUNNING"]
+    stopped = log_of(project, 0).count("stopped after step")
+    assert stopped == (number == signal.SIGTERM), "TERM costs no step"
+    end(start(project, 1))
+    assert states_of(project) == ["COMPLETE"]
+    assert re.findall(r"resumed from \S+: epoch 1, step ([4-9]|1\d)$", log_of(project, 0), re.MULTILINE)
+    assert_same_weights(checkpoint(run_dir), checkpoint(tmp_path / "whole"))
+    whole = json.loads((tmp_path / "whole" / "result.json").read_text())["best"]
+    assert trials_of(project)[0].value == whole["accuracy"]
+
+
+def test_two_workers_run_each_trial_once(edited: Edit) -> None:
+    project = edited(repr(SHORT))
+    workers = [start(project, 5), start(project, 5)]
+    printed = [end(worker)[0] for worker in workers]
+    assert sorted(re.findall(r"^trial (\d)", "".join(printed), re.MULTILINE)) == ["0", "1", "2", "3", "4"]
+    assert all("trial" in out.split("best")[0] for out in printed), "both have run some"
+    assert states_of(project) == ["COMPLETE"] * 5
+    assert [log_of(project, number).count("world size 2") for number in range(5)] == [1] * 5
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+def test_a_trial_that_does_badly_is_stopped_early(launcher: str, edited: Edit) -> None:
+    options = "['--lr=0.01', '--epochs=3'] if trial.number == 0 else ['--lr=0', '--epochs=2000']"
+    project = edited(f"({options})", launcher, "MedianPruner(n_startup_trials=1)")
+    end(start(project, 2))
+    assert states_of(project) == ["COMPLETE", "PRUNED"]
+    good, bad = trials_of(project)
+    assert sorted(good.intermediate_values) == [1, 2, 3]
+    assert "stopped after step" in log_of(project, 1)
+    saved = checkpoint(project / "runs" / "sweep" / "1")["progress"]
+    assert 1 <= saved["epoch"] < 1000, "it has its checkpoint"
+    assert 1 in bad.intermediate_values
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn", "launch"])
+@pytest.mark.parametrize(("wrong", "said"), [("--lrr=1", "--lrr"), ("--global-batch-size=3", "--global-batch-size 3")])
+def test_a_refused_option_ends_it_in_one_line(launcher: str, wrong: str, said: str, edited: Edit) -> None:
+    project = edited(repr((*SHORT, wrong)), launcher)
+    _, err = end(start(project, 3), code=2)
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert said in err
+    assert states_of(project) == ["FAIL"]
+
+
+def test_diverging_is_no_reason_to_end(edited: Edit) -> None:
+    project = edited(f"{SHORT}, '--max-bad-steps=1', '--lr=' + ['1e38', '0.01'][trial.number]")
+    end(start(project, 2))
+    assert states_of(project) == ["PRUNED", "COMPLETE"]
