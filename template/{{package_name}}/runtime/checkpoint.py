@@ -51,12 +51,18 @@ def choose_run_dir(config: Config) -> Path:
     job = job_name()
     if job and config.resume != NEWEST:
         return RUNS / job
-    saved = sorted(RUNS.glob("*/checkpoints/last.pt"), key=lambda file: file.stat().st_mtime_ns)
-    if saved and config.resume in (NEWEST, AUTO):
-        return saved[-1].parent.parent
+    newest = newest_run()
+    if newest and config.resume in (NEWEST, AUTO):
+        return newest
     name = time.strftime("%Y-%m-%d_%H-%M-%S")
     names = [name, *(f"{name}_{number}" for number in range(2, 100))]
     return next(RUNS / name for name in names if not (RUNS / name).exists())
+
+
+def newest_run() -> Path | None:
+    """Return the run directory in runs/ with the newest checkpoint, if there is one."""
+    saved = sorted(RUNS.glob("*/checkpoints/last.pt"), key=lambda file: file.stat().st_mtime_ns)
+    return saved[-1].parent.parent if saved else None
 
 
 def claim(config: Config) -> list[Path]:
