@@ -57,6 +57,7 @@ Count = Annotated[int, at_least(1)]
 CountOrZero = Annotated[int, at_least(0)]
 CountOrAuto = Annotated[int | str, at_least(0, or_auto=True)]
 Amount = Annotated[float, at_least(0, float)]
+File = Annotated[str | None, tyro.conf.arg(metavar="PATH")]
 Checkpoint = Annotated[
     str | None,
     PrimitiveConstructorSpec(
