@@ -31,6 +31,7 @@ from ddp_project.runtime import (
     reporting,
     reproducibility,
     update,
+    weights,
 )
 
 
@@ -45,7 +46,7 @@ class Run:
         reporting.set_up_log(config, world, device)
 
         with reproducibility.same_numbers(config.seed, world.rank):
-            model = build_model()
+            model = weights.init_from(build_model(), config, saved)
         self.model = process_group.place(model, config, device)  # not wrapped: its state_dict has plain keys
         self.optimizer = task.build_optimizer(self.model, config)
         # task.compute() on the same model, wrapped: its backward pass averages the gradients over the ranks.

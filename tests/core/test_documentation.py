@@ -113,6 +113,7 @@ def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> No
         "--data",
         "--help",
         "--signal",
+        "--to",
         "--max-restarts",
         "--trials",
         "--name",

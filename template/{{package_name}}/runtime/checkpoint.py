@@ -51,12 +51,18 @@ def choose_run_dir(config: Config) -> Path:
     job = job_name()
     if job and config.resume != NEWEST:
         return RUNS / job
-    saved = sorted(RUNS.glob("*/checkpoints/last.pt"), key=lambda file: file.stat().st_mtime_ns)
-    if saved and config.resume in (NEWEST, AUTO):
-        return saved[-1].parent.parent
+    newest = newest_run()
+    if newest and config.resume in (NEWEST, AUTO):
+        return newest
     name = time.strftime("%Y-%m-%d_%H-%M-%S")
     names = [name, *(f"{name}_{number}" for number in range(2, 100))]
     return next(RUNS / name for name in names if not (RUNS / name).exists())
+
+
+def newest_run() -> Path | None:
+    """Return the run directory in runs/ with the newest checkpoint, if there is one."""
+    saved = sorted(RUNS.glob("*/checkpoints/last.pt"), key=lambda file: file.stat().st_mtime_ns)
+    return saved[-1].parent.parent if saved else None
 
 
 def claim(config: Config) -> list[Path]:
@@ -68,6 +74,8 @@ def claim(config: Config) -> list[Path]:
         raise UserError(f"there is no checkpoint {missing}: leave out --resume to start from the beginning")
     if newest and (config.resume is None or chosen[0].resolve().parent != newest[0].resolve().parent):
         raise UserError(f"{config.run_dir} holds a run already: go on with --resume, or choose another --run-dir")
+    if config.init_from and not chosen and not Path(config.init_from).is_file():
+        raise UserError(f"there is no file {config.init_from}: leave out --init-from to begin with random weights")
     try:
         config.run_dir.mkdir(parents=True, exist_ok=True)
         count_starts(config, newest)
@@ -210,7 +218,8 @@ class Checkpoints:
 
 def changed_options(before: dict[str, Any], config: Config) -> list[str]:
     """Return the options that were others in the run that wrote a checkpoint, with both values."""
-    now = {name: value for name, value in as_plain_dict(config).items() if name not in FROM_RANK_0 and name in before}
+    start = (*FROM_RANK_0, "init_from")  # they say how a run begins
+    now = {name: value for name, value in as_plain_dict(config).items() if name not in start and name in before}
     other = {name: value for name, value in now.items() if value != before[name]}
     return [f"--{name.replace('_', '-')} {value} (was {before[name]})" for name, value in other.items()]
 

@@ -59,6 +59,7 @@ CountOrZero = Annotated[int, at_least(0)]
 CountOrAuto = Annotated[int | str, at_least(0, or_auto=True)]
 Amount = Annotated[float, at_least(0, float)]
 Share = Annotated[float, at_least(0, float, below=1)]
+File = Annotated[str | None, tyro.conf.arg(metavar="PATH")]
 Checkpoint = Annotated[
     str | None,
     PrimitiveConstructorSpec(

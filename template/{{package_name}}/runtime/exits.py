@@ -7,8 +7,10 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Callable
 from enum import IntEnum
 from types import FrameType
+from typing import Any
 
 PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -52,6 +54,16 @@ class RankLost(UserError):
     def __init__(self, message: str, *, speaks: bool) -> None:
         super().__init__(message)
         self.speaks = speaks
+
+
+def finish(work: Callable[[], Any]) -> int:
+    """Do the work of a program that is one process, tell an error of the user in one line, and return the exit code."""
+    try:
+        work()
+    except (UserError, OSError) as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return ExitCode.REFUSED
+    return ExitCode.DONE
 
 
 def raise_if_out_of_memory(error: Exception, rank: int) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from .exits import UserError
+from .exits import UserError, finish
 from .storage import whole_file
 
 PAGE = "report.html"
@@ -143,8 +143,4 @@ def write_page(run_dirs: Sequence[Path], page: Path) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        write_page([Path(each) for each in sys.argv[1:]] or [Path()], Path(PAGE))
-    except UserError as error:
-        print("error:", error, file=sys.stderr)
-        sys.exit(error.code)
+    sys.exit(finish(lambda: write_page([Path(each) for each in sys.argv[1:]] or [Path()], Path(PAGE))))

@@ -75,7 +75,7 @@ def whole_file(path: Path, size: Callable[[], int] | None = None) -> Iterator[Ha
             temporary.unlink()
         # torch.save hides a full disk behind a RuntimeError.
         reason = error if isinstance(error, OSError) else error.__context__
-        if not isinstance(reason, OSError):
+        if isinstance(error, UserError) or not isinstance(reason, OSError):
             raise
         needed = f" (it takes {size()} bytes)" if size else ""
         raise UserError(f"{path} could not be written: {reason.strerror}{needed}") from error
@@ -138,11 +138,14 @@ class Manifest:
         with whole_file(self.path) as file:
             file.write((json.dumps({**kept, sha256: entry}, indent=2) + "\n").encode())
 
-    def problem(self, checkpoint: Path) -> str | None:
-        """Return what is wrong with a file; None if its bytes are known, or if nothing is known of such a file."""
+    def problem(self, checkpoint: Path, sha256: str | None = None) -> str | None:
+        """Return what is wrong with a file; None if its bytes are known, or if nothing is known of such a file.
+
+        Whoever has its digest already saves the time to read it.
+        """
         known = self.read()
         names = {entry["file"] for entry in known.values()} | {"last.pt", "best.pt"}
-        if not known or checkpoint.name not in names or sha256_of(checkpoint) in known:
+        if not known or checkpoint.name not in names or (sha256 or sha256_of(checkpoint)) in known:
             return None
         sizes = [entry["size"] for entry in known.values() if entry["file"] == checkpoint.name and "size" in entry]
         size = checkpoint.stat().st_size

@@ -1,0 +1,138 @@
+"""Weights alone, without what a run needs to go on: those of a checkpoint, or of a safetensors file."""
+
+import json
+import logging
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..config import Config
+from .checkpoint import read_checkpoint
+from .collectives import on_every_rank, on_main
+from .exits import UserError
+from .storage import Manifest, sha256_of, whole_file
+
+ABOUT = "model.json"  # beside the weights of an export: what made them
+NAMED = 10  # names of tensors in a line of the log, at most
+
+Weights = dict[str, Any]  # parameters and buffers by name; nothing but tensors, unless the model adds something
+
+
+def place_of(value: Any) -> tuple[Any, ...]:
+    """Return what tensors that are one and the same have in common, such as tied weights."""
+    if not isinstance(value, Tensor):
+        return (id(value),)
+    return value.data_ptr(), value.dtype, value.shape, value.stride()
+
+
+def weights_of(checkpoint: dict[str, Any]) -> tuple[Weights, str]:
+    """Return the weights of a checkpoint, and what they are: "average", if it has averaged parameters, or "last"."""
+    weights: Weights = checkpoint["model"]
+    average = (checkpoint.get("update") or {}).get("average") or {}
+    averaged = {place_of(weights[name]): tensor for name, tensor in average.items() if name in weights}
+    kind = "average" if averaged else "last"
+    return {name: averaged.get(place_of(value), value) for name, value in weights.items()}, kind
+
+
+def read_whole(path: Path) -> tuple[dict[str, Any], str]:
+    """Read a checkpoint, and the digest of its bytes. Raises UserError or OSError if it is damaged, none or missing."""
+    while True:
+        before = path.stat()
+        sha256 = sha256_of(path)
+        if problem := Manifest(path.parent).problem(path, sha256):
+            raise UserError(problem)
+        checkpoint = read_checkpoint(path, required=("model", "progress"))
+        after = path.stat()
+        if (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns):
+            return checkpoint, sha256
+        # A run that trains on has given the name to another file meanwhile.
+
+
+def read_weights(path: Path) -> Weights:
+    """Return the weights of a file of either kind, by its suffix. Raises UserError if it cannot be read."""
+    if path.suffix == ".safetensors":
+        return read_safetensors(path)
+    return weights_of(read_checkpoint(path, required=["model"]))[0]
+
+
+def read_safetensors(path: Path) -> Weights:
+    """Return the tensors of a file; tied ones, which are in it once, by each of their names."""
+    from safetensors import SafetensorError, safe_open  # not at the top: training does without
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            weights = {name: file.get_tensor(name) for name in [*file.keys()]}
+            tied = json.loads((file.metadata() or {}).get("tied", "{}"))
+            return weights | {name: weights[first] for name, first in tied.items()}
+    except (OSError, SafetensorError, ValueError, LookupError, AttributeError) as error:
+        raise UserError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def write_safetensors(weights: Weights, path: Path) -> str:
+    """Write the file, whole or not at all, and return its digest. Raises UserError if the disk does not take it."""
+    from safetensors.torch import save  # the same
+
+    if others := [name for name, value in weights.items() if not isinstance(value, Tensor)]:
+        raise UserError(f"safetensors hold tensors alone, and {others[0]} of the model is none")
+    first: dict[Any, str] = {}
+    tied = {name: first.setdefault(place_of(tensor), name) for name, tensor in weights.items()}
+    tensors = {name: weights[name].clone(memory_format=torch.contiguous_format) for name in first.values()}
+    twice = {name: other for name, other in tied.items() if name != other}
+    content = save(tensors, metadata={"format": "pt", "tied": json.dumps(twice)})
+    with whole_file(path, size=lambda: len(content)) as file:
+        file.write(content)
+    return file.sha256()
+
+
+def verify(path: Path) -> None:
+    """Raise UserError or OSError if a file is missing or not what the record beside it says, if there is one."""
+    if path.suffix != ".safetensors":
+        read_whole(path)
+    elif (about := path.with_name(ABOUT)).is_file():
+        try:
+            expected = json.loads(about.read_text()).get("sha256")
+        except (ValueError, AttributeError) as error:
+            raise UserError(f"{about} is damaged: export the model once more, or delete it") from error
+        if expected not in (None, sha256_of(path)):
+            raise UserError(f"{path} is damaged: its bytes are not those that {ABOUT} describes")
+
+
+def init_from(model: nn.Module, config: Config, saved: Sequence[Path]) -> nn.Module:
+    """Return the model, with the weights of --init-from if there is no checkpoint to go on from. All ranks call it.
+
+    Raises UserError on every rank if the file cannot be read, or if nothing in it fits.
+    """
+    if config.init_from and not saved:
+        path = Path(config.init_from)
+        on_main(lambda: verify(path))
+        on_every_rank(lambda: load_what_fits(model, path))
+    return model
+
+
+def load_what_fits(model: nn.Module, path: Path) -> None:
+    """Load the weights that have a name and a shape of the model's, and log what does not fit."""
+    own, weights = model.state_dict(), read_weights(path)
+    shapes = [{name: getattr(value, "shape", None) for name, value in each.items()} for each in (weights, own)]
+    fitting = {name: weights[name] for name, _ in shapes[0].items() & shapes[1].items()}
+    if not fitting:
+        raise UserError(f"--init-from {path}: nothing in it has a name and a shape of the model's: {some(weights)}")
+    model.load_state_dict(fitting, strict=False)
+    loaded = {place_of(own[name]) for name in fitting}  # tied weights, by whichever of their names
+    logging.info("began with %d of %d tensors of %s", len(fitting), len(weights), path)
+    missing = {name for name in own.keys() - weights.keys() if place_of(own[name]) not in loaded}
+    for names, what in (
+        (missing, "are not in it, and stay as build_model() made them"),
+        (weights.keys() & own.keys() - fitting.keys(), "have another shape in it, and stay as build_model() made them"),
+        (weights.keys() - own.keys(), "are not in the model, and were left out"),
+    ):
+        if names:
+            logging.info("%d tensors %s: %s", len(names), what, some(names))
+
+
+def some(names: Collection[str]) -> str:
+    """Return the first names, and how many there are if not all are shown."""
+    shown = ", ".join(sorted(names)[:NAMED])
+    return shown if len(names) <= NAMED else f"{shown}, ... ({len(names)} in all)"

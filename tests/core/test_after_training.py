@@ -1,0 +1,396 @@
+"""export.py writes the weights of a checkpoint, predict.py asks them, and --init-from begins with them."""
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, load_model, save_file
+from torch import Tensor, nn
+
+from tests.conftest import Render
+from tests.launching import assert_same_weights, checkpoint, differences
+from tests.pace import seconds
+from tests.ranks import assert_same_state, train_on_ranks
+
+Package = Callable[..., Any]
+
+
+def script(project: Path, name: str, *arguments: str | Path) -> str:
+    """Run a script of a project in a process of its own, and return what it printed."""
+    command = [sys.executable, project / name, *arguments]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=seconds(60))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def digest(file: Path) -> str:
+    """The SHA-256 of a file."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def trained(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of two ranks, whose BatchNorm has seen different images, with a checkpoint of each step."""
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    train_on_ranks(project(), run_dir, "--max-steps", "3", "--save-every", "1", "--keep", "3")
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it, for a test to change."""
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+@pytest.fixture
+def export(package: Package) -> Any:
+    """The module that exports and predicts."""
+    return package("runtime.export")
+
+
+@pytest.fixture
+def refused(package: Package, capsys: pytest.CaptureFixture[str]) -> Callable[[Callable[[], Any]], str]:
+    """Does what must end with code 2 and one line, and returns that line."""
+
+    def get(work: Callable[[], Any]) -> str:
+        capsys.readouterr()
+        assert package("runtime.exits").finish(work) == 2
+        out, error = capsys.readouterr()
+        assert out == ""
+        assert error.startswith("error: ")
+        assert error.count("\n") == 1
+        return error
+
+    return get
+
+
+def test_an_export_is_the_best_checkpoint_bit_for_bit(
+    project: Render, run_dir: Path, package: Package, tmp_path: Path
+) -> None:
+    folder = Path(script(project(), "export.py", run_dir).strip())
+    assert folder == run_dir / "export"
+    best, build_model = checkpoint(run_dir, "best.pt"), package("model").build_model
+    expected, found = build_model().eval(), build_model().eval()
+    expected.load_state_dict(best["model"])
+    found.load_state_dict(load_file(folder / "model.safetensors"))
+    with np.load(project() / "ddp_project" / "digits.npz") as digits:
+        images = torch.from_numpy(digits["images"]).float()[:, None] / 16
+    with torch.inference_mode():
+        logits = expected(images)
+        assert torch.equal(found(images), logits)
+    assert differences(found.state_dict(), best["model"]) == []
+    own = {name: rows[0] for name, rows in best["ranks"]["buffers"].items() if name.endswith("running_mean")}
+    assert not any(torch.equal(mean, best["model"][name]) for name, mean in own.items()), "they are averaged"
+
+    about = json.loads((folder / "model.json").read_text())
+    assert about["options"] == best["config"]
+    assert about["code"] == best["code"]
+    assert (about["step"], about["epoch"], about["weights"]) == (3, 0, "last")
+    assert about["best"] == best["progress"]["best_metrics"]
+    assert about["checkpoint_sha256"] == digest(run_dir / "checkpoints" / "best.pt")
+    assert about["sha256"] == digest(folder / "model.safetensors")
+
+    script(project(), "predict.py", folder, project() / "ddp_project" / "digits.npz", "--to", tmp_path / "answers")
+    answers = [json.loads(line) for line in (tmp_path / "answers").read_text().splitlines()]
+    assert [answer["digit"] for answer in answers] == logits.argmax(dim=1).tolist()
+    torch.testing.assert_close(
+        torch.tensor([answer["probability"] for answer in answers]), logits.softmax(dim=1).amax(dim=1)
+    )
+
+
+def test_the_newest_run_and_its_export_are_the_default(project: Render, trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "runs" / "older")
+    (tmp_path / "runs" / "none").mkdir()
+    shutil.copytree(trained, tmp_path / "runs" / "newer")
+    os.utime(tmp_path / "runs" / "newer" / "checkpoints" / "last.pt")
+    np.save(tmp_path / "digits.npy", np.zeros((2, 8, 8)))
+    parts = ("export.py", "predict.py digits.npy", "predict.py digits.npy | head -0")
+    line = " && ".join(f"{sys.executable} {project()}/{part}" for part in parts)
+    done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=seconds(60))
+    assert done.stderr == ""
+    printed = done.stdout.splitlines()
+    assert printed[0] == "runs/newer/export"
+    assert [json.loads(text).keys() for text in printed[1:]] == 2 * [{"file", "digit", "probability"}]
+
+
+def test_a_run_may_train_on_while_it_is_exported(
+    export: Any, package: Package, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It replaces best.pt between the look at its bytes and the reading."""
+    weights, folder = package("runtime.weights"), run_dir / "checkpoints"
+    looks = []
+
+    def then_replaced(path: Path) -> str:
+        looks.append(digest(path))
+        if len(looks) == 1:
+            os.replace(folder / "step-00000001.pt", folder / "best.pt")
+        return looks[-1]
+
+    monkeypatch.setattr(weights, "sha256_of", then_replaced)
+    about = json.loads((export.export(run_dir) / "model.json").read_text())
+    assert len({*looks}) == 2
+    assert (about["step"], about["checkpoint_sha256"]) == (1, looks[1])
+
+
+def test_a_damaged_or_missing_checkpoint_is_not_exported(
+    export: Any, run_dir: Path, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = run_dir / "checkpoints" / "best.pt"
+    content = bytearray(best.read_bytes())
+    content[len(content) // 2] ^= 1
+    best.unlink()
+    assert f"there is no checkpoint {best}" in refused(lambda: export.export(run_dir))
+    best.write_bytes(content)
+    assert f"{best} is damaged: " in refused(lambda: export.export(run_dir))
+    shutil.copy(best, tmp_path / "cut.pt").write_bytes(content[:1000])
+    assert "cannot be read as a checkpoint" in refused(lambda: export.export(tmp_path / "cut.pt"))
+    monkeypatch.chdir(tmp_path)
+    assert "there is no run in" in refused(export.export)
+    assert not [*tmp_path.rglob("model.*")]
+
+
+def test_averaged_weights_are_exported_where_there_are_some(export: Any, run_dir: Path, tmp_path: Path) -> None:
+    last = checkpoint(run_dir)
+    average = {name: tensor + 1 for name, tensor in last["model"].items() if name.endswith("weight")}
+    last["update"]["average"] = average
+    torch.save(last, tmp_path / "averaged.pt")
+    folder = export.export(tmp_path / "averaged.pt", tmp_path / "out")
+    assert differences(load_file(folder / "model.safetensors"), last["model"] | average) == []
+    assert json.loads((folder / "model.json").read_text())["weights"] == "average"
+
+
+class Tied(nn.Module):
+    """A network whose head has the weights of its embedding, and a buffer that is not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(5, 3), nn.Linear(3, 5)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("turned", torch.arange(6.0).view(2, 3).t())
+
+
+def test_tied_weights_are_in_the_file_once_and_tied_again(package: Package, tmp_path: Path) -> None:
+    weights, model, file = package("runtime.weights"), Tied(), tmp_path / "model.safetensors"
+    torch.save({"model": model.state_dict()}, tmp_path / "tied.pt")
+    of_checkpoint = weights.read_weights(tmp_path / "tied.pt")
+    overlapping = of_checkpoint | {"rows": of_checkpoint["embedding.weight"][1:3]}
+    weights.write_safetensors(overlapping, file)
+    assert differences(weights.read_weights(file), overlapping) == []
+    weights.write_safetensors(of_checkpoint, file)
+    assert differences(weights.read_weights(file), dict(model.state_dict())) == []
+    assert load_file(file).keys() == model.state_dict().keys() - {"head.weight"}
+    other = Tied()
+    load_model(other, file)  # as other programs do
+    assert differences(dict(other.state_dict()), dict(model.state_dict())) == []
+    average = {"embedding.weight": torch.ones(5, 3)}
+    averaged, kind = weights.weights_of(
+        {"model": torch.load(tmp_path / "tied.pt", weights_only=True)["model"], "update": {"average": average}}
+    )
+    assert (kind, averaged["head.weight"].sum()) == ("average", 15)
+    assert torch.equal(averaged["head.bias"], model.head.bias)
+
+
+def bad_files(folder: Path) -> dict[str, Path]:
+    """Files that hold no digits."""
+    np.save(folder / "flat.npy", np.zeros((2, 64)))
+    np.save(folder / "bright.npy", np.full((2, 8, 8), 255))
+    np.save(folder / "words.npy", np.full((2, 8, 8), "a"))
+    np.savez(folder / "other.npz", labels=np.zeros((2, 8, 8)))
+    np.savez_compressed(folder / "cut.npz", images=np.arange(128.0).reshape(2, 8, 8) / 8)
+    (folder / "cut.npz").write_bytes((folder / "cut.npz").read_bytes()[:200])
+    (folder / "text.npy").write_text("digits\n")
+    (folder / "empty.npy").touch()
+    (folder / "folder.npy").mkdir()
+    return {path.name: path for path in folder.iterdir()} | {"missing": folder / "missing.npy"}
+
+
+def test_what_cannot_be_predicted_is_told_in_one_line(
+    export: Any, run_dir: Path, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    folder, to = export.export(run_dir), tmp_path / "answers"
+    (tmp_path / "bad").mkdir()
+    np.save(tmp_path / "good.npy", np.zeros((2, 8, 8)))
+    for name, path in bad_files(tmp_path / "bad").items():
+        words = "does not hold images" if name in ("flat.npy", "bright.npy") else "cannot be read as images"
+        assert f"{path} {words}" in refused(lambda file=path: export.predict([folder, tmp_path / "good.npy", file], to))
+        assert not to.exists()
+    assert "name files behind" in refused(lambda: export.predict([folder]))
+    assert "does not hold model.safetensors" in refused(lambda: export.predict([run_dir, tmp_path / "good.npy"]))
+    if not torch.cuda.is_available():
+        wanted = functools.partial(export.predict, [folder, tmp_path / "good.npy"], to, "cuda")
+        assert "--device cuda needs a GPU" in refused(wanted)
+    with open(folder / "model.safetensors", "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\xff")
+    assert "model.safetensors is damaged" in refused(lambda: export.load_model(folder))
+
+
+def test_a_file_that_a_task_cannot_open_is_no_fault_of_the_disk(
+    export: Any, package: Package, run_dir: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task leaves the error as it is; what it yields are tensors."""
+    answers = ({"answer": torch.tensor([float(line)])} for line in ("1.5", "2"))
+    monkeypatch.setattr(package("task"), "predict", lambda model, file: answers if file.open() else None)
+    folder, to = export.export(run_dir), run_dir / "answers"
+    line = refused(lambda: export.predict([folder, folder / "model.json", folder / "none"], to))
+    assert f"{folder / 'none'} cannot be read: No such file or directory" in line
+    assert not to.exists()
+
+
+def test_a_task_of_an_earlier_version_is_told_what_to_add(
+    export: Any, package: Package, run_dir: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(package("task"), "predict")
+    line = refused(lambda: export.predict([export.export(run_dir), run_dir]))
+    assert "task.py lacks def predict(model: nn.Module, file: Path) -> Iterator[dict[str, Any]]: add it" in line
+
+
+def test_options_of_another_version_do_no_harm(export: Any, run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = export.export(run_dir)
+    about = json.loads((folder / "model.json").read_text())
+    about["options"] |= {"epochs": 7, "windows": 3}
+    del about["options"]["seed"]
+    (folder / "model.json").write_text(json.dumps(about))
+    export.load_model(folder)
+    assert capsys.readouterr().err == "model.json has options that this program does not: windows\n"
+    config = export.config_of(about["options"])
+    assert (config.epochs, config.seed, config.run_dir) == (7, 0, Path(about["options"]["run_dir"]))
+
+
+def log(run_dir: Path) -> str:
+    """What rank 0 has logged."""
+    return (run_dir / "train.log").read_text()
+
+
+def parameters(run_dir: Path, name: str = "last.pt") -> dict[str, Tensor]:
+    """The weights of a checkpoint, without BatchNorm's statistics."""
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    return {key: value for key, value in checkpoint(run_dir, name)["model"].items() if not key.endswith(statistics)}
+
+
+def test_a_run_begins_with_weights_and_goes_on_without_them(
+    project: Render, run_dir: Path, export: Any, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    options = ("--max-steps", "2", "--lr", "0", "--seed", "5")
+    train_on_ranks(project(), first, *options, "--init-from", str(run_dir / "checkpoints" / "best.pt"))
+    assert differences(parameters(first), parameters(run_dir, "best.pt")) == []
+    began = checkpoint(first)["model"]["features.0.1.num_batches_tracked"]
+    assert began == checkpoint(run_dir, "best.pt")["model"]["features.0.1.num_batches_tracked"] + 2
+
+    weights = export.export(run_dir) / "model.safetensors"
+    train_on_ranks(project(), second, *options, "--init-from", str(weights))
+    assert_same_state(checkpoint(first), checkpoint(second))
+    assert f"began with 14 of 14 tensors of {weights}" in log(second)
+    assert json.loads((second / "config.json").read_text())["init_from"] == str(weights)
+
+    weights.unlink()
+    again = ("--max-steps", "3", "--seed", "5", "--resume")
+    train_on_ranks(project(), second, *again)
+    train_on_ranks(project(), first, *again, "--init-from", str(weights))
+    assert_same_weights(checkpoint(first), checkpoint(second))
+    for run in (first, second):
+        (line,) = [line for line in log(run).splitlines() if "other options than before" in line]
+        assert "--max-steps 3 (was 2)" in line
+        assert "init-from" not in line
+
+
+def other_weights(run_dir: Path, folder: Path) -> Path:
+    """A file in which some weights have another name, some another shape, and many are no part of the model."""
+    weights = checkpoint(run_dir)["model"]
+    weights["classifier.2.weight"] = torch.zeros(3, 256)
+    weights["head.bias"] = weights.pop("classifier.2.bias")
+    weights |= {f"layer{number}": torch.zeros(1) for number in range(50)}
+    save_file(weights, folder / "others.safetensors")
+    return folder / "others.safetensors"
+
+
+def test_what_does_not_fit_is_named_and_the_rest_is_loaded(project: Render, trained: Path, tmp_path: Path) -> None:
+    file, run_dir, plain = other_weights(trained, tmp_path), tmp_path / "run", tmp_path / "plain"
+    options = ("--max-steps", "1", "--lr", "0", "--init-from", str(file))
+    train_on_ranks(project(), run_dir, *options)
+    train_on_ranks(project(), plain, *options[:4], processes=1)
+    own, fresh, source = (parameters(each) for each in (run_dir, plain, trained))
+    head = {name for name in own if name.startswith("classifier")}
+    assert len(head) == 2
+    assert differences({name: own[name] for name in head}, {name: fresh[name] for name in head}) == []
+    assert [name for name in own if not torch.equal(own[name], source[name])] == sorted(head, reverse=True)
+    (began,) = [line for line in log(run_dir).splitlines() if "began with 12 of 64 tensors" in line]
+    lines = [line.partition(" INFO ")[2] for line in log(run_dir).splitlines() if " tensors " in line and line != began]
+    assert lines[0] == "1 tensors are not in it, and stay as build_model() made them: classifier.2.bias"
+    assert lines[1] == "1 tensors have another shape in it, and stay as build_model() made them: classifier.2.weight"
+    assert lines[2].startswith(
+        "51 tensors are not in the model, and were left out: head.bias, layer0, layer1, layer10, "
+    )
+    assert lines[2].endswith(", ... (51 in all)")
+    assert len(lines) == 3
+
+
+def test_a_name_of_tied_weights_is_enough(package: Package, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    weights, model = package("runtime.weights"), Tied()
+    save_file({"embedding.weight": torch.ones(5, 3), "head.bias": torch.ones(5)}, tmp_path / "model.safetensors")
+    with caplog.at_level("INFO"):
+        weights.load_what_fits(model, tmp_path / "model.safetensors")
+    assert model.head.weight.sum() == 15
+    assert "1 tensors are not in it, and stay as build_model() made them: turned" in caplog.text
+
+
+def nothing_fits(folder: Path, run_dir: Path) -> Path:
+    """Weights of another model."""
+    save_file({"other.weight": torch.zeros(3)}, folder / "foreign.safetensors")
+    return folder / "foreign.safetensors"
+
+
+def no_weights(folder: Path, run_dir: Path) -> Path:
+    """A file that is none."""
+    (folder / "text.safetensors").write_text("no weights")
+    return folder / "text.safetensors"
+
+
+def foreign_checkpoint(folder: Path, run_dir: Path) -> Path:
+    """What another program has saved."""
+    torch.save({"weights": torch.zeros(3)}, folder / "foreign.pt")
+    return folder / "foreign.pt"
+
+
+def damaged_checkpoint(folder: Path, run_dir: Path) -> Path:
+    """A checkpoint with another byte."""
+    best = run_dir / "checkpoints" / "best.pt"
+    content = bytearray(best.read_bytes())
+    content[len(content) // 2] ^= 1
+    best.unlink()
+    best.write_bytes(content)
+    return best
+
+
+@pytest.mark.parametrize(
+    ("make", "words", "processes"),
+    [
+        (lambda folder, run_dir: folder / "none.pt", "there is no file", 1),
+        (damaged_checkpoint, "best.pt is damaged: ", 2),
+        (foreign_checkpoint, "is not a checkpoint of this program", 1),
+        (no_weights, "cannot be read as safetensors", 1),
+        (nothing_fits, "nothing in it has a name and a shape of the model's: other.weight", 2),
+    ],
+    ids=["missing", "damaged", "foreign", "unreadable", "other model"],
+)
+def test_weights_that_cannot_be_used_end_all_ranks_with_one_line(
+    make: Callable[[Path, Path], Path], words: str, processes: int, project: Render, run_dir: Path, tmp_path: Path
+) -> None:
+    options = ("--init-from", str(make(tmp_path, run_dir)))
+    printed = "".join(train_on_ranks(project(), tmp_path / "new", *options, processes=processes, code=2))
+    errors = [line for line in printed.splitlines() if " INFO " not in line]
+    assert len(errors) == 1, printed
+    assert errors[0].startswith("error: ")
+    assert words in errors[0]
+    assert not [*(tmp_path / "new").glob("checkpoints/*")]
