@@ -1,4 +1,4 @@
-"""Train a convolutional network on handwritten digits, on any number of processes.
+"""Train the model of ddp_project/model.py on any number of processes.
 
 One process:    python train.py
 Two processes:  torchrun --standalone --nproc-per-node=2 train.py
@@ -46,7 +46,7 @@ class Run:
         reporting.set_up_log(config, world, device)
 
         with reproducibility.same_numbers(config.seed, world.rank):
-            model = weights.init_from(build_model(), config, saved)
+            model = weights.init_from(reproducibility.build(build_model, config), config, saved)
         self.model = process_group.place(model, config, device)  # not wrapped: its state_dict has plain keys
         self.optimizer = task.build_optimizer(self.model, config)
         # task.compute() on the same model, wrapped: its backward pass averages the gradients over the ranks.
