@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import jinja2
 
 from generator.answers.combinations import Combination, covering, select, text
+from generator.answers.ownership import read_ownership
 from generator.answers.questions import TEMPLATE, read_questions
 from generator.check.results import Advance
 from generator.diff.versions import read_version
@@ -21,7 +22,6 @@ from generator.render.snapshot import snapshot_of_revision, take_snapshot
 from generator.render.workers import Workers
 from generator.update.edits import ChangedFile, carry_edits, choose_edits, repeats_in
 from generator.update.history import CHANGES, NEXT, clone_history, read_releases, tells_of_checkpoints
-from generator.answers.ownership import read_ownership
 from generator.update.ownership import KEPT_ANSWER, conditional_files, forgotten_answers, lost_files
 from generator.update.replay import Route, any_texts, carry, draw_pairs, in_one_line, is_text, there_and_back
 from generator.update.resumption import resume_all

@@ -11,10 +11,10 @@ from typing import Any
 import copier
 
 from generator.answers.combinations import Combination, text
+from generator.answers.ownership import read_ownership
 from generator.answers.questions import Question
 from generator.render.git import hermetic_git, run
 from generator.render.project import RenderError, Tree, read_files, recorded_answers, run_copier
-from generator.answers.ownership import read_ownership
 from generator.update.ownership import KEPT_ANSWER
 
 ROOM = 2 * 2**30  # bytes, for many projects and their updates

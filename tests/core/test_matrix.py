@@ -204,7 +204,9 @@ def test_a_new_choice_is_in_the_documentation(extended: tuple[Path, list[Combina
 
 def test_a_new_choice_is_rendered(extended: tuple[Path, list[Combination]], tmp_path: Path) -> None:
     template, combinations = extended
-    wanted = [one for one in combinations if one["logging"] == "jsonl" and one["launcher"] == "spawn" and one["amp"] == "none"]
+    wanted = [
+        one for one in combinations if one["logging"] == "jsonl" and one["launcher"] == "spawn" and one["amp"] == "none"
+    ]
     write_projects(tmp_path / "projects", wanted, template)
     assert sorted(path.name for path in (tmp_path / "projects").iterdir()) == sorted(names(wanted))
     for project in (tmp_path / "projects").iterdir():

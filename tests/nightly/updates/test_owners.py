@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from generator.answers.ownership import read_ownership
 from generator.render.project import read_files
 from generator.update.history import NEXT, History
-from generator.answers.ownership import read_ownership
 from generator.update.replay import commit_all, copy_project, differing, update
 from tests.launching import checkpoint, train
 from tests.owners import EDITS

@@ -8,11 +8,11 @@ import copier
 import pytest
 from copier.errors import DirtyLocalWarning
 
+from generator.answers.ownership import read_ownership
 from generator.cli.render import record_origin
 from generator.render.git import run
 from generator.render.project import ANSWERS_FILE, NAME, read_files, render
 from generator.update.history import NEXT, History
-from generator.answers.ownership import read_ownership
 from generator.update.replay import (
     UpdateError,
     commit_all,

@@ -1,0 +1,171 @@
+"""Tokens in files: each is learned or held out once, wherever it lies, and what is wrong is said in one line."""
+
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from torch import nn
+
+from tests.conftest import Render
+from tests.core.exact.test_resume import assert_ends_like, stopped_at
+from tests.programs import Program, run_all
+
+Language = Callable[[str], Any]
+TINY = {"width": 8, "layers": 1, "heads": 2, "context": 8}
+BYTES = 10**12
+
+
+@pytest.fixture(scope="module")
+def language(package: Callable[..., Any]) -> Language:
+    """Return what imports modules of the project."""
+    return lambda module: package(module, task="language")
+
+
+def config(language: Language, **options: Any) -> Any:
+    """The options of a small model."""
+    return language("config").Config(**TINY | options)
+
+
+def refusal(language: Language, work: Callable[[], Any]) -> str:
+    """What the UserError says that the work raises."""
+    with pytest.raises(language("runtime.exits").UserError) as raised:
+        work()
+    return str(raised.value)
+
+
+def test_each_token_is_learned_or_held_out_once(language: Language, tmp_path: Path) -> None:
+    """But for the first of each file, which follows no other one."""
+    lengths = [1, 2, 9, 500, 0, 8 * 40 + 1]
+    rng, files = random.Random(0), []
+    for number, length in enumerate(lengths):
+        files.append(tmp_path / f"{number}.txt")
+        files[-1].write_bytes(rng.randbytes(length))
+    data = language("data")
+    parts = data.load_data(config(language, data=tuple(files)))
+    assert len(parts[1]) == sum(map(len, parts)) // 20
+    seen: Counter[tuple[bytes, ...]] = Counter()
+    for part in parts:
+        tokens, targets = part.__getitems__([*range(len(part))])
+        assert tokens.shape == targets.shape == (len(part), 8)
+        for row, following in zip(tokens.tolist(), targets.tolist(), strict=True):
+            own = [token for token in following if token != data.PADDING]
+            assert row[1 : len(own)] == own[:-1], "a target is the next token"
+            assert following == own + [data.PADDING] * (8 - len(own))
+            seen[bytes(row[:1]), bytes(own)] += 1
+    expected = Counter(
+        (text[start : start + 1], text[start + 1 : start + 9])
+        for text in (file.read_bytes() for file in files)
+        for start in range(0, len(text) - 1, 8)
+    )
+    assert seen == expected
+
+
+def test_a_terabyte_takes_no_memory_and_goes_on_where_it_was(
+    language: Language, project: Render, tmp_path: Path
+) -> None:
+    file = tmp_path / "huge.u16"
+    with open(file, "wb") as out:
+        out.truncate(BYTES)  # sparse: it has no blocks on the disk
+        out.seek(BYTES - 20)
+        out.write(np.arange(10, dtype=np.uint16).tobytes())
+    process = psutil.Process()
+    before = process.memory_info().rss
+    training, held_out = language("data").load_data(config(language, data=(file,)))
+    assert len(training) + len(held_out) == -(-(BYTES // 2 - 1) // 8)
+    assert len(held_out) < 3000
+    training.__getitems__([*range(0, len(training), len(training) // 500)])
+    last = [part[len(part) - 1] for part in (training, held_out)]
+    assert ([2, *range(3, 10)], [*range(3, 10), -100]) in [(one.tolist(), other.tolist()) for one, other in last]
+    assert process.memory_info().rss - before < 100 * 2**20
+    options = TINY | {"data": file, "max_steps": 6, "global_batch_size": 24, "accum_steps": 2, "log_every": 2}
+    whole = Program(project(task="language", logging="csv"), tmp_path / "whole", options)
+    stopped = stopped_at(whole, 3)
+    run_all([[whole], stopped])
+    assert_ends_like(whole, stopped[-1])
+
+
+def test_what_cannot_be_learned_is_named(language: Language, tmp_path: Path) -> None:
+    few, odd, large = tmp_path / "few.txt", tmp_path / "odd.u16", tmp_path / "large.u32"
+    few.write_bytes(bytes(100))
+    odd.write_bytes(bytes(101))
+    np.full(1000, 70_000, np.uint32).tofile(large)
+    load_data = language("data").load_data
+
+    def said(*files: Path) -> str:
+        return refusal(language, lambda: load_data(config(language, data=files))[0][0])
+
+    assert said(tmp_path / "none") == f"--data {tmp_path}/none cannot be read: No such file or directory"
+    assert said(odd) == f"--data {odd} has 101 bytes, which is no multiple of 2: its end is missing"
+    assert said(few) == "--data has 13 windows of 8 tokens: 20 are the least"
+    assert said(large) == f"{large} has the token 70000: give --vocabulary 70001, or more"
+    wide = config(language, width=9)
+    assert refusal(language, lambda: language("model").build_model(wide)) == "--width 9 is no multiple of --heads 2"
+
+
+def test_shards_hold_what_the_tokenizer_says(language: Language, project: Render, tmp_path: Path) -> None:
+    texts = [tmp_path / "one.txt", tmp_path / "two.txt"]
+    texts[0].write_text("a line of words\n" * 1500 + "the end")
+    texts[1].write_text("and more words of others\n" * 700)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    tokenizer.train([*map(str, texts)], trainers.BpeTrainer(vocab_size=300, show_progress=False))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    command = [sys.executable, "-m", "ddp_project.data", tmp_path / "shards", *texts, "--tokenizer"]
+    done = subprocess.run(
+        [*command, tmp_path / "tokenizer.json"], cwd=project(task="language"), capture_output=True, text=True
+    )
+    [shard] = (tmp_path / "shards").iterdir()
+    expected = [
+        token for text in texts for line in text.read_text().splitlines(True) for token in tokenizer.encode(line).ids
+    ]
+    assert done.stdout == f"{shard}: {len(expected)} tokens of {tokenizer.get_vocab_size()}\n", done.stderr
+    assert np.fromfile(shard, np.uint16).tolist() == expected
+    assert len(language("data").load_data(config(language, data=(shard,), vocabulary=300))) == 2
+
+
+def test_checkpointing_changes_no_gradient(language: Language) -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        model: nn.Module = language("model").build_model(config(language, layers=2, checkpointing=checkpointing))
+        saved: list[torch.Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor, to=saved: to.append(tensor) or tensor, lambda x: x
+        ):
+            loss = model(torch.arange(24).view(3, 8)).square().sum()
+        loss.backward()
+        gradients.append([weight.grad for weight in model.parameters()])
+        gradients[-1].append(torch.tensor(float(len(saved))))
+    *plain, kept = gradients[0]
+    *again, kept_again = gradients[1]
+    assert all(torch.equal(one, other) for one, other in zip(plain, again, strict=True))
+    assert kept_again < kept / 2, "fewer activations are kept"
+
+
+def test_a_prediction_is_what_follows(language: Language, tmp_path: Path) -> None:
+    """With a model that says the next byte, whatever came before."""
+
+    class Next(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.of_place = nn.Embedding(8, 1)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            assert tokens.shape[1] <= 8
+            return nn.functional.one_hot(tokens + 1, 257).float()
+
+    (tmp_path / "start").write_bytes(bytes([9, 9, 5]))
+    [answer] = language("task").predict(Next(), tmp_path / "start")
+    assert answer == {"continuation": bytes(range(6, 106)).decode()}
+    (tmp_path / "empty").touch()
+    said = refusal(language, lambda: [*language("task").predict(Next(), tmp_path / "empty")])
+    assert said == f"{tmp_path}/empty is empty: there is nothing to continue"
