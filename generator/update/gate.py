@@ -159,7 +159,7 @@ class Gate:
             else:
                 paths[version][each] = frozenset(read_files(place))
         now = paths[self.version.folder]
-        part.wrong += conditional_files(now)
+        part.wrong += conditional_files(now, read_ownership(self.template))
         for version in old:
             before, written = (frozenset().union(*its.values()) for its in (paths[version], now))
             part.wrong += lost_files(before, read_ownership(version), written, read_ownership(self.template))

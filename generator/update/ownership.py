@@ -14,10 +14,10 @@ from generator.answers.questions import read_questions
 KEPT_ANSWER = "package_name"
 
 
-def conditional_files(paths: Mapping[Combination, frozenset[str]]) -> list[str]:
-    """Say which files only some answers give: others would delete them, with the owner's edits in them."""
+def conditional_files(paths: Mapping[Combination, frozenset[str]], owned: Ownership) -> list[str]:
+    """Say which files only some answers give: others would delete them, with the edits in them, if they are not kept."""
     words = []
-    for path in sorted(frozenset().union(*paths.values())):
+    for path in sorted(path for path in frozenset().union(*paths.values()) if not owned.kept(path)):
         if without := [combination.name for combination, its in paths.items() if path not in its]:
             words.append(
                 f"{path} is not written for {without[0]}: an update to these answers would delete an owner's edits"

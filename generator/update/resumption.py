@@ -10,6 +10,7 @@ from generator.check.static import source_files
 from generator.check.train.forking import Ended, forking, run_forked, train_all
 from generator.check.train.modules import imports_of
 from generator.check.train.rank import Run
+from generator.check.train.samples import samples_of
 from generator.check.train.trial import environment
 from generator.render.project import recorded_answers
 
@@ -37,7 +38,9 @@ def resume_all(folders: Sequence[Path], at_once: int) -> Iterator[tuple[Path, Re
 def train(project: Path, run_dir: Path, steps: int, *options: str) -> Ended:
     """Run a project's train.py, and return how it ended."""
     answers = Combination.of(recorded_answers(project))
-    every = [*OPTIONS, "--run-dir", str(run_dir), "--max-steps", str(steps), *options]
+    samples = samples_of({answers.task}, project.parent / "samples")
+    data = ["--data", str(samples[answers.task])] if samples else []
+    every = [*OPTIONS, *data, "--run-dir", str(run_dir), "--max-steps", str(steps), *options]
     return run_forked(Run(project, answers.launcher, every, environment(project.parent), None, answers.logger))
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from generator.answers.ownership import read_ownership
 from generator.answers.questions import TEMPLATE, read_questions
-from generator.render.project import RenderError, recorded_answers
+from generator.render.project import RenderError, read_files, recorded_answers
 from tests.conftest import Render
 
 Choice = tuple[str, Any]  # key of a question and the value of one of its choices
@@ -24,7 +25,7 @@ DEFAULT: Choice = next(iter(DEFAULTS.items()))
 VARIANTS = [DEFAULT, *(choice for choice in CHOICES if choice not in DEFAULTS.items())]
 
 # Lines with docstrings and blank lines, and without tests.
-MAXIMUM_OF_PROJECT = 3700
+MAXIMUM_OF_PROJECT = 3750
 MAXIMUM_OF_TRAIN = 160
 
 # The words that a choice brings into code and settings. Where it was not made, they are a trace of it.
@@ -168,6 +169,22 @@ def test_there_is_no_trace_of_an_answer_that_was_not_given(with_choice: WithChoi
         else:
             found += hits
     assert not found, "\n".join(found)
+
+
+# What tells of the task beside the owner's files.
+OF_THE_TASK = {"README.md", "RECIPES.md", "UPDATING.md", ".copier-answers.yml", "pyproject.toml"}
+
+
+@pytest.mark.parametrize("others", [{}, {"launcher": "slurm", "amp": "apex", "sync_bn": True, "logging": "mlflow"}])
+def test_another_task_changes_the_owners_files_alone(project: Render, others: dict[str, Any]) -> None:
+    trees = [read_files(project(**others, task=task)) for key, task in CHOICES if key == "task"]
+    owned = read_ownership().yours
+    shared = [{path: file for path, file in tree.items() if not owned.match_file(path)} for tree in trees]
+    assert len(shared) == 4
+    for other in shared[1:]:
+        assert {path for path in shared[0] | other if shared[0].get(path) != other.get(path)} <= OF_THE_TASK
+    files = [{path for path in tree if owned.match_file(path) and not path.endswith(".npz")} for tree in trees]
+    assert files == [files[0]] * 4, "each task has all of the owner's files"
 
 
 def test_the_default_project_is_short(with_choice: WithChoice) -> None:
