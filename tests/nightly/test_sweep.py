@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import optuna
@@ -29,6 +29,7 @@ ENV = {
     "NPROC": "2",  # spawn's
 }
 Edit = Callable[..., Path]
+STARTED: list[subprocess.Popen[str]] = []
 
 
 @pytest.fixture
@@ -50,9 +51,21 @@ def edited(own_project: Render) -> Edit:
 def start(project: Path, trials: int) -> subprocess.Popen[str]:
     """Start a worker."""
     command = [sys.executable, "sweep.py", "--trials", str(trials)]
-    return subprocess.Popen(
+    worker = subprocess.Popen(
         command, cwd=project, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
+    STARTED.append(worker)
+    return worker
+
+
+@pytest.fixture(autouse=True)
+def _no_worker_is_left() -> Iterator[None]:
+    """Stop the workers of a test that fails: with TERM, since they stop their launches themselves."""
+    yield
+    while STARTED:
+        worker = STARTED.pop()
+        worker.terminate()
+        worker.communicate(timeout=seconds(60))
 
 
 def end(worker: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
