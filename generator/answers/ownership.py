@@ -1,7 +1,9 @@
 """Whose each file of a project is: what copier.yml says of it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import yaml
@@ -16,6 +18,7 @@ class Ownership:
 
     yours: GitIgnoreSpec  # written by a copy alone
     dropped: GitIgnoreSpec  # that only earlier versions wrote
+    new: GitIgnoreSpec  # of yours, what earlier versions did not write: their update does, once
 
     def kept(self, path: str) -> bool:
         """Return whether an update leaves the file as it is."""
@@ -28,12 +31,14 @@ def read_ownership(template: Path = TEMPLATE, package_name: str = "ddp_project")
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
     answers = {question.key: question.default for question in read_questions(template)}
 
-    def patterns(key: str, operation: str) -> list[str]:
-        own = {"package_name": package_name, "_copier_operation": operation, "_external_data": {"before": answers}}
+    def patterns(key: str, operation: str, before: Mapping[str, Any] = answers) -> list[str]:
+        own = {"package_name": package_name, "_copier_operation": operation, "_external_data": {"before": before}}
         names = answers | own
         return [environment.from_string(pattern).render(names) for pattern in settings.get(key, [])]
 
     on_copy = patterns("_exclude", "copy")
     yours = [pattern for pattern in patterns("_exclude", "update") if pattern not in on_copy]
     skipped = patterns("_skip_if_exists", "update")
-    return Ownership(GitIgnoreSpec.from_lines([*yours, *skipped]), GitIgnoreSpec.from_lines(on_copy))
+    from_older = patterns("_exclude", "update", {})
+    specs = [*yours, *skipped], on_copy, [pattern for pattern in yours if pattern not in from_older]
+    return Ownership(*map(GitIgnoreSpec.from_lines, specs))

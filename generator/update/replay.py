@@ -11,7 +11,7 @@ from typing import Any
 import copier
 
 from generator.answers.combinations import Combination, text
-from generator.answers.ownership import read_ownership
+from generator.answers.ownership import Ownership, read_ownership
 from generator.answers.questions import Question
 from generator.render.git import hermetic_git, run
 from generator.render.project import RenderError, Tree, read_files, recorded_answers, run_copier
@@ -128,11 +128,18 @@ def carry(template: Path, route: Route, answers: Answers, folder: Path) -> list[
     words = [f"the answer {key}={text(recorded[key])} became {text(answers[key])}" for key in changed]
     owned = read_ownership(template, answers["package_name"])
     fresh = fresh_copy(template, route[-1], answers, folder / "fresh")
-    # An update leaves the owner's files as they were, also those that are not the template's any more.
-    expected = {path: file for path, file in fresh.items() if not owned.kept(path)}
-    expected |= {path: file for path, file in read_files(old).items() if owned.kept(path)}
+    expected = with_kept_files(fresh, read_files(old), owned)
     words += [f"after the update {difference}" for difference in differing(read_files(new), expected)]
     return words + update_again(new)
+
+
+def with_kept_files(fresh: Tree, before: Tree, owned: Ownership) -> Tree:
+    """Return what an update makes of a project: a copy's files, and the owner's as they were, also those of old versions.
+
+    A file that is the owner's, and that older versions did not have, comes once.
+    """
+    kept = {path: file for path, file in before.items() if owned.kept(path)}
+    return {path: file for path, file in fresh.items() if not owned.kept(path) or owned.new.match_file(path)} | kept
 
 
 def draw_pairs(
@@ -178,6 +185,7 @@ def there_and_back(template: Path, version: str, pair: tuple[Answers, Answers], 
 
 def change_answers(template: Path, version: str, project: Path, answers: Answers) -> list[str]:
     """Change answers by an update, and say what is wrong after it, and after another one that changes nothing."""
+    before, owned = read_files(project), read_ownership(template, answers[KEPT_ANSWER])
     said = "with " + " ".join(f"{key}={text(value)}" for key, value in answers.items())
     try:
         update(project, version, answers)
@@ -185,6 +193,7 @@ def change_answers(template: Path, version: str, project: Path, answers: Answers
         return [f"{said}: refused: {error}"]
     after = read_files(project)
     wrong = [f"conflict in {path}, which nobody has edited" for path in conflicts(after)]
-    wrong += differing(after, fresh_copy(template, version, answers, project.parent / "fresh"))
+    fresh = fresh_copy(template, version, answers, project.parent / "fresh")
+    wrong += differing(after, with_kept_files(fresh, before, owned))
     commit_all(project)
     return [f"{said}: {words}" for words in wrong + update_again(project)]
