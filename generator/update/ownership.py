@@ -15,7 +15,7 @@ KEPT_ANSWER = "package_name"
 
 
 def conditional_files(paths: Mapping[Combination, frozenset[str]], owned: Ownership) -> list[str]:
-    """Say which files only some answers give: others would delete them, with the edits in them, if they are not kept."""
+    """Say which files only some answers give: others would delete them, with their edits, unless they are kept."""
     words = []
     for path in sorted(path for path in frozenset().union(*paths.values()) if not owned.kept(path)):
         if without := [combination.name for combination, its in paths.items() if path not in its]:

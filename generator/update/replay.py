@@ -134,7 +134,7 @@ def carry(template: Path, route: Route, answers: Answers, folder: Path) -> list[
 
 
 def with_kept_files(fresh: Tree, before: Tree, owned: Ownership) -> Tree:
-    """Return what an update makes of a project: a copy's files, and the owner's as they were, also those of old versions.
+    """Return what an update makes of a project: a copy's files, and the owner's, also of old versions, as they were.
 
     A file that is the owner's, and that older versions did not have, comes once.
     """

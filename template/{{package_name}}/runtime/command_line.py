@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
@@ -70,6 +70,13 @@ Checkpoint = Annotated[
         str_from_instance=lambda value: [value] if value else [],
     ),
 ]
+
+
+def with_defaults_of_base(options: type[T]) -> type[T]:
+    """Let each option that the base class has, too, keep the default that it has there; to be used below @dataclass."""
+    for name in vars(options).keys() & {field.name for field in fields(cast(Any, options.__base__))}:
+        setattr(options, name, getattr(options.__base__, name))
+    return options
 
 
 def parse(config: type[T], arguments: Sequence[str] | None = None, *, quiet: bool = False) -> T:
