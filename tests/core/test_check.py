@@ -9,11 +9,11 @@ from tests.commands import ddp_template
     ("arguments", "reason"),
     [
         (["launcher=srun"], "launcher=srun is no choice: launcher may be torchrun, "),
-        (["scheduler=slurm"], "scheduler is no question with choices: those are launcher, "),
+        (["scheduler=slurm"], "scheduler is no question with choices: those are task, "),
         (["torchrun"], "torchrun is neither KEY=VALUE nor the name of a combination"),
         (["launcher=spawn", "backend=mpi"], "no legal combination has launcher=spawn backend=mpi"),
         (["--shard", "5/4"], "--shard 5/4 does not exist"),
-        (["--cover", "9"], "--cover 9 is impossible: choose 1 to 5"),
+        (["--cover", "9"], "--cover 9 is impossible: choose 1 to 6"),
     ],
 )
 def test_a_selection_that_makes_no_sense_is_refused_in_one_line(arguments: list[str], reason: str) -> None:

@@ -4,7 +4,6 @@ import json
 import random
 import re
 import shutil
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -68,15 +67,11 @@ def validation_digits(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(digits["images"])[chosen][:, None] / 16, torch.tensor(digits["labels"])[chosen]
 
 
-def test_the_readme_loads_a_model_that_has_the_logged_accuracy(
-    project: Render, whole: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_export_has_the_logged_accuracy(
+    package: Callable[..., Any], project: Render, whole: Path, tmp_path: Path
 ) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (project() / "README.md").read_text(), re.DOTALL)
-    monkeypatch.setitem(sys.modules, "ddp_project.model", module_of(project() / "ddp_project" / "model.py"))
-    monkeypatch.syspath_prepend(str(project()))
-    variables: dict[str, Any] = {}
-    exec(code.replace("RUN_DIR/checkpoints/best.pt", str(whole / "checkpoints" / "last.pt")), variables)
-    network = variables["model"]
+    export = package("runtime.export")
+    network = export.load_model(export.export(whole / "checkpoints" / "last.pt", tmp_path / "export"))
     images, labels = validation_digits(project() / "ddp_project" / "digits.npz")
     with torch.inference_mode():
         correct = (network(images).argmax(dim=1) == labels).sum().item()

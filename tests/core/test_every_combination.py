@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,9 @@ def test_every_combination_went_through_every_stage(results: list[dict[str, Any]
 
 
 def test_all_of_a_task_end_on_two_numbers(results: list[dict[str, Any]], measured: Measured) -> None:
-    numbers: dict[bool, set[str]] = {True: set(), False: set()}
+    numbers: dict[tuple[str, bool], set[str]] = defaultdict(set)
     for result in results:
-        numbers[result["answers"]["amp"] == "torch"].add(result["weights"])
+        numbers[result["answers"]["task"], result["answers"]["amp"] == "torch"].add(result["weights"])
+    assert len(numbers) == 8
     assert all(len(weights) == 1 for weights in numbers.values()), "one number in float32, and one in float16"
-    measured("launchers", "projects that end on two numbers, one in float32 and one in float16", len(results))
+    measured("launchers", "projects that end on two numbers a task, one in float32 and one in float16", len(results))

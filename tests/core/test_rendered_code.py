@@ -46,9 +46,8 @@ TRACES: dict[Choice, str] = {
     ("logging", "mlflow"): r"mlflow",
 }
 # These bring nothing: the plainest answer to their question, or the default of an option that all projects have.
-TRACELESS = {("amp", "none"), ("sync_bn", False), ("logging", "console")}
-# The images are made of the digits, and the recipes for the digits read images from a folder.
-TRACELESS |= {("task", "digits"), ("task", "images")}
+TRACELESS = {("amp", "none"), ("sync_bn", False), ("logging", "console"), ("task", "digits")}
+TRACELESS.add(("task", "images"))  # they are made of the digits, and the recipes for the digits read images, too
 TRACELESS |= {choice for choice in CHOICES if choice[0] == "backend"}
 
 

@@ -127,7 +127,7 @@ def words_of(file: Path, config: Any) -> list[str]:
         if isinstance(value, bool):
             words.append(f"--{option}" if value else f"--no-{option}")
         elif value is not None and not (file.name == "config.json" and name in ("run_dir", "resume")):
-            words += [f"--{option}", *map(str, value if isinstance(value, list) else [value])]
+            words += [f"--{option}", *map(str, value if isinstance(defaults[name], tuple) else [value])]
     return words
 
 

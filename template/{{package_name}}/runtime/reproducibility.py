@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..config import Config
-
 
 def code_digests() -> dict[str, str]:
     """Return short digests of the project's Python files, by their paths in the package, and of train.py."""
@@ -44,9 +42,10 @@ def same_numbers(seed: int, rank: int) -> Iterator[None]:
     seed_generators(seed + rank)
 
 
-def build(build_model: Callable[..., nn.Module], config: Config) -> nn.Module:
-    """Return a new model. build_model() takes the options, if it takes anything."""
-    return build_model(config) if inspect.signature(build_model).parameters else build_model()
+def build(build_model: Callable[..., nn.Module], config: Any) -> nn.Module:
+    """Return a new model. build_model() takes the options, if there is something that it must be given."""
+    taken = inspect.signature(build_model).parameters.values()
+    return build_model(config) if any(each.default is each.empty for each in taken) else build_model()
 
 
 def seed_generators(seed: int) -> None:

@@ -103,19 +103,19 @@ def test_a_wrong_folder_of_images_is_named(mistake: str, package: Package, image
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_broken_image_is_named_in_one_line(workers: int, project: Render, images: Path, tmp_path: Path) -> None:
+def test_a_broken_image_is_named_in_one_line(workers: int, own_project: Render, images: Path, tmp_path: Path) -> None:
     """By the rank that reads it, also if its worker process does."""
     file = images / "val" / "green" / "9.PNG"
     file.write_bytes(file.read_bytes()[:60])
     options = QUICK | {"data": images, "workers": workers}
-    [[ended]] = run_all([[Program(project(task="images"), tmp_path / "run", options, world_size=1, code=2)]])
+    [[ended]] = run_all([[Program(own_project(task="images"), tmp_path / "run", options, world_size=1, code=2)]])
     [error] = errors_in(ended)
     assert error.startswith(f"error: {file} is no image that can be read: ")
 
 
-def test_a_broken_image_of_one_rank_ends_all(project: Render, images: Path, tmp_path: Path) -> None:
+def test_a_broken_image_of_one_rank_ends_all(own_project: Render, images: Path, tmp_path: Path) -> None:
     (images / "train" / "red" / "1.PNG").write_text("nonsense")
-    [[ended]] = ends_of([[Program(project(task="images"), tmp_path / "run", QUICK | {"data": images})]])
+    [[ended]] = ends_of([[Program(own_project(task="images"), tmp_path / "run", QUICK | {"data": images})]])
     assert {*ended.codes} == {2, 69}
     assert sum(f"error: {images}/train/red/1.PNG is no image" in line for line in errors_in(ended)) == 1
 
@@ -266,11 +266,11 @@ def test_the_diabetes_table_is_that_of_scikit_learn(package: Package) -> None:
     assert np.array_equal(values[:, -1], theirs.target.astype(np.float32))
 
 
-def test_metrics_over_uneven_ranks_are_those_of_numpy(package: Package, project: Render, tmp_path: Path) -> None:
+def test_metrics_over_uneven_ranks_are_those_of_numpy(package: Package, own_project: Render, tmp_path: Path) -> None:
     """53 rows leave 10 to validate: 4, 3 and 3 on three ranks. What standardises does not know them."""
     data = write_csv(tmp_path / "table.csv", some_rows(53))
     options = {"data": data, "target": "price", "global_batch_size": 12, "epochs": 3, "warmup_steps": 0}
-    run_all([[Program(project(task="tabular", logging="csv"), tmp_path / "run", options, world_size=3)]])
+    run_all([[Program(own_project(task="tabular", logging="csv"), tmp_path / "run", options, world_size=3)]])
     config = of_tables(package, "config").Config(data=data, target="price")
     training, validation = of_tables(package, "data").load_data(config)
     model = of_tables(package, "model").build_model(config).eval()

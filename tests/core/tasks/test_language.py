@@ -70,7 +70,7 @@ def test_each_token_is_learned_or_held_out_once(language: Language, tmp_path: Pa
 
 
 def test_a_terabyte_takes_no_memory_and_goes_on_where_it_was(
-    language: Language, project: Render, tmp_path: Path
+    language: Language, own_project: Render, tmp_path: Path
 ) -> None:
     file = tmp_path / "huge.u16"
     with open(file, "wb") as out:
@@ -87,7 +87,7 @@ def test_a_terabyte_takes_no_memory_and_goes_on_where_it_was(
     assert ([2, *range(3, 10)], [*range(3, 10), -100]) in [(one.tolist(), other.tolist()) for one, other in last]
     assert process.memory_info().rss - before < 100 * 2**20
     options = TINY | {"data": file, "max_steps": 6, "global_batch_size": 24, "accum_steps": 2, "log_every": 2}
-    whole = Program(project(task="language", logging="csv"), tmp_path / "whole", options)
+    whole = Program(own_project(task="language", logging="csv"), tmp_path / "whole", options)
     stopped = stopped_at(whole, 3)
     run_all([[whole], stopped])
     assert_ends_like(whole, stopped[-1])
@@ -111,7 +111,7 @@ def test_what_cannot_be_learned_is_named(language: Language, tmp_path: Path) -> 
     assert refusal(language, lambda: language("model").build_model(wide)) == "--width 9 is no multiple of --heads 2"
 
 
-def test_shards_hold_what_the_tokenizer_says(language: Language, project: Render, tmp_path: Path) -> None:
+def test_shards_hold_what_the_tokenizer_says(language: Language, own_project: Render, tmp_path: Path) -> None:
     texts = [tmp_path / "one.txt", tmp_path / "two.txt"]
     texts[0].write_text("a line of words\n" * 1500 + "the end")
     texts[1].write_text("and more words of others\n" * 700)
@@ -121,7 +121,7 @@ def test_shards_hold_what_the_tokenizer_says(language: Language, project: Render
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     command = [sys.executable, "-m", "ddp_project.data", tmp_path / "shards", *texts, "--tokenizer"]
     done = subprocess.run(
-        [*command, tmp_path / "tokenizer.json"], cwd=project(task="language"), capture_output=True, text=True
+        [*command, tmp_path / "tokenizer.json"], cwd=own_project(task="language"), capture_output=True, text=True
     )
     [shard] = (tmp_path / "shards").iterdir()
     expected = [

@@ -18,7 +18,7 @@ OWNERS = {
     "ddp_project/task.py",
     "ddp_project/model.py",
     "ddp_project/data.py",
-    "ddp_project/config.py",
+    "ddp_project/options.py",
     "tests/task.py",
 }
 # These change the task alone, and neither the network nor the data.
