@@ -119,7 +119,7 @@ def test_shards_hold_what_the_tokenizer_says(language: Language, own_project: Re
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
     tokenizer.train([*map(str, texts)], trainers.BpeTrainer(vocab_size=300, show_progress=False))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    command = [sys.executable, "-m", "ddp_project.data", tmp_path / "shards", *texts, "--tokenizer"]
+    command: list[str | Path] = [sys.executable, "-m", "ddp_project.data", tmp_path / "shards", *texts, "--tokenizer"]
     done = subprocess.run(
         [*command, tmp_path / "tokenizer.json"], cwd=own_project(task="language"), capture_output=True, text=True
     )
@@ -132,21 +132,28 @@ def test_shards_hold_what_the_tokenizer_says(language: Language, own_project: Re
     assert len(language("data").load_data(config(language, data=(shard,), vocabulary=300))) == 2
 
 
+def gradients_and_kept(model: nn.Module) -> tuple[list[Any], int]:
+    """The gradients of a batch, and how many tensors its forward pass keeps for them."""
+    kept: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model(torch.arange(24).view(3, 8)).square().sum()
+    number = len(kept)
+    loss.backward()
+    return [weight.grad for weight in model.parameters()], number
+
+
 def test_checkpointing_changes_no_gradient(language: Language) -> None:
-    gradients = []
+    found = []
     for checkpointing in (False, True):
         torch.manual_seed(0)
-        model: nn.Module = language("model").build_model(config(language, layers=2, checkpointing=checkpointing))
-        saved: list[torch.Tensor] = []
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor, to=saved: to.append(tensor) or tensor, lambda x: x
-        ):
-            loss = model(torch.arange(24).view(3, 8)).square().sum()
-        loss.backward()
-        gradients.append([weight.grad for weight in model.parameters()])
-        gradients[-1].append(torch.tensor(float(len(saved))))
-    *plain, kept = gradients[0]
-    *again, kept_again = gradients[1]
+        model = language("model").build_model(config(language, layers=2, checkpointing=checkpointing))
+        found.append(gradients_and_kept(model))
+    (plain, kept), (again, kept_again) = found
     assert all(torch.equal(one, other) for one, other in zip(plain, again, strict=True))
     assert kept_again < kept / 2, "fewer activations are kept"
 
