@@ -55,11 +55,11 @@ def render(work: Work) -> None:
     """Write all projects, but those whose tree is known and has passed an earlier check: that is taken over."""
     order = work.order
     take_snapshot(work.snapshot, order.template)
-    work.known_trees = Remembered(order.cache, "trees", work.snapshot, [part for part in PARTS if part != PARTIALS])
+    work.known_trees = Remembered(order.cache, "hashes", work.snapshot, [part for part in PARTS if part != PARTIALS])
     trees = {} if order.keep else {each: work.known_trees.read(each.name) for each in order.combinations}
     for combination, known in trees.items():
         if known and recorded(work, known[0]):
-            work.digests[combination], work.code[combination] = known
+            work.digests[combination], work.code[combination], work.own[combination] = known
     unknown = [each for each in order.combinations if each not in work.digests]
     if unknown:
         work.begin_forking()
@@ -83,6 +83,11 @@ def render(work: Work) -> None:
             if first not in work.chosen:
                 work.chosen.append(first)
             work.references.append(first)
+    covered = {work.owners_part(each) for each in [*work.trained, *work.chosen]}
+    for combination in work.fresh:
+        if (part := work.owners_part(combination)) not in covered:
+            covered.add(part)
+            work.chosen.append(combination)
 
 
 def one_of_each_code(work: Work) -> list[Combination]:
@@ -113,8 +118,9 @@ def write(work: Work, combinations: Iterable[Combination]) -> None:
         except Exception as error:  # Copier lets the errors of Jinja, YAML and others through
             work.fail(combination, "render", f"{type(error).__name__}: {error}")
         else:
-            work.digests[combination], work.code[combination] = rendered.digest, rendered.code
-            work.known_trees.write(combination.name, [rendered.digest, rendered.code], rendered.partials)
+            hashes = rendered.digest, rendered.code, rendered.own
+            work.digests[combination], work.code[combination], work.own[combination] = hashes
+            work.known_trees.write(combination.name, hashes, rendered.partials)
         work.order.progress("render", done, len(jobs))
 
 
@@ -215,15 +221,14 @@ def compare_classes(work: Work) -> None:
 def take_over(work: Work) -> None:
     """Say of the fresh combinations that were not trained what was found of the same files in two that were."""
     by_code = {work.code[each]: each for each in work.trained}
-    for members in work.classes():
-        alike = [each for each in members if each in work.trained]
-        for combination in (each for each in members if each not in work.trained):
-            parts = [by_code[work.code[combination]], alike[0]]
-            for part, has in zip(parts, ("code of the template", "files of the owner"), strict=True):
-                if any(failure.stage in ("train", "resume", "agree") for failure in work.outcomes[part].failures):
-                    work.fail(combination, "train", f"its {has} failed in {part.name}")
-            work.outcomes[combination].trained_as = [part.name for part in parts]
-            work.trained[combination] = replace(work.trained[alike[0]], whole={}, seconds={}, notes=[], failures=[])
+    by_own = {work.owners_part(each): each for each in work.trained}
+    for combination in (each for each in work.fresh if each not in work.trained):
+        parts = [by_code[work.code[combination]], by_own[work.owners_part(combination)]]
+        for part, has in zip(parts, ("code of the template", "files of the owner"), strict=True):
+            if any(failure.stage in ("train", "resume", "agree") for failure in work.outcomes[part].failures):
+                work.fail(combination, "train", f"its {has} failed in {part.name}")
+        work.outcomes[combination].trained_as = [part.name for part in parts]
+        work.trained[combination] = replace(work.trained[parts[1]], whole={}, seconds={}, notes=[], failures=[])
 
 
 def train_really(work: Work) -> None:
@@ -240,8 +245,8 @@ def train_really(work: Work) -> None:
             nowhere, asked = work.folder / "nowhere", dict(combination.answers)
             answers = run_copier(nowhere, asked, work.order.template, pretend=True)
             command = str(answers["train_on_two"])  # as copier.yml computes it for the README
-            samples = work.folder / "samples" / combination.task
-            trial = Trial(combination, work.place(combination), False, samples=samples if samples.exists() else None)
+            samples = samples_of({combination.task}, work.folder / "samples").get(combination.task)
+            trial = Trial(combination, work.place(combination), reference=False, samples=samples)
             wrong = compare_with_launcher(trial, command, env, forked[combination])
             work.outcomes[combination].seconds["real"] = time.perf_counter() - started
             if wrong:

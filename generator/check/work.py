@@ -53,6 +53,7 @@ class Work:
         self.digests: dict[Combination, str] = {}  # of rendered trees
         self.trained: dict[Combination, Trained] = {}
         self.code: dict[Combination, str] = {}  # hashes of the template's part of them
+        self.own: dict[Combination, str] = {}  # hashes of their owners' files
         self.fresh: list[Combination] = []  # rendered, and not known from the cache
         self.chosen: list[Combination] = []  # of the fresh ones, those that are trained
         self.sources: dict[Combination, list[SourceFile]] = {}  # of the fresh ones
@@ -84,6 +85,10 @@ class Work:
         for combination in self.digests:
             classes.setdefault(numeric_class(combination), []).append(combination)
         return classes.values()
+
+    def owners_part(self, combination: Combination) -> tuple[Any, str]:
+        """Return what combinations share that train the same files of the owner, to the same numbers."""
+        return numeric_class(combination), self.own[combination]
 
     def tidy(self) -> Path | None:
         """Take away what nobody wants to look at, and return where the rest is."""
