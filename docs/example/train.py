@@ -4,7 +4,7 @@ One process:    python train.py
 Two processes:  torchrun --standalone --nproc-per-node=2 train.py
 After a stop:   the same command with --resume
 
-Start reading at main(). What is trained is in ddp_project/task.py, the options are in ddp_project/config.py.
+Start reading at main(). What is trained is in ddp_project/task.py, the options are in options.py and config.py there.
 """
 
 from ddp_project.runtime import launcher
