@@ -58,7 +58,9 @@ def change_many_files(versions: MadeUp) -> None:
     for path, edit in {
         "template/train.py.jinja": Rewrite("run.model.eval()", "{}  # no dropout"),
         f"{package}/config.py.jinja": Rewrite("epochs: Count = $N", "epochs: Count = 21", "Config"),
-        f"{package}/model.py": Rewrite("class $NAME(nn.Module): $$$BODY", "# The template's network.\n{}"),
+        "partials/tasks/digits/model.py.jinja": Rewrite(
+            "class $NAME(nn.Module): $$$BODY", "# The template's network.\n{}"
+        ),
         f"{package}/runtime/checkpoint.py": Rewrite("first_whole($X)", "first_whole([*$X])"),
     }.items():
         edit.apply(versions.folder / path)

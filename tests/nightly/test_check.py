@@ -17,7 +17,7 @@ from tests.pace import seconds
 from tools.rewriting import Rewrite, extend
 
 CSV = "partials/tracking/csv.py.jinja"
-ONE = ("launcher=torchrun", "backend=auto", "amp=none", "sync_bn=false", "logging=csv")
+ONE = ("launcher=torchrun", "task=digits", "backend=auto", "amp=none", "sync_bn=false", "logging=csv")
 
 
 @pytest.fixture
@@ -45,6 +45,21 @@ def test_a_syntax_error_is_told_by_every_stage_and_of_its_projects_alone(clone: 
     assert {failure["stage"] for failure in failed["failures"]} == {"format", "lint", "types", "train"}
 
 
+def test_an_owners_file_that_depends_on_the_launcher_is_trained_with_it(clone: Path) -> None:
+    """Though another task is trained with this launcher, and this task with another one."""
+    append(
+        clone / "partials/tasks/digits/task.py.jinja", "{% if launcher == 'slurm' %}\n\n\nassert not F\n{% endif %}\n"
+    )
+    some = ("task=digits,tabular", "launcher=torchrun,slurm", *ONE[2:])
+    printed = check(clone, *some, "--json", "out/check.json", code=1)
+    assert "4 combinations: 3 passed, 1 failed" in printed
+    failed = [
+        each for each in json.loads((clone / "out" / "check.json").read_text())["combinations"] if each["failures"]
+    ]
+    assert [each["name"] for each in failed] == ["digits-slurm-auto-none-false-csv"]
+    assert [failure["stage"] for failure in failed[0]["failures"]] == ["train"]
+
+
 JSON_LINES = """
     json lines (metrics.jsonl):
       value: jsonl"""
@@ -56,7 +71,7 @@ def test_an_added_choice_is_checked_with_no_other_edit(clone: Path) -> None:
     (clone / "copier.yml").write_text(questions.replace("      value: csv", f"      value: csv{JSON_LINES}"))
     console = (clone / "partials" / "tracking" / "console.py.jinja").read_text()
     (clone / "partials" / "tracking" / "jsonl.py.jinja").write_text(console)
-    printed = check(clone, "logging=jsonl", "launcher=torchrun,slurm", "backend=auto", "sync_bn=false", "amp=none")
+    printed = check(clone, *ONE[1:5], "logging=jsonl", "launcher=torchrun,slurm")
     assert "2 combinations: 2 passed, 0 failed" in printed
     assert "logging=jsonl: only its train.log was read" in flowing(printed)
 
@@ -106,7 +121,7 @@ def test_whatever_ends_it_leaves_no_process_behind(number: signal.Signals, clone
 
 def test_what_is_right_is_told_reported_remembered_and_tidied(clone: Path) -> None:
     reports = ["--junit", "out/junit.xml", "--json", "out/check.json", "--html", "out/page.html"]
-    printed = check(clone, *ONE[1:4], "launcher=torchrun,spawn", "logging=csv", *reports)
+    printed = check(clone, *ONE[1:5], "launcher=torchrun,spawn", "logging=csv", *reports)
     assert "2 combinations: 2 passed, 0 failed; 0 taken from the cache" in printed
     assert left_behind(clone) == []
     results = json.loads((clone / "out" / "check.json").read_text())
@@ -124,21 +139,21 @@ def test_what_is_right_is_told_reported_remembered_and_tidied(clone: Path) -> No
     fresh = check(clone, *ONE, "--no-cache")
     assert "0 taken from the cache" in fresh
     append(clone / CSV, '\n\nEDITED = "once"\n')
-    edited = check(clone, *ONE[:4], "logging=csv,console")
+    edited = check(clone, *ONE[:5], "logging=csv,console")
     assert "2 combinations: 2 passed, 0 failed; 0 taken from the cache" in edited
     append(clone / CSV, 'EDITED_AGAIN = "twice"\n')
-    edited_again = check(clone, *ONE[:4], "logging=csv,console")
+    edited_again = check(clone, *ONE[:5], "logging=csv,console")
     assert "render: 1 of 1 " in edited_again, "the other project does not read that partial"
     assert "2 combinations: 2 passed, 0 failed; 1 taken from the cache" in edited_again
 
 
 def test_a_failure_is_shown_again_by_the_command_that_is_printed(clone: Path) -> None:
-    package = clone / "template" / "{{package_name}}"
+    package, model = clone / "template" / "{{package_name}}", clone / "partials/tasks/digits/model.py.jinja"
     append(clone / "template" / "train.py.jinja", "#black wants a space\n")
-    extend(package / "model.py", imports="import os\n")
-    Rewrite("logits: Tensor = $X", "logits: int = $X").apply(package / "model.py")
+    extend(model, imports="import os\n")
+    Rewrite("logits: Tensor = $X", "logits: int = $X").apply(model)
     Rewrite("set_generator_states($X)", "pass").apply(package / "runtime" / "checkpoint.py")
-    printed = check(clone, "launcher=torchrun", "backend=auto,gloo", "amp=none", "sync_bn=false", "logging=csv", code=1)
+    printed = check(clone, *ONE[:2], *ONE[3:], "backend=auto,gloo", code=1)
     assert "2 combinations: 0 passed, 2 failed" in printed
     found = ("black would change it", "F401", "error: Incompatible", "the weights from step 4 on")
     assert [words for words in found if words not in flowing(printed)] == []

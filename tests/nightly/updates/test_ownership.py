@@ -56,7 +56,8 @@ def test_the_table_of_updating_md_is_that_of_copier_yml(project: Render) -> None
     owned = read_ownership()
     assert set(told.values()) == {"yours", "shared", "the template's"}
     assert {path for path in told if owned.yours.match_file(path)} == {path for path in told if told[path] == "yours"}
-    assert {path for path in told if told[path] == "shared"} == {"train.py", "ddp_project/config.py", "pyproject.toml"}
+    shared = {"train.py", "sweep.py", "ddp_project/config.py", "pyproject.toml"}
+    assert {path for path in told if told[path] == "shared"} == shared
 
 
 @pytest.fixture
