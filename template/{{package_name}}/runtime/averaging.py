@@ -14,7 +14,7 @@ class Average:
 
     It begins as a copy. After each step that was taken, average = decay * average + (1 - decay) * weights, with a decay
     of min(--ema-decay, (1 + n) / (10 + n)) after n others, as in TensorFlow's tf.train.ExponentialMovingAverage. With a
-    constant 0.999, the first weights would still be 64 % of it after 440 steps: of the digits, it tells 58 %, not 99 %.
+    constant 0.999, the first weights would still be 64 % of it after 440 steps.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, decay: float) -> None:
