@@ -82,8 +82,7 @@ def select(
         filters.setdefault(key, set()).update(values.split(","))
     known = {question.key: [text(choice.value) for choice in question.choices] for question in questions}
     for key, choices in filters.items():
-        if key not in known:
-            raise SelectionError(f"{key} is no question with choices: those are {', '.join(known)}")
+        refuse_unknown(key, questions)
         if unknown := sorted(choices - set(known[key])):
             raise SelectionError(f"{key}={unknown[0]} is no choice: {key} may be {', '.join(known[key])}")
     existing = {combination.name for combination in combinations}
@@ -96,6 +95,13 @@ def select(
     if not chosen:
         raise SelectionError(f"no legal combination has {' '.join(wanted)}")
     return chosen
+
+
+def refuse_unknown(key: str, questions: Sequence[Question]) -> None:
+    """Raise SelectionError if no question with choices has this key."""
+    known = [question.key for question in questions]
+    if key not in known:
+        raise SelectionError(f"{key} is no question with choices: those are {', '.join(known)}")
 
 
 def fits(combination: Combination, filters: Mapping[str, AbstractSet[str]]) -> bool:
@@ -129,6 +135,23 @@ def covering(combinations: Sequence[Combination], strength: int) -> list[Combina
         raise SelectionError(f"--cover {strength} is impossible: choose 1 to {size}, the number of questions")
     having = {combination: {*itertools.combinations(combination.answers, strength)} for combination in combinations}
     chosen = {*greedy_cover(having, set().union(*having.values()))}
+    return [combination for combination in combinations if combination in chosen]
+
+
+def rotate(combinations: Sequence[Combination], key: str, questions: Sequence[Question]) -> list[Combination]:
+    """Choose one of all combinations that differ in this answer alone; its choices take turns.
+
+    As in a Latin square: the sum of the places that the other answers have among their choices decides, so each choice
+    of this question meets each of every other. Raises SelectionError if there is no such question.
+    """
+    refuse_unknown(key, questions)
+    place = {(each.key, choice.value): number for each in questions for number, choice in enumerate(each.choices)}
+    alike: dict[tuple[tuple[str, Any], ...], list[Combination]] = {}
+    for combination in combinations:
+        others = tuple(answer for answer in combination.answers if answer[0] != key)
+        alike.setdefault(others, []).append(combination)
+    turns = {others: sum(place[answer] for answer in others) for others in alike}
+    chosen = {members[turns[others] % len(members)] for others, members in alike.items()}
     return [combination for combination in combinations if combination in chosen]
 
 

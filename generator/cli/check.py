@@ -13,7 +13,17 @@ from generator.check.reports.page import write_page
 from generator.check.reports.terminal import show
 from generator.check.results import STAGES
 from generator.check.work import Order
-from generator.cli.options import Cover, Shard, Since, Wanted, choose, errors_in_one_line, show_progress, term_as_ctrl_c
+from generator.cli.options import (
+    Cover,
+    Rotate,
+    Shard,
+    Since,
+    Wanted,
+    choose,
+    errors_in_one_line,
+    show_progress,
+    term_as_ctrl_c,
+)
 from generator.render.cache import Cache
 from generator.render.workers import Workers
 
@@ -27,6 +37,7 @@ class Launchers(str, Enum):
 
 def check(
     wanted: Wanted = None,
+    rotate: Rotate = None,
     cover: Cover = None,
     shard: Shard = None,
     since: Since = None,
@@ -44,11 +55,11 @@ def check(
     Exit code 0: all is right; 1: something is wrong; 2: the command itself is.
     """
     term_as_ctrl_c()
-    parts = [("cover", cover), ("shard", shard), ("changed since", since)]
+    parts = [("rotate", rotate), ("cover", cover), ("shard", shard), ("changed since", since)]
     selection = [" ".join(wanted or []), *(f"{words} {value}" for words, value in parts if value)]
     with errors_in_one_line(), Workers() as workers, show_progress(STAGES) as progress:
         order = Order(
-            choose(workers, wanted, cover, shard, since),
+            choose(workers, wanted, rotate, cover, shard, since),
             cache=Cache() if cache else None,
             keep=keep,
             launchers=launchers.value,

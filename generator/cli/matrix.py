@@ -14,7 +14,7 @@ from rich.text import Text
 
 from generator.answers.combinations import Combination, SelectionError, assign, shaping_questions, text
 from generator.answers.questions import TEMPLATE
-from generator.cli.options import MOST_PARTS, Cover, Shard, Since, Wanted, choose, errors_in_one_line
+from generator.cli.options import MOST_PARTS, Cover, Rotate, Shard, Since, Wanted, choose, errors_in_one_line
 from generator.render.cache import Cache
 from generator.render.workers import Workers, legal_combinations
 
@@ -24,6 +24,7 @@ SIZE_OF_SHARD = 120  # combinations, if --shards auto decides
 
 def matrix(
     wanted: Wanted = None,
+    rotate: Rotate = None,
     cover: Cover = None,
     shard: Shard = None,
     since: Since = None,
@@ -41,7 +42,7 @@ def matrix(
         if shards is not None and shard is not None:
             raise SelectionError("--shard gives one part of a whole that --shards divides: choose one of the two")
         with Workers() as workers:
-            chosen = choose(workers, wanted, cover, shard, since)
+            chosen = choose(workers, wanted, rotate, cover, shard, since)
             legal = legal_combinations(TEMPLATE, workers, Cache())
         name, jobs = "name", [{**dict(combination.answers), "name": combination.name} for combination in chosen]
         if shards is not None:

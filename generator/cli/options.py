@@ -14,7 +14,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, track
 
-from generator.answers.combinations import Combination, SelectionError, covering, select, shaping_questions, shard
+from generator.answers.combinations import (
+    Combination,
+    SelectionError,
+    covering,
+    rotate,
+    select,
+    shaping_questions,
+    shard,
+)
 from generator.answers.questions import TEMPLATE
 from generator.check.results import Advance
 from generator.diff.changes import changed_combinations
@@ -34,6 +42,9 @@ Wanted = Annotated[
         show_default=False,
     ),
 ]
+Rotate = Annotated[
+    str | None, typer.Option(metavar="KEY", help="Only one of those that differ in this answer alone: they take turns.")
+]
 Cover = Annotated[
     str | None, typer.Option(metavar="2|3", help="Only a few, in which every legal pair (3: triple) of answers occurs.")
 ]
@@ -46,11 +57,16 @@ Since = Annotated[
 
 
 def choose(
-    workers: Workers, wanted: Sequence[str] | None, cover: str | None, part: str | None, since: str | None = None
+    workers: Workers,
+    wanted: Sequence[str] | None,
+    rotated: str | None,
+    cover: str | None,
+    part: str | None,
+    since: str | None = None,
 ) -> list[Combination]:
     """Return the legal combinations that the options choose, in the order of copier.yml. With since there may be none.
 
-    What is wanted is compared with the revision, then covered, then divided. Raises SelectionError if an option
+    What is wanted is compared with the revision, then rotated, covered and divided. Raises SelectionError if an option
     makes no sense, and RenderError if no combination is legal or there is no such revision.
     """
     strength = parse_cover(cover) if cover is not None else None
@@ -62,6 +78,8 @@ def choose(
             new = take_snapshot(Path(folder) / "new")
             versions = read_version(old, workers, Cache()), read_version(new, workers, Cache())
             chosen = changed_combinations(*versions, chosen, workers, watched("Comparing"))
+    if rotated is not None:
+        chosen = rotate(chosen, rotated, shaping_questions())
     if strength is not None and chosen:
         chosen = covering(chosen, strength)
     return shard(chosen, *numbers) if numbers else chosen

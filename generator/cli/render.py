@@ -14,7 +14,7 @@ import typer
 
 from generator.answers.combinations import Combination
 from generator.answers.questions import TEMPLATE
-from generator.cli.options import Cover, Shard, Wanted, choose, errors_in_one_line, term_as_ctrl_c, watched
+from generator.cli.options import Cover, Rotate, Shard, Wanted, choose, errors_in_one_line, term_as_ctrl_c, watched
 from generator.diff.answers import read_pairs
 from generator.render.git import GitError, run
 from generator.render.project import ANSWERS_FILE, RenderError, name_source, refuse_filled
@@ -63,6 +63,7 @@ def render(
         typer.Argument(metavar="DEST", help="Folder of the projects; it must be new or empty.", show_default=False),
     ],
     wanted: Wanted = None,
+    rotate: Rotate = None,
     cover: Cover = None,
     shard: Shard = None,
 ) -> None:
@@ -73,7 +74,7 @@ def render(
         if destination.resolve() == Path.cwd():
             raise RenderError(f"{destination} is the current folder, which cannot be replaced: choose a new one")
         with Workers() as workers:
-            chosen = choose(workers, wanted, cover, shard)
+            chosen = choose(workers, wanted, rotate, cover, shard)
         write_projects(destination, chosen)
     typer.echo(f"projects in {destination}: {len(chosen)}")
 

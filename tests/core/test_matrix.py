@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from generator.answers.combinations import Combination, SelectionError, assign, covering, digest, shard, text
+from generator.answers.combinations import (
+    Combination,
+    SelectionError,
+    assign,
+    covering,
+    digest,
+    rotate,
+    shaping_questions,
+    shard,
+    text,
+)
 from generator.answers.questions import TEMPLATE, read_questions
 from generator.cli.matrix import SIZE_OF_SHARD, jobs_as_json, shard_sizes
 from generator.cli.options import MOST_PARTS
@@ -89,6 +99,7 @@ def test_as_many_jobs_as_github_takes() -> None:
         (["--shard", "1"], "--shard 1 is not I/N, such as 1/4"),
         (["--cover", "many"], "--cover many is no number"),
         (["--cover", "7"], "--cover 7 is impossible: choose 1 to 6, the number of questions"),
+        (["--rotate", "size"], "size is no question with choices: those are task, launcher, "),
         (["--since", "no such revision"], "'no such revision' is no revision that this clone has"),
         (["launcher=ssh"], "launcher=ssh is no choice: launcher may be torchrun, "),
         (["lancher=slurm"], "lancher is no question with choices: those are task, launcher, "),
@@ -123,6 +134,17 @@ def test_a_covering_set_has_every_legal_pair_or_triple(strength: int, legal: lis
     least = 5 * 5 if strength == 2 else 5 * 5 * 4
     assert least <= len(chosen) <= 1.25 * least
     assert ddp_template("matrix", "--cover", str(strength), "--format", "names").stdout.split() == names(chosen)
+
+
+@pytest.mark.parametrize("key", ["task", "logging"])
+def test_choices_that_take_turns_meet_all_other_choices(key: str, legal: list[Combination]) -> None:
+    chosen = rotate(legal, key, shaping_questions())
+    others = [tuple(answer for answer in each.answers if answer[0] != key) for each in legal]
+    kept = [tuple(answer for answer in each.answers if answer[0] != key) for each in chosen]
+    assert sorted(kept) == sorted({*others})
+    pairs = [{some for each in rows for some in itertools.combinations(each.answers, 2)} for rows in (chosen, legal)]
+    assert pairs[0] == pairs[1]
+    assert ddp_template("matrix", "--rotate", key, "--format", "names").stdout.split() == names(chosen)
 
 
 @pytest.mark.parametrize("parts", [4, 7])

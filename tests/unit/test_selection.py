@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from generator.answers.combinations import Combination, SelectionError, assign, covering, select, shard
+from generator.answers.combinations import Combination, SelectionError, assign, covering, rotate, select, shard
 from generator.answers.questions import Choice, Question
 from generator.cli.options import choose, errors_in_one_line, parse_cover, parse_shard
 from generator.render.project import RenderError
@@ -101,6 +101,11 @@ def test_a_covering_set_of_too_many_or_no_questions_is_refused(strength: int) ->
     assert str(refused.value) == f"--cover {strength} is impossible: choose 1 to 3, the number of questions"
 
 
+def test_the_choices_of_a_question_take_turns() -> None:
+    assert names(rotate(LEGAL, "colour", QUESTIONS)) == ["car-red-false", "boat-blue-false", "boat-green-true"]
+    assert names(rotate(LEGAL, "mast", QUESTIONS)[:3]) == ["car-red-false", "car-blue-false", "car-green-false"]
+
+
 @pytest.mark.parametrize(("size", "parts"), [(1, 1), (9, 2), (100, 7), (480, 4), (481, 4), (3, 8)])
 def test_parts_are_disjoint_complete_and_balanced(size: int, parts: int) -> None:
     whole = space(size)
@@ -154,7 +159,7 @@ def test_options_that_make_no_sense_are_refused_before_copier_is_asked() -> None
     with Workers() as workers:
         for cover, part in (("x", None), (None, "x")):
             with pytest.raises(SelectionError, match=" x is "):
-                choose(workers, [], cover, part)
+                choose(workers, [], None, cover, part)
         assert not workers.pool._processes
 
 

@@ -35,8 +35,8 @@ OPTIONS = {
 # float16 has a scaler, whose state a checkpoint must hold. On CPUs it takes ten times as long: it gets fewer samples.
 OPTIONS_OF = {
     ("amp", "torch"): [("--precision", "fp16")],
-    ("task", "images"): [("--lr", "0.002")],
-    # Large models and long windows would only take longer.
+    # Large models, images and windows would only take longer.
+    ("task", "images"): [("--lr", "0.002"), ("--image-size", "16"), ("--width", "8")],
     ("task", "language"): [("--width", "32"), ("--layers", "1"), ("--heads", "2"), ("--context", "16")],
 }
 

@@ -206,8 +206,8 @@ def test_predict_says_what_the_model_sees_in_an_image(package: Package, images: 
         shares = network(pixels[None]).softmax(dim=1)[0]
     assert found["class"] == sorted(COLOURS)[shares.argmax()]
     assert found["probability"] == shares.max()
-    others = model.Network(["a", "b", "c"], 8)
-    renamed = model.Network([*sorted(COLOURS)], 8)
+    others = model.Network(["a", "b", "c"], 32, 8)
+    renamed = model.Network([*sorted(COLOURS)], 32, 8)
     renamed.load_state_dict(network.state_dict())
     assert renamed.classes == sorted(COLOURS) != others.classes
     (images / "nonsense.png").write_text("nonsense")
