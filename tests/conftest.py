@@ -15,6 +15,7 @@ from plumbum import local
 
 from generator.answers.combinations import Combination
 from generator.check.train.forking import free_ports
+from generator.render.cache import Cache
 from generator.render.git import SETTINGS
 from generator.render.project import render
 from generator.render.snapshot import take_snapshot
@@ -46,9 +47,9 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def legal(snapshot: Path) -> list[Combination]:
-    """Every legal combination, in the order of copier.yml."""
+    """Every legal combination, in the order of copier.yml: the commands that tests run find it in the same cache."""
     with Workers() as workers:
-        return legal_combinations(snapshot, workers)
+        return legal_combinations(snapshot, workers, Cache())
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,22 @@ def shaping_questions(template: Path = TEMPLATE) -> list[Question]:
     return [question for question in read_questions(template) if question.choices]
 
 
+def read_filters(wanted: Sequence[str], questions: Sequence[Question]) -> dict[str, set[str]]:
+    """Return the choices that words such as key=one,other allow, by question.
+
+    Raises SelectionError if a question or a choice does not exist.
+    """
+    filters: dict[str, set[str]] = {}
+    for key, _, values in (word.partition("=") for word in wanted if "=" in word):
+        filters.setdefault(key, set()).update(values.split(","))
+    for key, choices in filters.items():
+        refuse_unknown(key, questions)
+        known = next([text(choice.value) for choice in each.choices] for each in questions if each.key == key)
+        if unknown := sorted(choices - set(known)):
+            raise SelectionError(f"{key}={unknown[0]} is no choice: {key} may be {', '.join(known)}")
+    return filters
+
+
 def select(
     combinations: Sequence[Combination], wanted: Sequence[str], questions: Sequence[Question]
 ) -> list[Combination]:
@@ -77,14 +93,7 @@ def select(
     Raises SelectionError if a question, a choice or a name does not exist, or if nothing is left.
     """
     names = [word for word in wanted if "=" not in word]
-    filters: dict[str, set[str]] = {}
-    for key, _, values in (word.partition("=") for word in wanted if "=" in word):
-        filters.setdefault(key, set()).update(values.split(","))
-    known = {question.key: [text(choice.value) for choice in question.choices] for question in questions}
-    for key, choices in filters.items():
-        refuse_unknown(key, questions)
-        if unknown := sorted(choices - set(known[key])):
-            raise SelectionError(f"{key}={unknown[0]} is no choice: {key} may be {', '.join(known[key])}")
+    filters = read_filters(wanted, questions)
     existing = {combination.name for combination in combinations}
     for name in names:
         if name not in existing:

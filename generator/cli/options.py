@@ -18,6 +18,7 @@ from generator.answers.combinations import (
     Combination,
     SelectionError,
     covering,
+    read_filters,
     rotate,
     select,
     shaping_questions,
@@ -69,9 +70,11 @@ def choose(
     What is wanted is compared with the revision, then rotated, covered and divided. Raises SelectionError if an option
     makes no sense, and RenderError if no combination is legal or there is no such revision.
     """
+    questions = shaping_questions()
+    read_filters(wanted or [], questions)  # what is wrong is said before Copier is asked
     strength = parse_cover(cover) if cover is not None else None
     numbers = parse_shard(part) if part is not None else None
-    chosen = select(legal_combinations(TEMPLATE, workers, Cache()), wanted or [], shaping_questions())
+    chosen = select(legal_combinations(TEMPLATE, workers, Cache()), wanted or [], questions)
     if since is not None:
         with tempfile.TemporaryDirectory() as folder:
             old = snapshot_of_revision(Path(folder) / "old", since)
@@ -79,7 +82,7 @@ def choose(
             versions = read_version(old, workers, Cache()), read_version(new, workers, Cache())
             chosen = changed_combinations(*versions, chosen, workers, watched("Comparing"))
     if rotated is not None:
-        chosen = rotate(chosen, rotated, shaping_questions())
+        chosen = rotate(chosen, rotated, questions)
     if strength is not None and chosen:
         chosen = covering(chosen, strength)
     return shard(chosen, *numbers) if numbers else chosen

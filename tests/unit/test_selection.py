@@ -157,9 +157,9 @@ def test_a_strength_that_is_no_number_is_refused(text: str) -> None:
 
 def test_options_that_make_no_sense_are_refused_before_copier_is_asked() -> None:
     with Workers() as workers:
-        for cover, part in (("x", None), (None, "x")):
-            with pytest.raises(SelectionError, match=" x is "):
-                choose(workers, [], None, cover, part)
+        for wanted, cover, part in (["task=x"], None, None), ([], "x", None), ([], None, "x"):
+            with pytest.raises(SelectionError, match="x is "):
+                choose(workers, wanted, None, cover, part)
         assert not workers.pool._processes
 
 
