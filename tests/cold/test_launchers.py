@@ -22,7 +22,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     """What one check of all launchers says of each; those that are missing here are named in the output."""
     report = tmp_path_factory.mktemp("check") / "check.json"
     answers = ["task=digits", "backend=auto", "amp=none", "sync_bn=false", "logging=csv"]
-    command = [COMMAND, "check", *answers, "--launchers", "real", "--no-cache", "--json", str(report)]
+    command = [COMMAND, "check", *answers, "--launchers", "real", "--json", str(report)]
     subprocess.run(command, capture_output=True, timeout=seconds(600))
     return {each["answers"]["launcher"]: each for each in json.loads(report.read_text())["combinations"]}
 

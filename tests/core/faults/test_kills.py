@@ -50,7 +50,7 @@ def assert_all_are_whole(run_dir: Path) -> int:
 def test_a_killed_run_loses_one_interval_at_most_and_ends_the_same(
     project: Render, tmp_path: Path, measured: Measured
 ) -> None:
-    assert_kills_lose_one_interval(10, project(), tmp_path, measured)
+    assert_kills_lose_one_interval(6, project(), tmp_path, measured)
 
 
 def assert_kills_lose_one_interval(
