@@ -1,0 +1,89 @@
+"""launch.sh ends with the exit code of the rank that failed first, where torchrun itself ends with 1 for all."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Render
+from tests.launching import ON_CPU
+from tests.nightly.test_signals import FOR_EVER, ranks_of, wait_for_steps
+from tests.pace import seconds
+
+LAUNCHERS = pytest.mark.parametrize("launcher", ["torchrun", "launch"])
+
+
+@contextmanager
+def launched(project: Path, run_dir: Path, *options: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """Start launch.sh on two processes."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with open(run_dir.parent / "output.log", "w") as output:
+        process = subprocess.Popen(
+            ["./launch.sh", *ON_CPU, "--run-dir", str(run_dir), *options],
+            cwd=project,
+            env={**os.environ, "PATH": path, "NPROC_PER_NODE": "2", **variables},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def code_of(process: subprocess.Popen[str]) -> int:
+    """Wait until launch.sh has ended, and return its exit code."""
+    return process.wait(timeout=seconds(60))
+
+
+@LAUNCHERS
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["--epochs", "0"], 2),
+        (["--lr", "1e30", "--max-bad-steps", "1", "--log-every", "1"], 65),
+        (["--max-steps", "1"], 0),
+    ],
+    ids=["refused", "diverged", "done"],
+)
+def test_it_is_what_the_ranks_end_with(
+    launcher: str, options: list[str], code: int, project: Render, tmp_path: Path
+) -> None:
+    with launched(project(launcher=launcher), tmp_path / "run", *options) as process:
+        assert code_of(process) == code
+    printed = (tmp_path / "output.log").read_text()
+    assert "Traceback" not in printed
+    assert printed.count("error: ") == (code != 0)
+
+
+def test_it_is_what_ends_restarts(project: Render, tmp_path: Path) -> None:
+    with launched(project(), tmp_path / "run", "--global-batch-size", "63", MAX_RESTARTS="3") as process:
+        assert code_of(process) == 2
+    assert (tmp_path / "output.log").read_text().count("error: --global-batch-size 63") == 1
+
+
+@LAUNCHERS
+@pytest.mark.parametrize("to_launcher", [True, False])
+def test_a_stop_is_75(launcher: str, to_launcher: bool, project: Render, tmp_path: Path) -> None:
+    with launched(project(launcher=launcher), tmp_path / "run", *FOR_EVER) as process:
+        wait_for_steps(tmp_path / "run")
+        os.kill(process.pid if to_launcher else ranks_of(tmp_path / "run")[1], signal.SIGTERM)
+        assert code_of(process) == 75, (tmp_path / "output.log").read_text()
+    assert "stopped after step" in (tmp_path / "run" / "train.log").read_text()
+
+
+@LAUNCHERS
+def test_a_killed_rank_is_that_of_a_shell(launcher: str, project: Render, tmp_path: Path) -> None:
+    with launched(project(launcher=launcher), tmp_path / "run", *FOR_EVER) as process:
+        wait_for_steps(tmp_path / "run")
+        os.kill(ranks_of(tmp_path / "run")[1], signal.SIGKILL)
+        assert code_of(process) == 128 + signal.SIGKILL, (tmp_path / "output.log").read_text()
