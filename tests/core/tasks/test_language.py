@@ -164,7 +164,7 @@ def test_a_prediction_is_what_follows(language: Language, tmp_path: Path) -> Non
     class Next(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.of_place = nn.Embedding(8, 1)
+            self.position_embedding = nn.Embedding(8, 1)
 
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
             assert tokens.shape[1] <= 8
