@@ -11,7 +11,7 @@ COMMAND = str(Path(sys.executable).with_name("ddp-template"))
 
 
 def test_mlflow_begins_its_store_in_cold_processes(tmp_path: Path) -> None:
-    answers = ["launcher=torchrun", "backend=auto", "amp=none", "sync_bn=false", "logging=mlflow"]
+    answers = ["task=digits", "launcher=torchrun", "backend=auto", "amp=none", "sync_bn=false", "logging=mlflow"]
     command = [COMMAND, "check", *answers, "--launchers", "real", "--no-cache", "--json", str(tmp_path / "check.json")]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds(600))
     assert done.returncode == 0, done.stdout
