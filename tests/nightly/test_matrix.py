@@ -71,7 +71,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def matrix_of(clone: Path, *arguments: str) -> str:
     """Run `ddp-template matrix` of a clone for a few combinations, and return what it prints."""
-    few = ["launcher=spawn,mpirun", "amp=none", "sync_bn=false"]
+    few = ["task=digits", "launcher=spawn,mpirun", "amp=none", "sync_bn=false"]
     command = [sys.executable, "-c", "from generator.cli.main import main; main()", "matrix", *few, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(clone)}
     done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True)
@@ -97,7 +97,7 @@ def test_where_nothing_differs_from_a_revision_there_is_no_job(clone: Path) -> N
 def test_what_differs_from_a_revision_is_chosen_then_covered_then_divided(
     clone: Path, legal: list[Combination]
 ) -> None:
-    answers = {"launcher": "mpirun", "amp": "none", "sync_bn": False}
+    answers = {"task": "digits", "launcher": "mpirun", "amp": "none", "sync_bn": False}
     changed = [one for one in legal if answers.items() <= dict(one.answers).items()]
     assert len(changed) == 20
     since = ["--since", "HEAD~1", "--format", "names"]
