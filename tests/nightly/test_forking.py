@@ -85,7 +85,7 @@ def import_data(folder: str) -> list[tuple[int, int]]:
     ]
 
 
-@pytest.mark.parametrize(("all_data", "sizes"), [(False, [(62, 61), (6, 5)]), (True, [(1000, 999), (100, 99)])])
+@pytest.mark.parametrize(("all_data", "sizes"), [(False, [(89, 88), (22, 21)]), (True, [(1000, 999), (100, 99)])])
 def test_a_program_gets_the_first_part_of_its_data_or_all(
     all_data: bool, sizes: list[tuple[int, int]], tmp_path: Path
 ) -> None:
