@@ -215,7 +215,7 @@ def train_all(train: Callable[[S], T], subjects: Iterable[S], at_once: int) -> G
     except BaseException:
         ENDING.set()
         with BOOKKEEPING:  # whoever starts something now would start the forking process again
-            kill(SERVER._forkserver_pid)  # all ranks die with it
+            end_server()  # all ranks die with it
         raise
     finally:
         threads.shutdown(cancel_futures=True)
