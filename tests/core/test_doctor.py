@@ -240,6 +240,14 @@ def test_wrong_numbers_are_named(project: Render, tmp_path: Path) -> None:
     assert "".join(printed).splitlines() == [expected]
 
 
+def test_a_silent_rank_leaves_no_traceback(project: Render, tmp_path: Path) -> None:
+    options = ("--doctor", "--timeout", "2")
+    printed = train_on_ranks(project(), tmp_path / "run", *options, code=2, entry=with_a_silent_rank)
+    [line] = printed[0].splitlines()
+    assert line.startswith(f"error: rank 0 on {socket.gethostname()}: broadcast fails (")
+    assert line.endswith("): see how these ranks reach each other; NCCL_DEBUG=INFO tells more")
+
+
 def test_ranks_that_differ_are_named(project: Render, tmp_path: Path) -> None:
     printed = train_on_ranks(project(), tmp_path / "run", "--doctor", code=2, entry=with_another_option)
     assert "".join(printed).splitlines() == ["error: the ranks must be the same: --lr is 0.003 on rank 0 and 0.5 on rank 1"]
