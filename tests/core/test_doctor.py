@@ -112,8 +112,8 @@ def test_gpus_are_those_that_nvidia_smi_tells(machine: Any, tmp_path: Path, monk
 
 def report(machine: Any, number: int, **others: Any) -> Any:
     """What a machine reports."""
-    facts = {"ranks": 1, "cores": [0], "gpus": [], "driver": "none", "problems": [], "address": "127.0.0.1"}
-    facts |= {"versions": {"Python": "3.12.1", "torch": "2.13.0"}, "number": number, "host": f"n{number + 1}"}
+    facts = {"ranks": 1, "cores": [0], "gpus": [], "driver": "none", "problems": [], "takes_runs": True}
+    facts |= {"address": "127.0.0.1", "versions": {"Python": "3.12.1", "torch": "2.13.0"}, "number": number, "host": f"n{number + 1}"}
     return machine.Report(**facts | others)
 
 

@@ -74,7 +74,7 @@ FAULTS = {
     ),
     "another program has the port": Fault(
         {0: r"error: n1: port 29400 cannot be used \(Address already in use\): choose another by PORT"},
-        before={0: f"{PYTHON}/python -m http.server {PORT} >/dev/null 2>&1 & sleep 3"},
+        before={0: f"{{ {PYTHON}/python -m http.server {PORT} >/dev/null 2>&1 & sleep 3; }}"},
     ),
     "an interface that is not there": Fault(
         {1: r"error: n2: GLOO_SOCKET_IFNAME is eth7 \(No such device\): name one that has an address, of lo, veth0"},
@@ -254,5 +254,5 @@ def test_mpirun_is_examined_by_its_ranks(mpirun: str, project: Render, tmp_path:
     place, variables = project(launcher="mpirun"), environment(mpirun, tmp_path)
     command = ["./launch.sh", "2", "--doctor", *ON_CPU, "--run-dir", str(tmp_path / "runs" / "run")]
     assert SOUND in output_of(command, place, variables).splitlines()
-    printed = output_of(["sh", "-c", 'ulimit -n 40; exec "$@"', "sh", *command], place, variables, code=2)
-    assert re.search(r"^error: \S+: a process may open 40 files only, and may need 56: ulimit -n 56$", printed, re.M)
+    printed = output_of(["sh", "-c", 'ulimit -n 50; exec "$@"', "sh", *command], place, variables, code=2)
+    assert re.search(r"^error: \S+: a process may open 50 files only, and may need 56: ulimit -n 56$", printed, re.M)
