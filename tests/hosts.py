@@ -39,7 +39,7 @@ class Host:
         subprocess.run(self.command(*words), check=True, capture_output=True, text=True)
 
     def drop(self, hook: str, packets: str) -> None:
-        """Let a firewall drop packets without a word: those that come (input) or leave (output), as nft describes them."""
+        """Let a firewall drop packets without a word: those that come (input) or leave (output), in the words of nft."""
         table = f"add table inet {hook}; add chain inet {hook} all {{ type filter hook {hook} priority 0; }}"
         self.run("nft", f"{table}; add rule inet {hook} all {packets} drop")
 
@@ -86,7 +86,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
 
 @contextmanager
 def hosts_apart(mtu: int) -> Iterator[tuple[Host, Host]]:
-    """Make two hosts and a router between them, whose link to the second takes smaller packets (bytes), and tells nobody.
+    """Make two hosts and a router between them, whose link to the second takes smaller packets (bytes), which it hides.
 
     To a connection, such a way is a black hole: small packets pass, and large ones vanish.
     """

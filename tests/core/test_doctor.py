@@ -79,19 +79,14 @@ def test_an_option_that_is_refused_is_told_as_in_a_run(project: Render) -> None:
 def test_ranks_that_share_cores_or_gpus(machine: Any) -> None:
     def found(ranks: int, cores: int, gpus: int = 0, backend: str = "auto") -> list[str]:
         config = SimpleNamespace(backend=backend)
-        return [line.partition(" n1: ")[2] for line in machine.problems_of_shares("n1", ranks, cores, gpus, config)]
+        return [*machine.problems_of_shares("n1", ranks, cores, 64, gpus, config)]
 
     assert found(2, 64) == found(2, 64, 2) == found(4, 64, 2, backend="gloo") == []
-    assert found(4, 3) == ["4 ranks share 3 cores: lower NPROC_PER_NODE to 3"]
-    assert found(4, 64, 2) == ["4 ranks need a GPU each, of 2: lower NPROC_PER_NODE to 2"]
-    assert found(2, 64, 8) == ["6 of 8 GPUs stay idle: raise NPROC_PER_NODE to 8"]
-
-
-def test_one_core_of_many_is_a_warning(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    config = SimpleNamespace(backend="auto")
-    [line] = machine.problems_of_shares("n1", 2, 2, 0, config)
-    assert line.startswith("warning: n1: each rank has one core, of 64: ")
+    lower = "lower NPROC_PER_NODE to"
+    assert found(4, 3) == [f"warning: n1: for 4 ranks there are 3 of 64 cores: {lower} 3"]
+    assert found(2, 2) == ["warning: n1: each rank has one core, of 64: see what binds them to it"]
+    assert found(4, 64, 2) == [f"error: n1: 4 ranks need a GPU each, of 2: {lower} 2"]
+    assert found(2, 64, 8) == ["warning: n1: 6 of 8 GPUs stay idle: raise NPROC_PER_NODE to 8"]
 
 
 def test_gpus_are_those_that_nvidia_smi_tells(machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +107,13 @@ def test_gpus_are_those_that_nvidia_smi_tells(machine: Any, tmp_path: Path, monk
 
 def report(machine: Any, number: int, **others: Any) -> Any:
     """What a machine reports."""
-    facts = {"ranks": 1, "cores": [0], "gpus": [], "driver": "none", "problems": [], "takes_runs": True}
-    facts |= {"address": "127.0.0.1", "versions": {"Python": "3.12.1", "torch": "2.13.0"}, "number": number, "host": f"n{number + 1}"}
+    facts = {"ranks": 1, "cores": [0], "all_cores": 1, "gpus": [], "driver": "none", "problems": [], "takes_runs": True}
+    facts |= {
+        "address": "127.0.0.1",
+        "versions": {"Python": "3.12.1", "torch": "2.13.0"},
+        "number": number,
+        "host": f"n{number + 1}",
+    }
     return machine.Report(**facts | others)
 
 
@@ -250,7 +250,8 @@ def test_a_silent_rank_leaves_no_traceback(project: Render, tmp_path: Path) -> N
 
 def test_ranks_that_differ_are_named(project: Render, tmp_path: Path) -> None:
     printed = train_on_ranks(project(), tmp_path / "run", "--doctor", code=2, entry=with_another_option)
-    assert "".join(printed).splitlines() == ["error: the ranks must be the same: --lr is 0.003 on rank 0 and 0.5 on rank 1"]
+    expected = "error: the ranks must be the same: --lr is 0.003 on rank 0 and 0.5 on rank 1"
+    assert "".join(printed).splitlines() == [expected]
 
 
 def with_another_option() -> None:

@@ -1,4 +1,4 @@
-"""--doctor names each fault of machines, and of the ways between them, with its remedy; where all is sound, it says so."""
+"""--doctor names each fault of machines and of the ways between them, with its remedy; where all is sound, it says so."""
 
 import os
 import re
@@ -20,11 +20,15 @@ from tests.pace import seconds
 from tests.slurm import Cluster
 
 PYTHON = str(Path(sys.executable).parent)
+PATH = f"{PYTHON}:{os.environ['PATH']}"
 PORT = 29400  # of launch.sh by default, which the firewalls of these tests know
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 SOUND = "sound: a run can start here"
 # As Docker does: a name of its own for each host, and a list of names. ip gives each command its own mounts.
 NAMED = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2'
+# Python asks the first that it finds which version is installed.
+OTHER_TORCH = """folder="$OTHER/torch-2.1.0.dist-info" && mkdir -p "$folder" &&
+printf "Metadata-Version: 2.1\nName: torch\nVersion: 2.1.0\n" >"$folder/METADATA" && export PYTHONPATH="$OTHER""""
 
 
 @dataclass
@@ -99,8 +103,7 @@ FAULTS = {
     ),
     "another torch": Fault(
         {0: r"error: n2: torch is 2\.1\.0, and 2\.\S+ on n1: install the same on both"},
-        before={1: 'mkdir -p "$OTHER/torch-2.1.0.dist-info" && printf "Metadata-Version: 2.1\nName: torch\nVersion: 2.1.0\n"'
-                   ' >"$OTHER/torch-2.1.0.dist-info/METADATA" && export PYTHONPATH="$OTHER"'},
+        before={1: OTHER_TORCH},
     ),
     "another clock": Fault(
         {0: r"warning: n2: the clock is (89|90|91) s ahead of that of n1: let chrony set both"},
@@ -146,7 +149,7 @@ class Pair:
         process = subprocess.Popen(
             self.hosts[number].command("unshare", "--uts", "sh", "-c", script, "sh", name, list_of_names),
             cwd=self.project,
-            env=os.environ | variables | {"PATH": f"{PYTHON}:{os.environ['PATH']}"} | (fault.variables if number else {}),
+            env=os.environ | variables | {"PATH": PATH} | (fault.variables if number else {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -227,7 +230,7 @@ def test_machine_0_that_does_not_come_is_named(pair: Callable[..., Pair]) -> Non
 
 def submit(cluster: Cluster, project: Path, folder: Path, *options: str, **variables: str) -> tuple[int, str]:
     """Run sbatch launch.sh --doctor over two nodes. Returns the exit code of the job, and its output."""
-    exported = ",".join(f"{name}={value}" for name, value in {"PATH": f"{PYTHON}:{os.environ['PATH']}", **variables}.items())
+    exported = ",".join(f"{name}={value}" for name, value in {"PATH": PATH, **variables}.items())
     place = ["--chdir", str(project), "--output", str(folder / "job.log"), "--export", f"ALL,{exported}"]
     job = cluster.wait(
         cluster.submit(*place, "--nodes=2", "--ntasks-per-node=1", project / "launch.sh", "--doctor", *ON_CPU, *options)
@@ -243,7 +246,8 @@ def test_slurm_is_examined_by_its_tasks(
     assert code == 0, printed
     assert f"0: {SOUND}" in printed.splitlines()
     assert "error:" not in printed
-    code, printed = submit(slurm_cluster, place, tmp_path, *run_dir, MASTER_ADDR="192.0.2.1", MASTER_PORT=str(free_port))
+    nowhere = {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": str(free_port)}
+    code, printed = submit(slurm_cluster, place, tmp_path, *run_dir, **nowhere)
     assert code == 2, printed
     assert re.search(rf"error: n2: rank 0 at 192\.0\.2\.1:{free_port} is out of reach", printed)
     assert re.search(rf"error: rank 1 has not come to port {free_port} of n1 within 20 s: see what srun says", printed)
