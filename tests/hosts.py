@@ -39,7 +39,7 @@ class Host:
         subprocess.run(self.command(*words), check=True, capture_output=True, text=True)
 
     def drop(self, hook: str, packets: str) -> None:
-        """Let a firewall drop packets without a word: those that come (input) or leave (output), in the words of nft."""
+        """Let a firewall drop packets, without a word, that come (input) or leave (output), as nft describes them."""
         table = f"add table inet {hook}; add chain inet {hook} all {{ type filter hook {hook} priority 0; }}"
         self.run("nft", f"{table}; add rule inet {hook} all {packets} drop")
 

@@ -1,4 +1,4 @@
-"""--doctor names each fault of machines and of the ways between them, with its remedy; where all is sound, it says so."""
+"""--doctor names each fault of machines and of the ways between them, with its remedy, and says where all is sound."""
 
 import os
 import re
@@ -27,8 +27,10 @@ SOUND = "sound: a run can start here"
 # As Docker does: a name of its own for each host, and a list of names. ip gives each command its own mounts.
 NAMED = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2'
 # Python asks the first that it finds which version is installed.
-OTHER_TORCH = """folder="$OTHER/torch-2.1.0.dist-info" && mkdir -p "$folder" &&
-printf "Metadata-Version: 2.1\nName: torch\nVersion: 2.1.0\n" >"$folder/METADATA" && export PYTHONPATH="$OTHER""""
+OTHER_TORCH = (
+    'folder="$OTHER/torch-2.1.0.dist-info" && mkdir -p "$folder" && export PYTHONPATH="$OTHER" && '
+    r'printf "Metadata-Version: 2.1\nName: torch\nVersion: 2.1.0\n" >"$folder/METADATA"'
+)
 
 
 @dataclass
