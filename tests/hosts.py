@@ -34,6 +34,15 @@ class Host:
         """Return the command line that runs another one here; a process that it starts becomes that other one."""
         return ["ip", "netns", "exec", self.name, *words]
 
+    def run(self, *words: str) -> None:
+        """Run a command here, to its end. Raises CalledProcessError if it fails."""
+        subprocess.run(self.command(*words), check=True, capture_output=True, text=True)
+
+    def drop(self, hook: str, packets: str) -> None:
+        """Let a firewall drop packets, without a word, that come (input) or leave (output), as nft describes them."""
+        table = f"add table inet {hook}; add chain inet {hook} all {{ type filter hook {hook} priority 0; }}"
+        self.run("nft", f"{table}; add rule inet {hook} all {packets} drop")
+
     def processes(self) -> list[int]:
         """The numbers of the processes that run here; the kernel does not count those that only wait to be reaped."""
         return [int(pid) for pid in ip("netns", "pids", self.name).split()]
@@ -48,10 +57,11 @@ def ip(*arguments: str) -> str:
     return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
 
 
-def missing() -> str | None:
-    """Say what is not here that two hosts need."""
-    if shutil.which("ip") is None:
-        return "there is no ip (iproute2)"
+def missing(*programs: str) -> str | None:
+    """Say what is not here that two hosts need, or these programs beside them."""
+    for program in ("ip", *programs):
+        if shutil.which(program) is None:
+            return f"there is no {program}: run tests/clusters/install.sh"
     try:
         with two_hosts():
             return None
@@ -71,4 +81,30 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
         for host in (one, other):
             ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", LINK)
             host.set_link("up")
+        yield one, other
+
+
+@contextmanager
+def hosts_apart(mtu: int) -> Iterator[tuple[Host, Host]]:
+    """Make two hosts and a router between them, whose link to the second takes smaller packets (bytes), which it hides.
+
+    To a connection, such a way is a black hole: small packets pass, and large ones vanish.
+    """
+    router = Host(f"ddp-{os.getpid()}-router", "")
+    one, other = (Host(f"ddp-{os.getpid()}-{number}", f"10.77.{number}.1") for number in (1, 2))
+    with ExitStack() as made:
+        for host in (one, other, router):
+            host.set_up()
+            made.callback(host.tear_down)
+        for number, host in enumerate((one, other), start=1):
+            link, near = f"link{number}", f"10.77.{number}.2"
+            ip("link", "add", LINK, "netns", host.name, "type", "veth", "peer", "name", link, "netns", router.name)
+            ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", LINK)
+            ip("-n", router.name, "address", "add", f"{near}/24", "dev", link)
+            ip("-n", router.name, "link", "set", link, "up")
+            host.set_link("up")
+            ip("-n", host.name, "route", "add", "default", "via", near)
+        ip("-n", router.name, "link", "set", "link2", "mtu", str(mtu))
+        router.run("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")
+        router.drop("output", "icmp type destination-unreachable")
         yield one, other

@@ -1,11 +1,12 @@
 #!/bin/sh
-# Install the real programs that the tests drive: Slurm, Open MPI, MPICH, ip, and a browser for the reports.
+# Install the real programs that the tests drive: Slurm, Open MPI, MPICH, ip, nft, another clock, and a browser for the
+# reports.
 #
 # Nothing is installed without root or apt-get: the tests then skip and say why.
 # A failing apt-get, on the other hand, is an error: the exit code is not zero.
 set -eu
 
-PACKAGES="slurmctld slurmd slurm-client munge openmpi-bin mpich iproute2"
+PACKAGES="slurmctld slurmd slurm-client munge openmpi-bin mpich iproute2 nftables libfaketime"
 POLICY=/usr/sbin/policy-rc.d
 
 installed() {

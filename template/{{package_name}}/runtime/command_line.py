@@ -17,7 +17,9 @@ from .exits import UserError
 
 DESCRIPTION = """Train on any number of processes. README.md says how to start them.
 
---config FILE takes options from JSON or YAML, such as the config.json of another run; those of the command line win."""
+--config FILE takes options from JSON or YAML, such as the config.json of another run; those of the command line win.
+
+--doctor examines what a run with these options needs, instead of training, and says what to mend."""
 NEWEST = "newest"
 AUTO = "auto"
 
@@ -82,11 +84,13 @@ def with_defaults_of_base(options: type[T]) -> type[T]:
 def parse(config: type[T], arguments: Sequence[str] | None = None, *, quiet: bool = False) -> T:
     """Read the options from the command line, and those before them from the file of --config, if there is one.
 
-    A quiet rank leaves --help to others. Raises UserError if an option is unknown or has an impossible value.
+    --doctor is left out, and a quiet rank leaves --help to others. Raises UserError if an option is unknown or has an
+    impossible value.
     """
     complaint = io.StringIO()
     files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     files.add_argument("--config", type=Path, action="append", default=[], metavar="FILE")
+    files.add_argument("--doctor", action="store_true")  # read_options() looks for it
     try:
         with redirect_stderr(complaint):
             given, words = files.parse_known_args(arguments)

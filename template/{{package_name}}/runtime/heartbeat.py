@@ -80,7 +80,8 @@ class SignsOfLife:
             if "is silent" not in found and "ended: UserError" not in found:
                 logging.warning("a collective has failed", exc_info=error)
             left = [rank for rank in (self.rank, *self.others) if rank not in missing]
-            raise RankLost(f"{found}; start again with --resume", speaks=self.rank == min(left)) from error
+            advice = "start again with --resume" if HERE.step else "launch.sh --doctor examines the machines"
+            raise RankLost(f"{found}; {advice}", speaks=self.rank == min(left)) from error
 
     def _missing(self, seconds: float) -> dict[int, str]:
         """Listen to the others for some seconds, and say which have ended or are silent."""

@@ -1,0 +1,261 @@
+"""What --doctor finds on one machine, in a meeting of several that this one stands for, and among forked ranks."""
+
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.conftest import Render
+from tests.pace import seconds
+from tests.ranks import train_on_ranks
+
+CONFIG = SimpleNamespace(device="cpu", backend="auto", workers="auto", run_dir=Path("auto"))
+
+
+@pytest.fixture(scope="module")
+def machine(package: Callable[..., Any]) -> Any:
+    """What a project knows of a machine."""
+    return package("runtime.machine")
+
+
+@pytest.fixture(scope="module")
+def doctor(package: Callable[..., Any]) -> Any:
+    """The meeting of a project's machines."""
+    return package("runtime.doctor")
+
+
+def examine(project: Path, shell: str, *options: str, **variables: str) -> tuple[int, list[str]]:
+    """Do what launch.sh --doctor does before the launcher, in a shell that does something first."""
+    program = f"{shell}; exec {sys.executable} -m ddp_project.runtime.doctor true train.py --doctor --device cpu"
+    place = {"NNODES": "1", "NODE_RANK": "0", "HEAD": "127.0.0.1", "PORT": "0", "NPROC_PER_NODE": "1"}
+    done = subprocess.run(
+        ["bash", "-c", f'{program} "$@"', "bash", *options],
+        cwd=project,
+        env=os.environ | place | variables,
+        capture_output=True,
+        text=True,
+        timeout=seconds(60),
+    )
+    assert done.stdout == ""
+    return done.returncode, done.stderr.splitlines()
+
+
+def test_a_sound_machine_has_no_findings_and_no_traces(project: Render, tmp_path: Path) -> None:
+    assert examine(project(), "true", "--run-dir", str(tmp_path / "run")) == (0, [])
+    assert not [*tmp_path.iterdir()]
+
+
+def test_few_open_files_are_refused(project: Render, tmp_path: Path) -> None:
+    code, [line] = examine(project(), "ulimit -n 40", "--run-dir", str(tmp_path / "run"))
+    assert code == 2
+    expected = "a process may open 40 files only, and may need 52: ulimit -n 52"
+    assert line == f"error: {socket.gethostname()}: {expected}"
+
+
+def test_a_folder_that_takes_no_runs_is_refused(project: Render, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, [line] = examine(project(), "true", "--run-dir", str(tmp_path / "file" / "folder" / "run"))
+    assert code == 2
+    assert line.endswith("/file/folder takes no runs (Not a directory): give --run-dir in another folder")
+
+
+def test_an_option_that_is_refused_is_told_as_in_a_run(project: Render) -> None:
+    code, [line] = examine(project(), "true", "--epochs", "0")
+    assert code == 2
+    assert line.startswith("error: Error parsing --epochs: 0 is not a number of at least 1")
+
+
+def test_ranks_that_share_cores_or_gpus(machine: Any) -> None:
+    def found(ranks: int, cores: int, gpus: int = 0, backend: str = "auto") -> list[str]:
+        config = SimpleNamespace(backend=backend)
+        return [*machine.problems_of_shares("n1", ranks, cores, 64, gpus, config)]
+
+    assert found(2, 64) == found(2, 64, 2) == found(4, 64, 2, backend="gloo") == []
+    lower = "lower NPROC_PER_NODE to"
+    assert found(4, 3) == [f"warning: n1: for 4 ranks there are 3 of 64 cores: {lower} 3"]
+    assert found(2, 2) == ["warning: n1: each rank has one core, of 64: see what binds them to it"]
+    assert found(4, 64, 2) == [f"error: n1: 4 ranks need a GPU each, of 2: {lower} 2"]
+    assert found(2, 64, 8) == ["warning: n1: 6 of 8 GPUs stay idle: raise NPROC_PER_NODE to 8"]
+
+
+def test_gpus_are_those_that_nvidia_smi_tells(machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho GPU-a, 550.54\necho GPU-b, 550.54\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    config = SimpleNamespace(device="auto")
+    assert machine.gpus_and_driver(config) == (["GPU-a", "GPU-b"], "550.54")
+    for visible, gpus in (("1", ["GPU-b"]), ("GPU-a", ["GPU-a"]), ("", [])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert machine.gpus_and_driver(config) == (gpus, "550.54")
+    assert machine.gpus_and_driver(CONFIG) == ([], "none")
+    program.write_text("#!/bin/sh\nexit 9\n")
+    assert machine.gpus_and_driver(config) == ([], "none")
+
+
+def report(machine: Any, number: int, **others: Any) -> Any:
+    """What a machine reports."""
+    facts = {"ranks": 1, "cores": [0], "all_cores": 1, "gpus": [], "driver": "none", "problems": [], "takes_runs": True}
+    facts |= {
+        "address": "127.0.0.1",
+        "versions": {"Python": "3.12.1", "torch": "2.13.0"},
+        "number": number,
+        "host": f"n{number + 1}",
+    }
+    return machine.Report(**facts | others)
+
+
+def test_machines_that_differ_are_named(machine: Any) -> None:
+    def found(**others: Any) -> list[str]:
+        gpus = {"gpus": ["GPU-a"], "driver": "550.54"}
+        return [*machine.differences([report(machine, 0, **gpus), report(machine, 1, **gpus | others)])]
+
+    assert found() == []
+    assert found(versions={"Python": "3.12.1", "torch": "2.12.0"}) == [
+        "error: n2: torch is 2.12.0, and 2.13.0 on n1: install the same on both"
+    ]
+    assert found(driver="535.1") == ["warning: n2: GPU driver 535.1, and 550.54 on n1: install the same on both"]
+    assert found(gpus=[], driver="none") == [
+        "error: n2: no GPU, and n1 has: see nvidia-smi there, or give --device cpu"
+    ]
+
+
+def meet(doctor: Any, members: Sequence[Any], count: int, port: int) -> list[Any]:
+    """Let members meet, and return the findings that each has, or what it raised."""
+
+    def take_part(member: Any) -> Any:
+        try:
+            if member.report.number == 0:
+                return doctor.preside(member, count, port, CONFIG)
+            return doctor.attend(member, "127.0.0.1", port)
+        except doctor.Unreachable as problem:
+            return problem
+
+    with ThreadPoolExecutor(len(members)) as threads:
+        return [*threads.map(take_part, members)]
+
+
+def test_members_of_a_sound_meeting_find_nothing(doctor: Any, machine: Any, tmp_path: Path, free_port: int) -> None:
+    members = [doctor.Member(report(machine, number), tmp_path) for number in range(3)]
+    assert meet(doctor, members, 3, free_port) == [[], [], []]
+
+
+def test_all_hear_what_one_has_found(doctor: Any, machine: Any, tmp_path: Path, free_port: int) -> None:
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+    problems = [{}, {"problems": ["error: n2: one of its own"]}]
+    members = [doctor.Member(report(machine, i, **problems[i]), tmp_path / str(i)) for i in range(2)]
+    expected = [
+        "error: n2: one of its own",
+        f"error: n2: {tmp_path}/1 is not that of machine 0 (No such file or directory): "
+        "give --run-dir on a file system that all share",
+    ]
+    assert meet(doctor, members, 2, free_port) == [expected, expected]
+
+
+def test_who_does_not_come_is_named(
+    doctor: Any, machine: Any, tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "LIMIT", 1.0)
+    members = [doctor.Member(report(machine, number), tmp_path) for number in (0, 2)]
+    line = f"error: machine 1 has not come to port {free_port} of n1 within 1 s: "
+    expected = [f"{line}start ./launch.sh --doctor there, too, or see what it says"]
+    assert meet(doctor, members, 3, free_port) == [expected, expected]
+    [problem] = meet(doctor, members[1:], 3, free_port)
+    where = f"{free_port} leads to 127.0.0.1, this machine itself: give its address, or mend /etc/hosts"
+    assert str(problem) == f"n3: HEAD 127.0.0.1:{where}"
+
+
+def test_what_looks_who_listens_is_no_guest(doctor: Any, machine: Any, tmp_path: Path, free_port: int) -> None:
+    """launch.sh tries to reach machine 0 all the time, and others scan ports."""
+    members = [doctor.Member(report(machine, number), tmp_path) for number in range(2)]
+    with ThreadPoolExecutor(1) as threads:
+        presiding = threads.submit(doctor.preside, members[0], 2, free_port, CONFIG)
+        for words in (b"", b"GET / HTTP/1.0\r\n\r\n", b'{"number": 1}\n'):
+            with doctor.come("n2", "127.0.0.1", free_port).stream as stream:
+                stream.write(words.decode())
+        assert doctor.attend(members[1], "127.0.0.1", free_port) == presiding.result() == []
+
+
+def test_a_lock_that_holds_on_one_machine_only_is_a_warning(doctor: Any, machine: Any, tmp_path: Path) -> None:
+    (tmp_path / "seen").touch()  # as another machine sees it whose lock does not come here
+    [line] = [doctor.Member(report(machine, 1), tmp_path).look("seen")]
+    assert line.startswith(f"warning: n2: {tmp_path}: file locks hold on one machine only, and sweep.py needs them")
+
+
+def run_doctor() -> None:
+    """What a rank of launch.sh --doctor does."""
+    runpy.run_path("train.py", run_name="__main__")
+
+
+def with_wrong_sums() -> None:
+    """Rank 1 gets sums that are wrong."""
+    all_reduce = dist.all_reduce
+
+    def wrong(tensor: torch.Tensor, *arguments: Any, **options: Any) -> None:
+        all_reduce(tensor, *arguments, **options)
+        tensor += 1
+
+    if os.environ["RANK"] == "1":
+        dist.all_reduce = wrong
+    run_doctor()
+
+
+def with_a_silent_rank() -> None:
+    """Rank 1 does not come to a broadcast."""
+    if os.environ["RANK"] == "1":
+        dist.broadcast = lambda *arguments, **options: time.sleep(seconds(8))
+    run_doctor()
+
+
+def test_ranks_that_exchange_are_called_sound(project: Render, tmp_path: Path) -> None:
+    printed = train_on_ranks(project(), tmp_path / "run", "--doctor")[0]
+    first, *rows, last = printed.splitlines()
+    assert (first, last) == ("2 ranks, gloo:", "sound: a run can start here")
+    names = ["slowest pair: rank", "all-reduce", "broadcast", "gather", "all-gather of objects", "broadcast of objects"]
+    assert all(row.strip().startswith(name) for row, name in zip(rows, names, strict=True)), printed
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_process_alone_is_called_sound(project: Render, tmp_path: Path) -> None:
+    [printed] = train_on_ranks(project(), tmp_path / "run", "--doctor", processes=1)
+    assert printed.splitlines()[-1] == "sound: a run can start here"
+
+
+def test_wrong_numbers_are_named(project: Render, tmp_path: Path) -> None:
+    printed = train_on_ranks(project(), tmp_path / "run", "--doctor", code=2, entry=with_wrong_sums)
+    expected = "error: all-reduce gives rank 1 wrong numbers: update the driver, or try --backend gloo"
+    assert "".join(printed).splitlines() == [expected]
+
+
+def test_a_silent_rank_leaves_no_traceback(project: Render, tmp_path: Path) -> None:
+    options = ("--doctor", "--timeout", "2")
+    printed = train_on_ranks(project(), tmp_path / "run", *options, code=2, entry=with_a_silent_rank)
+    [line] = printed[0].splitlines()
+    assert line.startswith(f"error: rank 0 on {socket.gethostname()}: broadcast fails (")
+    assert line.endswith("): see how these ranks reach each other; NCCL_DEBUG=INFO tells more")
+
+
+def test_ranks_that_differ_are_named(project: Render, tmp_path: Path) -> None:
+    printed = train_on_ranks(project(), tmp_path / "run", "--doctor", code=2, entry=with_another_option)
+    expected = "error: the ranks must be the same: --lr is 0.003 on rank 0 and 0.5 on rank 1"
+    assert "".join(printed).splitlines() == [expected]
+
+
+def with_another_option() -> None:
+    """Rank 1 is told another learning rate."""
+    if os.environ["RANK"] == "1":
+        sys.argv += ["--lr", "0.5"]
+    run_doctor()

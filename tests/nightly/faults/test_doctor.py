@@ -1,0 +1,264 @@
+"""--doctor names each fault of machines and of the ways between them, with its remedy, and says where all is sound."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests import hosts
+from tests.conftest import Measured, Render
+from tests.launching import ON_CPU, output_of
+from tests.nightly.faults.test_preemption import EACH_MPIRUN, environment
+from tests.pace import seconds
+from tests.slurm import Cluster
+
+PYTHON = str(Path(sys.executable).parent)
+PATH = f"{PYTHON}:{os.environ['PATH']}"
+PORT = 29400  # of launch.sh by default, which the firewalls of these tests know
+FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
+SOUND = "sound: a run can start here"
+# As Docker does: a name of its own for each host, and a list of names. ip gives each command its own mounts.
+NAMED = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2'
+# Python asks the first that it finds which version is installed.
+OTHER_TORCH = (
+    'folder="$OTHER/torch-2.1.0.dist-info" && mkdir -p "$folder" && export PYTHONPATH="$OTHER" && '
+    r'printf "Metadata-Version: 2.1\nName: torch\nVersion: 2.1.0\n" >"$folder/METADATA"'
+)
+
+
+@dataclass
+class Fault:
+    """What is wrong, on machine 1 unless it says otherwise, and what --doctor says of it."""
+
+    lines: Mapping[int, str]  # the findings of each machine, as a regular expression
+    code: int = 2
+    before: Mapping[int, str] = field(default_factory=dict)  # what the shell of a machine does before launch.sh
+    variables: Mapping[str, str] = field(default_factory=dict)  # of machine 1
+    filters: tuple[tuple[int, str], ...] = ()  # packets that do not come to a machine
+    names: str = "{0} n1\n{1} n2\n"  # what machine 1 has in /etc/hosts
+    options: tuple[str, ...] = ()
+
+
+FAULTS = {
+    "the host name leads to loopback": Fault(
+        {0: r"error: n2: its host name leads to 127\.0\.1\.1, where n1 does not reach it .*GLOO_SOCKET_IFNAME"},
+        names="{0} n1\n127.0.1.1 n2\n",
+    ),
+    "HEAD leads to loopback": Fault(
+        {
+            0: r"error: machine 1 has not come to port 29400 of n1 within 20 s: start ./launch.sh --doctor there",
+            1: r"error: n2: HEAD n1:29400 leads to 127\.0\.0\.1, this machine itself: .*/etc/hosts",
+        },
+        names="127.0.0.1 n1\n{1} n2\n",
+        variables={"HEAD": "n1"},
+    ),
+    "HEAD is a name that is not known": Fault(
+        {1: r"error: n2: HEAD nowhere\.invalid:29400 is not known here .*: give its address"},
+        variables={"HEAD": "nowhere.invalid"},
+    ),
+    "a firewall drops HEAD's port": Fault(
+        {
+            0: r"error: machine 1 has not come to port 29400 of n1",
+            1: r"error: n2: HEAD \S+:29400 is out of reach \(timed out\): open this port in the firewall, or .* PORT",
+        },
+        filters=((0, f"tcp dport {PORT}"),),
+    ),
+    "a firewall of machine 1 drops what opens connections": Fault(
+        {0: r"error: n2: n1 does not reach 10\.77\.0\.2:\d+ \(timed out\): open all ports from 32768 up to n1"},
+        filters=((1, "tcp dport 32768-60999 tcp flags & (syn|ack) == syn"),),
+    ),
+    "a firewall of machine 0 drops what opens connections": Fault(
+        {0: r"error: n1: n2 does not reach 10\.77\.0\.1:\d+ \(timed out\): open all ports from 32768 up to n2"},
+        filters=((0, "tcp dport 32768-60999 tcp flags & (syn|ack) == syn"),),
+    ),
+    "another program has the port": Fault(
+        {0: r"error: n1: port 29400 cannot be used \(Address already in use\): choose another by PORT"},
+        before={0: f"{{ {PYTHON}/python -m http.server {PORT} >/dev/null 2>&1 & sleep 3; }}"},
+    ),
+    "an interface that is not there": Fault(
+        {1: r"error: n2: GLOO_SOCKET_IFNAME is eth7 \(No such device\): name one that has an address, of lo, veth0"},
+        variables={"GLOO_SOCKET_IFNAME": "eth7"},
+    ),
+    "a small /dev/shm": Fault(
+        {0: r"error: n2: /dev/shm has 16 MiB left, .*: mount -o remount,size=8G /dev/shm"},
+        before={1: "mount -t tmpfs -o size=16m none /dev/shm"},
+        options=("--workers", "1"),
+    ),
+    "few open files": Fault(
+        {0: r"error: n2: a process may open 32 files only, and may need 56: ulimit -n 56"},
+        before={1: "ulimit -n 32"},
+    ),
+    "another run directory": Fault(
+        {0: r"error: n2: \S+ is not that of machine 0 \(No such file or directory\): give --run-dir on"},
+        before={1: 'mount -t tmpfs none "$RUNS"'},
+    ),
+    "a read-only run directory": Fault(
+        {0: r"error: n2: \S+ takes no runs \(Read-only file system\): give --run-dir in another folder"},
+        before={1: 'mount --bind "$RUNS" "$RUNS" && mount -o remount,bind,ro "$RUNS"'},
+    ),
+    "another torch": Fault(
+        {0: r"error: n2: torch is 2\.1\.0, and 2\.\S+ on n1: install the same on both"},
+        before={1: OTHER_TORCH},
+    ),
+    "another clock": Fault(
+        {0: r"warning: n2: the clock is (89|90|91) s ahead of that of n1: let chrony set both"},
+        code=0,
+        variables={"LD_PRELOAD": FAKETIME, "FAKETIME": "+90s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"},
+    ),
+    "the same host name": Fault(
+        {0: r"warning: machines 0 and 1 are both named n1, .*: give each a host name of its own"},
+        code=0,
+        before={1: "hostname n1"},
+        variables={"GLOO_SOCKET_IFNAME": hosts.LINK, "LOCAL_ADDR": "10.77.0.2"},
+    ),
+}
+
+
+@dataclass
+class Pair:
+    """Two hosts with a project, and what --doctor says on them."""
+
+    hosts: tuple[hosts.Host, hosts.Host]
+    project: Path
+    folder: Path
+
+    def examine(self, fault: Fault, machines: tuple[int, ...] = (0, 1)) -> dict[int, tuple[int, str]]:
+        """Run launch.sh --doctor on the machines side by side. Returns the exit code and what was printed, of each."""
+        (self.folder / "runs").mkdir()
+        with ExitStack() as stack:
+            started = {number: self._start(number, fault, stack) for number in machines}
+            ended = {number: process.communicate(timeout=seconds(150))[0] for number, process in started.items()}
+            return {number: (process.returncode, ended[number]) for number, process in started.items()}
+
+    def _start(self, number: int, fault: Fault, stack: ExitStack) -> subprocess.Popen[str]:
+        names = fault.names if number else "{0} n1\n{1} n2\n"
+        (self.folder / f"hosts-{number}").write_text(names.format(*(host.address for host in self.hosts)))
+        for machine, packets in fault.filters:
+            if machine == number:
+                self.hosts[number].drop("input", packets)
+        run = shlex.join(["./launch.sh", "--doctor", *ON_CPU, "--run-dir", f"{self.folder}/runs/run", *fault.options])
+        script = " && ".join(filter(None, [NAMED, fault.before.get(number), f"exec {run}"]))
+        name, list_of_names = f"n{number + 1}", str(self.folder / f"hosts-{number}")
+        variables = {"NNODES": "2", "NODE_RANK": str(number), "HEAD": self.hosts[0].address, "NPROC_PER_NODE": "1"}
+        variables |= {"PORT": str(PORT), "RUNS": f"{self.folder}/runs", "OTHER": f"{self.folder}/other"}
+        process = subprocess.Popen(
+            self.hosts[number].command("unshare", "--uts", "sh", "-c", script, "sh", name, list_of_names),
+            cwd=self.project,
+            env=os.environ | variables | {"PATH": PATH} | (fault.variables if number else {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        return process
+
+
+@pytest.fixture
+def pair(project: Render, tmp_path: Path) -> Iterator[Callable[..., Pair]]:
+    """Yield two hosts for the project of a launcher, side by side or with a router of small packets between them."""
+    if reason := hosts.missing("nft", "unshare"):
+        pytest.skip(reason)
+    with ExitStack() as stack:
+
+        def make(launcher: str = "torchrun", mtu: int | None = None) -> Pair:
+            two = stack.enter_context(hosts.hosts_apart(mtu) if mtu else hosts.two_hosts())
+            return Pair(two, project(launcher=launcher), tmp_path)
+
+        yield make
+
+
+def findings(printed: str) -> list[str]:
+    """The lines that tell a fault."""
+    return [line for line in printed.splitlines() if line.startswith(("error:", "warning:"))]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "launch"])
+def test_sound_machines_are_called_sound(launcher: str, pair: Callable[..., Pair], measured: Measured) -> None:
+    told = pair(launcher).examine(Fault({}))
+    assert [code for code, _ in told.values()] == [0, 0], told
+    assert [findings(printed) for _, printed in told.values()] == [[], []]
+    assert told[0][1].splitlines()[-1] == SOUND
+    for row in ("slowest pair: rank", "all-reduce", "broadcast", "gather"):
+        assert re.search(rf"^  {row}.* \d+\.\d{{3}} ms +\d+ MiB/s$", told[0][1], re.MULTILINE), told[0][1]
+    assert told[1][1] == "", "machine 0 speaks for both"
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named_with_its_remedy(name: str, pair: Callable[..., Pair]) -> None:
+    fault = FAULTS[name]
+    if "LD_PRELOAD" in fault.variables and not Path(FAKETIME).exists():
+        pytest.skip("there is no libfaketime: run tests/clusters/install.sh")
+    told = pair().examine(fault)
+    for number, line in fault.lines.items():
+        code, printed = told[number]
+        assert code == fault.code, printed
+        [finding] = findings(printed)
+        assert re.match(line, finding), printed
+        assert printed.count("Traceback") == 0
+    assert all(code == fault.code for code, _ in told.values()), told
+
+
+def test_a_black_hole_for_large_packets_is_named(pair: Callable[..., Pair]) -> None:
+    (code, printed), (other, silent) = pair(mtu=1000).examine(Fault({})).values()
+    assert (code, other, findings(silent)) == (2, 2, []), printed + silent
+    [finding] = findings(printed)
+    lost = r"error: n2: 9000 bytes from n1 do not arrive \(timed out\), and small packets do: lower the MTU of both"
+    assert re.match(lost, finding)
+
+
+def test_a_machine_that_does_not_come_is_named(pair: Callable[..., Pair]) -> None:
+    [(code, printed)] = pair("launch").examine(Fault({}), machines=(0,)).values()
+    assert code == 2
+    assert findings(printed) == [
+        "error: machine 1 has not come to port 29400 of n1 within 20 s: "
+        "start ./launch.sh --doctor there, too, or see what it says"
+    ]
+
+
+def test_machine_0_that_does_not_come_is_named(pair: Callable[..., Pair]) -> None:
+    [(code, printed)] = pair("launch").examine(Fault({}), machines=(1,)).values()
+    assert code == 2
+    [finding] = findings(printed)
+    assert re.match(r"error: n2: nothing listens at HEAD 10\.77\.0\.1:29400: start it there", finding)
+
+
+def submit(cluster: Cluster, project: Path, folder: Path, *options: str, **variables: str) -> tuple[int, str]:
+    """Run sbatch launch.sh --doctor over two nodes. Returns the exit code of the job, and its output."""
+    exported = ",".join(f"{name}={value}" for name, value in {"PATH": PATH, **variables}.items())
+    place = ["--chdir", str(project), "--output", str(folder / "job.log"), "--export", f"ALL,{exported}"]
+    job = cluster.wait(
+        cluster.submit(*place, "--nodes=2", "--ntasks-per-node=1", project / "launch.sh", "--doctor", *ON_CPU, *options)
+    )
+    return job.exit_code, (folder / "job.log").read_text()
+
+
+def test_slurm_is_examined_by_its_tasks(
+    project: Render, slurm_cluster: Cluster, free_port: int, tmp_path: Path
+) -> None:
+    place, run_dir = project(launcher="slurm"), ("--run-dir", str(tmp_path / "runs" / "run"))
+    code, printed = submit(slurm_cluster, place, tmp_path, *run_dir)
+    assert code == 0, printed
+    assert f"0: {SOUND}" in printed.splitlines()
+    assert "error:" not in printed
+    nowhere = {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": str(free_port)}
+    code, printed = submit(slurm_cluster, place, tmp_path, *run_dir, **nowhere)
+    assert code == 2, printed
+    assert re.search(rf"error: n2: rank 0 at 192\.0\.2\.1:{free_port} is out of reach", printed)
+    assert re.search(rf"error: rank 1 has not come to port {free_port} of n1 within 20 s: see what srun says", printed)
+
+
+@pytest.mark.parametrize("mpirun", EACH_MPIRUN)
+def test_mpirun_is_examined_by_its_ranks(mpirun: str, project: Render, tmp_path: Path) -> None:
+    place, variables = project(launcher="mpirun"), environment(mpirun, tmp_path)
+    command = ["./launch.sh", "2", "--doctor", *ON_CPU, "--run-dir", str(tmp_path / "runs" / "run")]
+    assert SOUND in output_of(command, place, variables).splitlines()
+    printed = output_of(["sh", "-c", 'ulimit -n 50; exec "$@"', "sh", *command], place, variables, code=2)
+    assert re.search(r"^error: \S+: a process may open 50 files only, and may need 56: ulimit -n 56$", printed, re.M)
