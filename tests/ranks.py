@@ -20,7 +20,9 @@ from .pace import seconds
 
 # Importing torch takes 20 times as long as the few steps of these tests: one process imports it and forks each rank.
 FORKING = multiprocessing.get_context("forkserver")
-FORKING.set_forkserver_preload([__name__, "torch._dynamo", "torch.distributed.nn.functional", "tqdm", "typeguard", "tyro"])
+FORKING.set_forkserver_preload(
+    [__name__, "torch._dynamo", "torch.distributed.nn.functional", "tqdm", "typeguard", "tyro"]
+)
 # Importing this has looked for GPUs, after which no process that is forked can use one.
 SPAWNING = multiprocessing.get_context("spawn")
 
