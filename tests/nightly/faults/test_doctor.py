@@ -151,7 +151,7 @@ class Pair:
         process = subprocess.Popen(
             self.hosts[number].command("unshare", "--uts", "sh", "-c", script, "sh", name, list_of_names),
             cwd=self.project,
-            env=os.environ | variables | {"PATH": PATH} | (fault.variables if number else {}),
+            env={**os.environ, **variables, "PATH": PATH, **(fault.variables if number else {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
