@@ -106,7 +106,8 @@ def average_gradients(config: Config, world: World, device: torch.device) -> Non
     """Let DistributedDataParallel average gradients as in a run. Raises UserError if they are wrong."""
     HERE.phase = "the average of gradients"
     layer = nn.Linear(1, 1, bias=False, device=device)
-    process_group.wrap(layer, replace(config, compile=False))(numbers(1, world, device)[None]).sum().backward()
+    ddp = process_group.wrap(layer, replace(config, compile=False))
+    ddp(numbers(1, world, device)[None]).sum().backward()
     assert layer.weight.grad is not None
     refuse_wrong(float(layer.weight.grad), (world.world_size + 1) / 2)
 
