@@ -40,8 +40,8 @@ class Host:
 
     def drop(self, hook: str, packets: str) -> None:
         """Let a firewall drop packets, without a word, that come (input) or leave (output), as nft describes them."""
-        table = f"add table inet {hook}; add chain inet {hook} all {{ type filter hook {hook} priority 0; }}"
-        self.run("nft", f"{table}; add rule inet {hook} all {packets} drop")
+        chain = f"add chain inet wall {hook}_chain {{ type filter hook {hook} priority 0; }}"
+        self.run("nft", f"add table inet wall; {chain}; add rule inet wall {hook}_chain {packets} drop")
 
     def processes(self) -> list[int]:
         """The numbers of the processes that run here; the kernel does not count those that only wait to be reaped."""

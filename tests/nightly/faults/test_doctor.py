@@ -23,6 +23,7 @@ PYTHON = str(Path(sys.executable).parent)
 PATH = f"{PYTHON}:{os.environ['PATH']}"
 PORT = 29400  # of launch.sh by default, which the firewalls of these tests know
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
+ANOTHER_CLOCK = {"LD_PRELOAD": FAKETIME, "FAKETIME": "+90s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
 SOUND = "sound: a run can start here"
 # As Docker does: a name of its own for each host, and a list of names. ip gives each command its own mounts.
 NAMED = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2'
@@ -44,6 +45,7 @@ class Fault:
     filters: tuple[tuple[int, str], ...] = ()  # packets that do not come to a machine
     names: str = "{0} n1\n{1} n2\n"  # what machine 1 has in /etc/hosts
     options: tuple[str, ...] = ()
+    launcher: str = "torchrun"
 
 
 FAULTS = {
@@ -107,10 +109,17 @@ FAULTS = {
         {0: r"error: n2: torch is 2\.1\.0, and 2\.\S+ on n1: install the same on both"},
         before={1: OTHER_TORCH},
     ),
+    "another clock, by which torchrun takes machines for dead": Fault(
+        {0: r"error: n2: the clock is (89|90|91) s ahead of that of n1: let chrony set both$"},
+        variables=ANOTHER_CLOCK,
+    ),
     "another clock": Fault(
-        {0: r"warning: n2: the clock is (89|90|91) s ahead of that of n1: let chrony set both"},
+        {
+            0: r"warning: n2: the clock is (89|90|91) s ahead of that of n1: let chrony set both, or times of logs mislead$"
+        },
+        launcher="launch",
         code=0,
-        variables={"LD_PRELOAD": FAKETIME, "FAKETIME": "+90s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"},
+        variables=ANOTHER_CLOCK,
     ),
     "the same host name": Fault(
         {0: r"warning: machines 0 and 1 are both named n1, .*: give each a host name of its own"},
@@ -139,7 +148,9 @@ class Pair:
 
     def _start(self, number: int, fault: Fault, stack: ExitStack) -> subprocess.Popen[str]:
         names = fault.names if number else "{0} n1\n{1} n2\n"
-        (self.folder / f"hosts-{number}").write_text(names.format(*(host.address for host in self.hosts)))
+        (self.folder / f"hosts-{number}").write_text(
+            "127.0.0.1 localhost\n" + names.format(*(host.address for host in self.hosts))
+        )
         for machine, packets in fault.filters:
             if machine == number:
                 self.hosts[number].drop("input", packets)
@@ -196,7 +207,7 @@ def test_a_fault_is_named_with_its_remedy(name: str, pair: Callable[..., Pair]) 
     fault = FAULTS[name]
     if "LD_PRELOAD" in fault.variables and not Path(FAKETIME).exists():
         pytest.skip("there is no libfaketime: run tests/clusters/install.sh")
-    told = pair().examine(fault)
+    told = pair(fault.launcher).examine(fault)
     for number, line in fault.lines.items():
         code, printed = told[number]
         assert code == fault.code, printed
