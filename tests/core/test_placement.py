@@ -207,4 +207,4 @@ def test_the_cause_of_an_error_of_nccl_is_in_the_line(project: Render, tmp_path:
     """NCCL names it in its last line."""
     printed = train_on_ranks(project(), tmp_path / "run", code=2, timeout=60, entry=join_with_a_gpu_twice)
     [error] = [line for line in printed[0].splitlines() if line.startswith("error: ")]
-    assert error.endswith("invalid usage Last error: Duplicate GPU detected : rank 1 and rank 0")
+    assert "invalid usage Last error: Duplicate GPU detected : rank 1 and rank 0; launch.sh --doctor" in error
