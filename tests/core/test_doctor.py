@@ -192,7 +192,7 @@ def test_what_looks_who_listens_is_no_guest(doctor: Any, machine: Any, tmp_path:
 def test_a_lock_that_holds_on_one_machine_only_is_a_warning(doctor: Any, machine: Any, tmp_path: Path) -> None:
     (tmp_path / "seen").touch()  # as another machine sees it whose lock does not come here
     [line] = [doctor.Member(report(machine, 1), tmp_path).look("seen")]
-    assert line.startswith(f"warning: n2: {tmp_path}: file locks hold on one machine only, and sweep.py needs them")
+    assert line.startswith(f"warning: n2: {tmp_path}: file locks do not hold between machines, and sweep.py needs them")
 
 
 def run_doctor() -> None:
