@@ -171,7 +171,7 @@ def test_who_does_not_come_is_named(
     monkeypatch.setattr(doctor, "LIMIT", 1.0)
     members = [doctor.Member(report(machine, number), tmp_path) for number in (0, 2)]
     line = f"error: machine 1 has not come to port {free_port} of n1 within 1 s: "
-    expected = [f"{line}start ./launch.sh --doctor there, too, or see what it says"]
+    expected = [f"{line}start ./launch.sh --doctor there, too"]
     assert meet(doctor, members, 3, free_port) == [expected, expected]
     [problem] = meet(doctor, members[1:], 3, free_port)
     where = f"{free_port} leads to 127.0.0.1, this machine itself: give its address, or mend /etc/hosts"

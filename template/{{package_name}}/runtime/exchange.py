@@ -15,7 +15,7 @@ from .exits import ExitCode, UserError
 from .heartbeat import HERE
 from .launcher import World
 
-TIMEOUT = 20  # seconds that a rank may wait for another, unless --timeout says
+TIMEOUT = 60  # seconds that a rank may wait for another, which may import torch slowly, unless --timeout says
 TIMES = 3  # of each measurement, of which the fastest counts
 MIB = 2**20
 

@@ -114,9 +114,7 @@ FAULTS = {
         variables=ANOTHER_CLOCK,
     ),
     "another clock": Fault(
-        {
-            0: r"warning: n2: the clock is (89|90|91) s ahead of that of n1: let chrony set both, or times of logs"
-        },
+        {0: r"warning: n2: the clock is (89|90|91) s ahead of that of n1: let chrony set both, or times of logs"},
         launcher="launch",
         code=0,
         variables=ANOTHER_CLOCK,
@@ -229,8 +227,7 @@ def test_a_machine_that_does_not_come_is_named(pair: Callable[..., Pair]) -> Non
     [(code, printed)] = pair("launch").examine(Fault({}), machines=(0,)).values()
     assert code == 2
     assert findings(printed) == [
-        "error: machine 1 has not come to port 29400 of n1 within 20 s: "
-        "start ./launch.sh --doctor there, too, or see what it says"
+        "error: machine 1 has not come to port 29400 of n1 within 20 s: " "start ./launch.sh --doctor there, too"
     ]
 
 
@@ -238,7 +235,9 @@ def test_machine_0_that_does_not_come_is_named(pair: Callable[..., Pair]) -> Non
     [(code, printed)] = pair("launch").examine(Fault({}), machines=(1,)).values()
     assert code == 2
     [finding] = findings(printed)
-    assert re.match(r"error: n2: nothing listens at HEAD 10\.77\.0\.1:29400: start it there", finding)
+    assert re.match(
+        r"error: n2: nothing listens at HEAD 10\.77\.0\.1:29400: start ./launch.sh --doctor there, too", finding
+    )
 
 
 def submit(cluster: Cluster, project: Path, folder: Path, *options: str, **variables: str) -> tuple[int, str]:
@@ -262,7 +261,7 @@ def test_slurm_is_examined_by_its_tasks(
     nowhere = {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": str(free_port)}
     code, printed = submit(slurm_cluster, place, tmp_path, *run_dir, **nowhere)
     assert code == 2, printed
-    assert re.search(rf"error: n2: rank 0 at 192\.0\.2\.1:{free_port} is out of reach", printed)
+    assert re.search(rf"error: n2: .*rank 0 at 192\.0\.2\.1:{free_port}", printed)
     assert re.search(rf"error: rank 1 has not come to port {free_port} of n1 within 20 s: see what srun says", printed)
 
 
