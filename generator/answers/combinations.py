@@ -181,7 +181,8 @@ def assign(combinations: Sequence[Combination], parts: int) -> dict[Combination,
     room = dict.fromkeys(range(1, parts + 1), math.ceil(len(combinations) / parts))
     assigned = {}
     for combination in sorted(combinations, key=lambda combination: digest(combination.name)):
-        liked = max((number for number in room if room[number]), key=lambda number: digest(combination.name, number))
+        name = combination.name
+        liked = max((number for number in room if room[number]), key=lambda number: digest(name, number))
         room[liked] -= 1
         assigned[combination] = liked
     return assigned

@@ -8,7 +8,8 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -21,7 +22,9 @@ import jinja2
 from plumbum import local
 
 from generator.answers.combinations import Combination, shaping_questions
+from generator.answers.dependence import groups_of_answers
 from generator.answers.ownership import read_ownership
+from generator.answers.questions import Question
 from generator.render.cache import Cache, Remembered
 from generator.render.processes import interrupts_kept_from_children
 from generator.render.project import RenderError, assert_understood, code_digests, run_copier, tree_digest
@@ -144,7 +147,7 @@ def partials_read(template: Path) -> frozenset[str]:
 
 
 def legal_combinations(template: Path, workers: Workers, cache: Cache | None = None) -> list[Combination]:
-    """Ask Copier about every combination, and return those that it accepts, in the order of copier.yml.
+    """Find out from Copier which combinations it accepts, and return them in the order of copier.yml.
 
     Raises RenderError if Copier accepts none, or understands an answer as another one.
     """
@@ -164,15 +167,43 @@ def legal_combinations(template: Path, workers: Workers, cache: Cache | None = N
 
 
 def ask_about(product: Sequence[Combination], template: Path, workers: Workers) -> tuple[list[bool], frozenset[str]]:
-    """Say of each combination whether Copier accepts it, and which partials were read to find that out."""
+    """Say of each combination whether Copier accepts it, and which partials were read to find that out.
+
+    Answers that no text of copier.yml reads together are asked about one after another, beside the defaults.
+    """
+    defaults = {question.key: first_answer(question) for question in shaping_questions(template)}
+    groups = groups_of_answers(template)
+    parts = {each: [beside(defaults, each, group) for group in groups] for each in product}
+    verdicts, partials = ask([*dict.fromkeys(itertools.chain(*parts.values()))], template, workers)
+    if not verdicts[Combination.of(defaults)]:  # nothing is legal beside them
+        verdicts, partials = ask(product, template, workers)
+        return [verdicts[each] for each in product], partials
+    return [all(verdicts[part] for part in parts[each]) for each in product], partials
+
+
+def first_answer(question: Question) -> Any:
+    """Return the default of a question with choices, or its first choice if the default is computed."""
+    values = [choice.value for choice in question.choices]
+    return question.default if question.default in values else values[0]
+
+
+def beside(defaults: Mapping[str, Any], combination: Combination, group: AbstractSet[str]) -> Combination:
+    """Return the defaults with a combination's answers to a group of questions."""
+    return Combination.of({**defaults} | {key: value for key, value in combination.answers if key in group})
+
+
+def ask(
+    combinations: Sequence[Combination], template: Path, workers: Workers
+) -> tuple[dict[Combination, bool], frozenset[str]]:
+    """Ask Copier whether it accepts each of these; return that, and the partials that it read."""
     with tempfile.TemporaryDirectory() as folder:
         # Without the files that it writes, asking a template takes a third of the time.
         questions = Path(folder) / "questions"
         (questions / "template").mkdir(parents=True)
         shutil.copy2(template / "copier.yml", questions)
         shutil.copytree(template / "partials", questions / "partials")
-        size = max(1, len(product) // (4 * workers.processes))
+        size = max(1, len(combinations) // (4 * workers.processes))
         with interrupts_kept_from_children():
-            answers = workers.pool.map(functools.partial(is_legal, questions), product, chunksize=size)
+            answers = workers.pool.map(functools.partial(is_legal, questions), combinations, chunksize=size)
         verdicts, partials = zip(*answers, strict=True)
-    return list(verdicts), frozenset().union(*partials)
+    return dict(zip(combinations, verdicts, strict=True)), frozenset().union(*partials)

@@ -18,7 +18,7 @@ import pytest
 from generator.answers.combinations import Combination, covering, shard
 from generator.answers.questions import TEMPLATE
 from generator.render.project import NAME
-from generator.render.workers import Workers
+from generator.render.workers import Workers, ask, legal_combinations
 from tests.answer_space import PRODUCT, name_of, names
 from tests.commands import ddp_template
 from tests.core.test_matrix import everything_in
@@ -51,6 +51,27 @@ def test_a_sample_is_in_the_matrix_where_copier_accepts_it(
     for answers in chance.sample(listed, 30) + chance.sample(others, 30):
         accepted = copier_accepts(answers, snapshot, tmp_path / "nowhere")
         assert accepted == (name_of(answers) in all_names), answers
+
+
+def test_what_is_legal_is_what_copier_says_of_each_combination(all_names: list[str], snapshot: Path) -> None:
+    every = [Combination.of(answers) for answers in PRODUCT]
+    with Workers() as workers:
+        verdicts, _ = ask(every, snapshot, workers)
+    assert all_names == [each.name for each in every if verdicts[each]]
+
+
+@pytest.mark.parametrize("default", ["backend=nccl", "backend=mpi"])
+def test_what_is_legal_does_not_hang_on_the_defaults(
+    default: str, snapshot: Path, tmp_path: Path, all_names: list[str]
+) -> None:
+    """Beside the backend mpi, no answer is legal but another launcher: then Copier is asked about each combination."""
+    template = shutil.copytree(snapshot, tmp_path / "template")
+    questions = (template / "copier.yml").read_text()
+    before, changed = "default: auto", f"default: {default.partition('=')[2]}"
+    assert questions.count(before) == 1
+    (template / "copier.yml").write_text(questions.replace(before, changed))
+    with Workers() as workers:
+        assert names(legal_combinations(template, workers)) == all_names
 
 
 @pytest.fixture(scope="module")
