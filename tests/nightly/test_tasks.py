@@ -1,12 +1,19 @@
-"""Every task that the template offers trains to what it promises, on two processes and with its default options."""
+"""Every task trains to what it promises; every launcher starts, stops and resumes it, and its export predicts."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from generator.check.train.samples import samples_of
+from tests.cold.test_launchers import COMMAND, LAUNCHERS
 from tests.conftest import Render
-from tests.launching import train
+from tests.launching import output_of, train
+from tests.pace import seconds
 
 # What is promised of the best evaluation of a run: a metric, and its smallest and its largest value.
 PROMISED = {
@@ -23,3 +30,52 @@ def test_a_task_trains_to_what_it_promises(task: str, own_project: Render, tmp_p
     train(own_project(task=task), tmp_path / "run", timeout=600)
     best = json.loads((tmp_path / "run" / "result.json").read_text())["best"]
     assert smallest <= best[metric] <= largest
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
+    """What a check says of each task on each launcher, with the folder that it has kept, with project and run."""
+    place = tmp_path_factory.mktemp("check")
+    answers = ["backend=auto", "amp=none", "sync_bn=false", "logging=csv"]
+    command = [COMMAND, "check", *answers, "--launchers", "real", "--keep", "--json", str(place / "check.json")]
+    env = {**os.environ, "TMPDIR": str(place)}
+    subprocess.run(command, env=env, capture_output=True, timeout=seconds(1800))
+    report = json.loads((place / "check.json").read_text())
+    folders = {folder.name: str(folder) for folder in place.glob("*/*-*")}
+    found = [each | {"folder": folders[each["name"]]} for each in report["combinations"]]
+    return {(each["answers"]["task"], each["answers"]["launcher"]): each for each in found}
+
+
+def predictions(task: str, folder: Path) -> list[str]:
+    """Export the best checkpoint of a run, and return what predict.py says of some files of its task."""
+    project, run_dir = folder / "project", folder / "cold"
+    samples = samples_of({task}, folder / "samples").get(task)
+    files = {
+        "digits": [project / "ddp_project" / "digits.npz"],
+        "images": sorted(samples.glob("val/*/*")) if samples else [],
+        "language": [project / "train.py"],
+        "tabular": [samples],
+    }[task]
+    output_of([sys.executable, "export.py", run_dir], project, os.environ, timeout=60)
+    said = folder / "predictions.jsonl"
+    command = [sys.executable, "predict.py", run_dir / "export", *map(str, files), "--to", said]
+    output_of(command, project, os.environ, timeout=60)
+    return said.read_text().splitlines()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("task", PROMISED)
+def test_every_launcher_trains_stops_and_resumes_a_task_whose_export_predicts(
+    task: str, launcher: str, checked: dict[tuple[str, str], dict[str, Any]]
+) -> None:
+    result = checked[task, launcher]
+    said = "\n".join(failure["text"] for failure in result["failures"])
+    if "is not installed here" in said:
+        pytest.skip(f"the launcher of {launcher} is not installed here: run tests/clusters/install.sh")
+    assert said == ""
+    found = predictions(task, Path(result["folder"]))
+    assert len(found) > 0
+    assert all(json.loads(line) for line in found)
+    # All launchers have trained the same weights.
+    if launcher != "spawn":
+        assert found == predictions(task, Path(checked[task, "spawn"]["folder"]))
