@@ -62,7 +62,7 @@ def test_an_update_is_taken_over(project: Path, made_up: MadeUp, shell: Shell) -
     release_next(made_up)
     guide, before = read_guide(project), read_files(project)
     # As one session: `cd -` goes back to where the first commands were typed. Not even set -e ends it in `a && b`.
-    shell(f"set -e\n{guide.start}{guide.finish}test $? = 0\n{guide.take_over}", project)
+    shell(f"set -e\n{guide.start}test $? = 0\n{guide.finish}test $? = 0\n{guide.take_over}", project)
     after = read_files(project)
     for path, text in {
         "train.py": "run.model.eval()  # no dropout",
