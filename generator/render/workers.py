@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import copier._main
 import copier._template
 import jinja2
 from plumbum import local
@@ -81,6 +82,7 @@ def prepare(closed: Connection) -> None:
     local.env["PATH"] = ""  # without git, Copier does not ask it about each file that it writes
     keep_compiled()
     keep_loaded()
+    keep_combined()
 
 
 def end_with(closed: Connection) -> None:
@@ -116,6 +118,23 @@ def keep_loaded() -> None:
         return pickle.dumps(load_anew(*arguments))
 
     copier._template.load_template_config = lambda *arguments: pickle.loads(load_once(*arguments))
+
+
+def keep_combined() -> None:
+    """Let Copier combine the answers once for all files that it writes, and not for each part of their paths.
+
+    Nothing changes an answer meanwhile.
+    """
+    worker: Any = copier._main.Worker
+    render_template, answers_file = worker._render_template, worker.answers_relpath.fget
+
+    def render_with_context_kept(self: Any) -> None:
+        context, kept = self._render_context(), self.answers_relpath
+        vars(self).update(_render_context=lambda: dict(context), kept_answers_file=kept)
+        render_template(self)
+
+    worker._render_template = render_with_context_kept
+    worker.answers_relpath = property(lambda self: vars(self).get("kept_answers_file") or answers_file(self))
 
 
 def is_legal(questions: Path, combination: Combination) -> tuple[bool, frozenset[str]]:
