@@ -77,6 +77,7 @@ def measure_check(clone: Path, name: str, wanted: list[str]) -> Record:
         "name": name,
         "combinations": report["counts"]["total"],
         "cached": report["counts"]["cached"],
+        "shared": report["counts"]["shared"],
         "wall": round(ended.wall, 2),
         "stages": {stage: round(seconds, 2) for stage, seconds in report["stages"].items()},
         "peak_memory": ended.peak_memory,

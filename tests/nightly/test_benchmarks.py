@@ -50,6 +50,7 @@ CHECK = {
     "name": "cold",
     "combinations": 480,
     "cached": 384,
+    "shared": 72,
     "wall": 240.0,
     "stages": {"render": 8.0, "train": 40.0, "resume": 20.0, "format": 0.1, "lint": 0.1, "types": 32.0, "agree": 0.0},
     "peak_memory": 3 * 2**30,
@@ -69,11 +70,12 @@ def cells(table: str) -> list[list[str]]:
 
 
 def test_the_table_of_checks_tells_times_and_combinations_a_minute() -> None:
-    known = {**CHECK, "name": "cached", "cached": 480, "stages": {"render": 8.0}}
+    known = {**CHECK, "name": "cached", "cached": 480, "shared": 0, "stages": {"render": 8.0}}
     rows = {first: rest for first, *rest in cells(check_table({"checks": [CHECK, known]}))}
-    assert rows["ofthesetrainedanew"] == ["96", "0"]
+    assert rows["ofthesenotknownbefore"] == ["96", "0"]
+    assert rows["ofthesetrained,theothersaspartsofthem"] == ["24", "0"]
     assert rows["wholecheck"] == ["4min00s(120/min)", "4min00s(120/min)"]
-    assert rows["trainandresume"] == ["1min00s(96/min)", "-"]  # of what was trained
+    assert rows["trainandresume"] == ["1min00s(96/min)", "-"]  # of what was not known
     assert rows["types"] == ["32s(180/min)", "-"]
     assert rows["largestmemory"] == ["3.0GiB", "3.0GiB"]
 
