@@ -10,12 +10,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 .venv/bin/pip install --quiet --constraint constraints.txt --constraint tests/constraints.txt --editable ".[test]"
 sh tests/clusters/install.sh
 
-# One more than there are cores, since tests wait now and then; the nightly ones wait for most of their time.
-at_once=$(($(nproc) + 1)) chosen=() options=() folders=(tests/unit tests/core tests/cold)
+# Two more than there are cores, since tests wait now and then.
+at_once=$(($(nproc) + 2)) chosen=() options=() folders=(tests/unit tests/core tests/cold)
 while [ $# -gt 0 ]; do
     case $1 in
     --all) folders+=(tests/nightly) ;;
-    --slice) folders=(tests/nightly) at_once=$(($(nproc) + 2)) options+=(--slice "${2:?give I/N, such as 2/5, or auto}") && shift ;;
+    --slice) folders=(tests/nightly) options+=(--slice "${2:?give I/N, such as 2/5, or auto}") && shift ;;
     --durations) options+=(--costs) ;;
     tests/*) chosen+=("$1") ;;
     *) options+=("$1") ;;
