@@ -56,16 +56,16 @@ def check_tasks(place: Path) -> dict[tuple[str, str], dict[str, Any]]:
 def predictions(task: str, folder: Path) -> list[dict[str, Any]]:
     """Export the best checkpoint of a run, and return what predict.py says of some files of its task."""
     project, run_dir = folder / "project", folder / "cold"
-    samples = samples_of({task}, folder / "samples").get(task)
-    files: list[Any] = {
+    samples = samples_of({task}, folder / "samples").get(task, project)
+    files: dict[str, list[Path]] = {
         "digits": [project / "ddp_project" / "digits.npz"],
-        "images": sorted(samples.glob("val/*/*")) if samples else [],
+        "images": sorted(samples.glob("val/*/*")),
         "language": [project / "train.py"],
         "tabular": [samples],
-    }[task]
+    }
     output_of([sys.executable, "export.py", run_dir], project, os.environ, timeout=60)
     said = folder / "predictions.jsonl"
-    command = [sys.executable, "predict.py", run_dir / "export", *map(str, files), "--to", said]
+    command = [sys.executable, "predict.py", run_dir / "export", *files[task], "--to", said]
     output_of(command, project, os.environ, timeout=60)
     found = [json.loads(line) for line in said.read_text().splitlines()]
     return [{key: value for key, value in each.items() if key != "file"} for each in found]
