@@ -65,7 +65,7 @@ def predictions(task: str, folder: Path) -> list[dict[str, Any]]:
     }
     output_of([sys.executable, "export.py", run_dir], project, os.environ, timeout=60)
     said = folder / "predictions.jsonl"
-    command = [sys.executable, "predict.py", run_dir / "export", *files[task], "--to", said]
+    command: list[str | Path] = [sys.executable, "predict.py", run_dir / "export", *files[task], "--to", said]
     output_of(command, project, os.environ, timeout=60)
     found = [json.loads(line) for line in said.read_text().splitlines()]
     return [{key: value for key, value in each.items() if key != "file"} for each in found]
