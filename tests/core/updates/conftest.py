@@ -1,5 +1,0 @@
-"""Histories of the template."""
-
-from tests.histories import history, made_up, old_project, scratch, workers
-
-__all__ = ["history", "made_up", "old_project", "scratch", "workers"]

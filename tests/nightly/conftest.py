@@ -1,5 +1,0 @@
-"""A browser."""
-
-from tests.browser import browser
-
-__all__ = ["browser"]
