@@ -13,6 +13,7 @@ import yaml
 from generator.answers.questions import TEMPLATE, read_questions
 from generator.check.results import STAGES
 from tests.conftest import Render
+from tests.launching import LAUNCHERS
 from tests.maintaining import read_page
 from tests.nightly.test_mutants import MUTANTS
 from tools.docs.check import NOT_MEASURED
@@ -95,7 +96,7 @@ def test_a_command_prints_what_the_page_shows(session: str, tmp_path: Path) -> N
         assert re.fullmatch(pattern, done.stdout, re.DOTALL), done.stdout
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn", "launch", "slurm", "mpirun"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> None:
     place = project(launcher=launcher, amp="torch")
     shown = subprocess.run(
@@ -119,6 +120,8 @@ def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> No
         "--name",
         "--array",
         "--wrap",
+        "--patch",
+        "--type",
     }
     named = (
         set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme)) - others - {"--allow-run-as-root", "--backend-store-uri"}
@@ -128,7 +131,7 @@ def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> No
         assert option in shown.stdout, f"README.md names {option}"
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn", "launch", "slurm", "mpirun"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_sweep_of_wandb_that_a_readme_shows_is_one_of_the_project(launcher: str, project: Render) -> None:
     place = project(launcher=launcher, logging="wandb")
     [shown] = re.findall(r"^```yaml\n(.*?)^```", (place / "README.md").read_text(), re.MULTILINE | re.DOTALL)
