@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -161,7 +162,7 @@ class JobSet:
     @property
     def output(self) -> str:
         """All that the pods have printed."""
-        return "".join(file.read_text() for file in sorted(self.cluster.folder.glob("pod-*.log")))
+        return "".join(file.read_text() for file in sorted(self.cluster.folder.glob("*.log")))
 
     def start(self, late: float = 0) -> None:
         """Start the pods, node 0 some seconds after the others."""
@@ -176,9 +177,9 @@ class JobSet:
         names = self.cluster.folder / "hosts"
         with open(names, "a") as file:  # the names of pods become known when they have an address
             file.write(f"{host.address} {pod}.{self.name}.default.svc.cluster.local {pod}.{self.name} {pod}\n")
-        place = self.cluster.folder / f"{pod}-{self.restarts}"
-        shutil.copytree(self.cluster.image, place)
-        output = self.cluster.folder / f"pod-{self.restarts}-{number}.log"
+        place = Path(tempfile.mkdtemp(prefix=f"{pod}-", dir=self.cluster.folder))
+        shutil.copytree(self.cluster.image, place, dirs_exist_ok=True)
+        output = place.with_suffix(".log")
         shared = str(self.template.get("shareProcessNamespace", False)).lower()
         volumes = [pod, str(names), *self.volumes(), shared]
         trainer = self.cluster.job["spec"]["trainer"]

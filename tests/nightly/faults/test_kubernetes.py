@@ -16,11 +16,11 @@ from tests import hosts
 from tests.conftest import Measured, Render
 from tests.jobset import CORES, Cluster, JobSet, missing
 from tests.launching import ON_CPU, assert_same_weights, checkpoint, launch_command, output_of
-from tests.nightly.test_signals import wait_for_steps
+from tests.nightly.test_signals import FOR_EVER, wait_for_steps
 from tests.pace import seconds
 
 STEPS = ("--max-steps", "400", "--save-every", "20", "--eval-every", "1000", "--epochs", "1000")
-HEAD_TIMEOUT = 10  # of launch.sh, where it is not to be ten minutes
+HEAD_TIMEOUT = 20  # of launch.sh, where it is not to be ten minutes
 NOTHING: Mapping[str, str] = {}
 Submit = Callable[..., JobSet]
 
@@ -113,7 +113,7 @@ def test_the_doctor_examines_nodes_that_start_late(submit: Submit) -> None:
 
 def test_launch_sh_ends_where_node_0_is_out_of_reach(submit: Submit, measured: Measured) -> None:
     """Also as the first process of its container, which no signal from within could end if it were process 1."""
-    jobset = submit(*STEPS, "--timeout", "5", env={"HEAD_TIMEOUT": str(HEAD_TIMEOUT)})
+    jobset = submit(*FOR_EVER, env={"HEAD_TIMEOUT": str(HEAD_TIMEOUT)})
     wait_for_steps(jobset.run_dir)
     jobset.hosts[0].set_link("down")
     cut = time.perf_counter()
