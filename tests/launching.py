@@ -9,9 +9,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import jinja2
 import pytest
 import torch
+import yaml
 
+from generator.answers.questions import TEMPLATE, read_questions
 from tests import mpi
 
 from .pace import seconds
@@ -19,7 +22,14 @@ from .pace import seconds
 ON_CPU = ("--device", "cpu", "--backend", "gloo")
 ON_GPU = ("--device", "cuda", "--backend", "nccl")
 ON_DEVICE = ("--device", "cuda", "--backend", "gloo") if torch.cuda.is_available() else ON_CPU  # ranks may share it
+LAUNCHERS = [choice.value for each in read_questions() if each.key == "launcher" for choice in each.choices]
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+def node_launcher(launcher: str) -> str:
+    """Return what starts the ranks of one machine, as copier.yml computes it."""
+    computed = yaml.safe_load((TEMPLATE / "copier.yml").read_text())["node_launcher"]["default"]
+    return jinja2.Template(computed).render(launcher=launcher)
 
 
 def launch_command(launcher: str, processes: int, folder: Path) -> list[str]:

@@ -25,20 +25,20 @@ class Ownership:
         return self.yours.match_file(path) or self.dropped.match_file(path)
 
 
-def read_ownership(template: Path = TEMPLATE, package_name: str = "ddp_project") -> Ownership:
-    """Read it from the settings of a version of the template, for projects of that package name."""
+def read_ownership(template: Path = TEMPLATE, **answers: Any) -> Ownership:
+    """Read it from the settings of a version of the template, for projects with these answers, else defaults."""
     settings = yaml.safe_load((template / "copier.yml").read_text())
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
-    answers = {question.key: question.default for question in read_questions(template)}
+    defaults = {question.key: question.default for question in read_questions(template)}
+    names = defaults | {"package_name": "ddp_project"} | answers
 
-    def patterns(key: str, operation: str, before: Mapping[str, Any] = answers) -> list[str]:
-        own = {"package_name": package_name, "_copier_operation": operation, "_external_data": {"before": before}}
-        names = answers | own
-        return [environment.from_string(pattern).render(names) for pattern in settings.get(key, [])]
+    def patterns(key: str, operation: str, before: Mapping[str, Any]) -> list[str]:
+        about = {"_copier_operation": operation, "_external_data": {"before": before}}
+        return [environment.from_string(pattern).render(names | about) for pattern in settings.get(key, [])]
 
-    on_copy = patterns("_exclude", "copy")
-    yours = [pattern for pattern in patterns("_exclude", "update") if pattern not in on_copy]
-    skipped = patterns("_skip_if_exists", "update")
+    on_copy = patterns("_exclude", "copy", {})
+    yours = [pattern for pattern in patterns("_exclude", "update", names) if pattern not in on_copy]
+    skipped = patterns("_skip_if_exists", "update", names)
     from_older = patterns("_exclude", "update", {})
     specs = [*yours, *skipped], on_copy, [pattern for pattern in yours if pattern not in from_older]
     return Ownership(*map(GitIgnoreSpec.from_lines, specs))

@@ -137,6 +137,7 @@ def code_digests(project: Path, owned: Ownership) -> tuple[str, str]:
     """Return hashes of what a run is made of: of the template's code, and of the owner's files; tests aside."""
     files = [(path, hashlib.sha256(content).hexdigest()) for path, (_, content) in read_files(project).items()]
     files = [(path, digest) for path, digest in files if not path.startswith("tests/")]
-    own = [file for file in files if owned.yours.match_file(file[0])]
+    in_packages = [file for file in files if (project / file[0]).with_name("__init__.py").exists()]
+    own = [file for file in in_packages if owned.yours.match_file(file[0])]
     code = [file for file in files if file[0].endswith(".py") and file not in own]
     return hashlib.sha256(repr(code).encode()).hexdigest(), hashlib.sha256(repr(own).encode()).hexdigest()

@@ -155,7 +155,7 @@ def render_combination(template: Path, combination: Combination, destination: Pa
     FILES_READ.clear()
     recorded = run_copier(destination, answers, template)
     assert_understood(answers, recorded)
-    owned = ownership(template, str(recorded.get("package_name", "")))
+    owned = ownership(template, package_name=recorded.get("package_name", ""))
     return Rendered(tree_digest(destination), *code_digests(destination, owned), partials_read(template))
 
 

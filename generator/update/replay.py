@@ -126,7 +126,7 @@ def carry(template: Path, route: Route, answers: Answers, folder: Path) -> list[
     recorded, answers = recorded_answers(old), recorded_answers(new)
     changed = [key for key in recorded if key in answers and recorded[key] != answers[key]]
     words = [f"the answer {key}={text(recorded[key])} became {text(answers[key])}" for key in changed]
-    owned = read_ownership(template, answers["package_name"])
+    owned = read_ownership(template, **answers)
     fresh = fresh_copy(template, route[-1], answers, folder / "fresh")
     expected = with_kept_files(fresh, read_files(old), owned)
     words += [f"after the update {difference}" for difference in differing(read_files(new), expected)]
@@ -178,14 +178,16 @@ def there_and_back(template: Path, version: str, pair: tuple[Answers, Answers], 
     before = read_files(project)
     wrong = change_answers(template, version, project, {**pair[1], **kept})
     if not wrong:
+        owned = read_ownership(template, **{**pair[0], **kept})
+        expected = with_kept_files(before, read_files(project), owned)
         wrong = change_answers(template, version, project, {**pair[0], **kept})
-        wrong += [f"there and back, {words}" for words in differing(read_files(project), before)]
+        wrong += [f"there and back, {words}" for words in differing(read_files(project), expected)]
     return wrong
 
 
 def change_answers(template: Path, version: str, project: Path, answers: Answers) -> list[str]:
     """Change answers by an update, and say what is wrong after it, and after another one that changes nothing."""
-    before, owned = read_files(project), read_ownership(template, answers[KEPT_ANSWER])
+    before, owned = read_files(project), read_ownership(template, **answers)
     said = "with " + " ".join(f"{key}={text(value)}" for key, value in answers.items())
     try:
         update(project, version, answers)

@@ -8,26 +8,26 @@ from typing import Any
 
 import pytest
 
-from generator.answers.questions import TEMPLATE, read_questions
+from tests.launching import LAUNCHERS, node_launcher
 from tests.pace import seconds
 
 COMMAND = str(Path(sys.executable).with_name("ddp-template"))
-[LAUNCHERS] = [
-    [choice.value for choice in question.choices] for question in read_questions(TEMPLATE) if question.key == "launcher"
-]
+# The others start the ranks of a machine by one of these.
+OF_ONE_MACHINE = [launcher for launcher in LAUNCHERS if node_launcher(launcher) == launcher]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What one check of all launchers says of each; those that are missing here are named in the output."""
     report = tmp_path_factory.mktemp("check") / "check.json"
-    answers = ["task=digits", "backend=auto", "amp=none", "sync_bn=false", "logging=csv"]
+    others = ["task=digits", "backend=auto", "amp=none", "sync_bn=false", "logging=csv"]
+    answers = [f"launcher={','.join(OF_ONE_MACHINE)}", *others]
     command = [COMMAND, "check", *answers, "--launchers", "real", "--json", str(report)]
     subprocess.run(command, capture_output=True, timeout=seconds(600))
     return {each["answers"]["launcher"]: each for each in json.loads(report.read_text())["combinations"]}
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", OF_ONE_MACHINE)
 def test_cold_processes_of_a_launcher_give_what_forked_ranks_give(
     launcher: str, results: dict[str, dict[str, Any]]
 ) -> None:

@@ -13,6 +13,7 @@ import yaml
 from generator.answers.questions import TEMPLATE, read_questions
 from generator.check.results import STAGES
 from tests.conftest import Render
+from tests.launching import LAUNCHERS
 from tests.maintaining import read_page
 from tests.nightly.test_mutants import MUTANTS
 from tools.docs.check import NOT_MEASURED
@@ -71,7 +72,8 @@ def test_each_promise_has_a_test_and_what_it_measured(page: str) -> None:
         commands = re.findall(r"^`scripts/test\.sh (?:-m \"[^\"]+\" |-m \S+ )?(.*)`$", section, re.MULTILINE)
         assert commands, section
         assert all((TEMPLATE / path).is_file() for command in commands for path in command.split()), section
-        told_in_words = section.startswith(("On GPUs", "A disk", "A worker of a sweep", "A run that", "Security"))
+        in_words = ("On GPUs", "A disk", "A worker of a sweep", "A job of Kubernetes", "A run that", "Security")
+        told_in_words = section.startswith(in_words)
         assert "| case | measured |" in section or told_in_words, section
     assert NOT_MEASURED not in text
 
@@ -95,7 +97,7 @@ def test_a_command_prints_what_the_page_shows(session: str, tmp_path: Path) -> N
         assert re.fullmatch(pattern, done.stdout, re.DOTALL), done.stdout
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn", "launch", "slurm", "mpirun"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> None:
     place = project(launcher=launcher, amp="torch")
     shown = subprocess.run(
@@ -119,6 +121,9 @@ def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> No
         "--name",
         "--array",
         "--wrap",
+        "--patch",
+        "--type",
+        "--cascade",
     }
     named = (
         set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme)) - others - {"--allow-run-as-root", "--backend-store-uri"}
@@ -128,7 +133,7 @@ def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> No
         assert option in shown.stdout, f"README.md names {option}"
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn", "launch", "slurm", "mpirun"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_sweep_of_wandb_that_a_readme_shows_is_one_of_the_project(launcher: str, project: Render) -> None:
     place = project(launcher=launcher, logging="wandb")
     [shown] = re.findall(r"^```yaml\n(.*?)^```", (place / "README.md").read_text(), re.MULTILINE | re.DOTALL)

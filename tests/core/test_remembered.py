@@ -76,8 +76,10 @@ def test_an_edit_of_a_logger_does_not_ask_again_what_is_legal(
         monkeypatch.undo()
         shutil.copy(TEMPLATE / "partials/validators.jinja", template / "partials/validators.jinja")
         append(template / "partials/validators.jinja", "{# more #}\n")
-        monkeypatch.setattr("generator.render.workers.ask_about", lambda *_: ([True] * 2400, frozenset[str]()))
-        assert len(legal_combinations(template, workers, cache)) == 2400, "asked again"
+        monkeypatch.setattr(
+            "generator.render.workers.ask_about", lambda product, *_: ([True] * len(product), frozenset[str]())
+        )
+        assert len(legal_combinations(template, workers, cache)) > len(legal), "asked again"
 
 
 Usage = namedtuple("Usage", ["free"])

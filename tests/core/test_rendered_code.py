@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from generator.answers.ownership import read_ownership
 from generator.answers.questions import TEMPLATE, read_questions
 from generator.render.project import RenderError, read_files, recorded_answers
 from tests.conftest import Render
+from tests.launching import node_launcher
 
 Choice = tuple[str, Any]  # key of a question and the value of one of its choices
 WithChoice = Callable[[Choice], Path]
@@ -37,6 +39,7 @@ TRACES: dict[Choice, str] = {
     ("launcher", "launch"): r"distributed\.launch|--local-rank",
     ("launcher", "slurm"): r"slurm|srun|sbatch",
     ("launcher", "mpirun"): r"mpirun|mpich|open.mpi|\bOMPI_|\bPMI_",
+    ("launcher", "kubernetes"): r"kube|\bPET_|docker build",
     ("amp", "torch"): r"autocast|GradScaler|\"bf16\"",
     ("amp", "apex"): r"apex|opt_level",
     ("sync_bn", True): r"SyncBatchNorm|sync_bn",
@@ -96,14 +99,15 @@ def test_the_variants_have_every_choice_of_every_question(with_choice: WithChoic
 @each_variant
 def test_shell_scripts_are_valid_and_can_be_started_as_the_readme_says(with_choice: WithChoice, choice: Choice) -> None:
     project = with_choice(choice)
-    scripts = [path for path in project.iterdir() if path.is_file() and path.read_bytes().startswith(b"#!")]
+    scripts = [path for path in project.rglob("*") if path.is_file() and path.read_bytes().startswith(b"#!")]
     for script in scripts:
         assert script.read_text().startswith("#!/usr/bin/env bash\n")
-        subprocess.run(["bash", "-n", script], check=True)
+    shellcheck = str(Path(sys.executable).with_name("shellcheck"))
+    subprocess.run([shellcheck, "--norc", *scripts], check=True)
     readme = (project / "README.md").read_text()
-    started = {project / script for script in re.findall(r"(?<![\w.])\./([\w.-]+)", readme)}
-    assert started <= set(scripts)
-    for script in started | set(project.glob("*.sh")):
+    started = {project / script for script in re.findall(r"(?<![\w.])(?:\./|(?=kubernetes/))([\w./-]+\b)", readme)}
+    assert {path for path in started if path.suffix != ".yaml"} <= set(scripts)
+    for script in {*scripts, *project.rglob("*.sh")}:
         assert os.access(script, os.X_OK), f"{script.name} is not executable"
 
 
@@ -154,7 +158,8 @@ def test_every_choice_has_words_that_would_betray_it() -> None:
 @each_variant
 def test_there_is_no_trace_of_an_answer_that_was_not_given(with_choice: WithChoice, choice: Choice) -> None:
     project = with_choice(choice)
-    given = recorded_answers(project).items()
+    given = {*recorded_answers(project).items()}
+    given |= {(key, node_launcher(value)) for key, value in given if key == "launcher"}
     found = []
     for other, words in TRACES.items():
         hits = [

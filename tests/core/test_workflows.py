@@ -70,8 +70,9 @@ def test_actionlint_finds_nothing_in_a_workflow(name: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_actionlint_finds_nothing_in_the_workflow_of_a_project(project: Render) -> None:
-    done = actionlint(project() / ".github" / "workflows" / "ci.yml")
+@pytest.mark.parametrize("launcher", ["torchrun", "kubernetes"])
+def test_actionlint_finds_nothing_in_the_workflow_of_a_project(launcher: str, project: Render) -> None:
+    done = actionlint(project(launcher=launcher) / ".github" / "workflows" / "ci.yml")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -103,7 +104,7 @@ def test_shellcheck_finds_nothing_in_any_script(tmp_path: Path) -> None:
     action = yaml.safe_load((TEMPLATE / ".github" / "actions" / "install" / "action.yml").read_text())
     steps = [*action["runs"]["steps"], *(step for name in NAMES for step in steps_of(name))]
     scripts = [step["run"] for step in steps if "run" in step]
-    assert len(scripts) == 13
+    assert len(scripts) == 14
     for script in scripts:
         assert shellcheck(script, tmp_path) == "", script
     assert "SC2086" in shellcheck("echo $1\n", tmp_path)

@@ -15,11 +15,11 @@ from tools.docs.check import check_table, growth_table
 from tools.docs.scale import agreement_table, checkpoint_table, evaluation_table, training_table
 
 
-@pytest.mark.parametrize(("size", "expected"), [(50, 32), (480, 324), (3840, 3840)])
+@pytest.mark.parametrize(("size", "expected"), [(50, 32), (480, 324), (4560, 4560)])
 def test_a_template_gets_about_as_many_combinations_as_are_wanted(
     size: int, expected: int, legal: list[Combination], tmp_path: Path
 ) -> None:
-    assert len(legal) == 1920, "choose other sizes here"
+    assert len(legal) == 2280, "choose other sizes here"
     clone = copy_repository(tmp_path / "clone")
     resize(clone, size, len(legal))
     with Workers() as workers:
@@ -30,7 +30,7 @@ def test_a_template_gets_about_as_many_combinations_as_are_wanted(
 
 def test_what_is_measured_of_a_small_template_is_all_of_it(tmp_path: Path) -> None:
     clone = copy_repository(tmp_path / "clone")
-    resize(clone, 2, 1920)
+    resize(clone, 2, 2280)
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.stages"],
         cwd=clone,

@@ -12,7 +12,7 @@ import pytest
 
 from tests import mpi
 from tests.conftest import Render
-from tests.launching import ON_CPU, assert_same_weights, checkpoint, train
+from tests.launching import LAUNCHERS, ON_CPU, assert_same_weights, checkpoint, train
 from tests.pace import seconds
 from tests.slurm import Cluster
 from tools.rewriting import Rewrite
@@ -59,7 +59,7 @@ def test_a_launcher_of_one_machine_gives_the_same_weights(
     assert_same_weights(checkpoint(tmp_path / "run"), reference)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn", "launch", "slurm", "mpirun"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_one_process_needs_no_launcher(launcher: str, project: Render, tmp_path: Path) -> None:
     train(project(launcher=launcher), tmp_path / "run", "--max-steps", "2", launcher="alone")
     assert checkpoint(tmp_path / "run")["world_size"] == 1

@@ -1,0 +1,129 @@
+"""What launcher=kubernetes adds to a project: manifests that the API takes, an image, and a snapshot of the code."""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kubeflow_trainer_api.models as api
+import pytest
+import yaml
+
+from generator.answers.ownership import read_ownership
+from generator.render.project import code_digests
+from tests.conftest import Render
+from tests.jobset import Cluster, missing
+
+LONG = "n" * 40
+MODELS = {
+    "PersistentVolumeClaim": api.IoK8sApiCoreV1PersistentVolumeClaim,
+    "TrainJob": api.TrainerV1alpha1TrainJob,
+    "TrainingRuntime": api.TrainerV1alpha1TrainingRuntime,
+}
+
+
+@pytest.mark.parametrize("package_name", ["ddp_project", LONG])
+def test_each_manifest_is_what_the_api_understands(package_name: str, project: Render) -> None:
+    files = [*(project(launcher="kubernetes", package_name=package_name) / "kubernetes").glob("*.yaml")]
+    manifests = {manifest["kind"]: manifest for manifest in map(yaml.safe_load, map(Path.read_text, files))}
+    assert manifests.keys() == MODELS.keys()
+    for kind, manifest in manifests.items():
+        understood = MODELS[kind].from_dict(manifest)  # refuses what is wrong, and drops what it does not know
+        assert understood is not None
+        assert understood.to_dict() == manifest
+        assert re.fullmatch("[a-z]([a-z0-9-]{0,61}[a-z0-9])?", manifest["metadata"]["name"])
+    runtime, job = manifests["TrainingRuntime"], manifests["TrainJob"]
+    assert job["spec"]["runtimeRef"] == {"kind": "TrainingRuntime", "name": runtime["metadata"]["name"]}
+
+
+@pytest.mark.parametrize("amp", ["none", "apex"])
+def test_the_linter_finds_nothing_in_the_dockerfile(amp: str, project: Render) -> None:
+    command = [
+        str(Path(sys.executable).with_name("hadolint")),
+        str(project(launcher="kubernetes", amp=amp) / "Dockerfile"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_code_of_the_ranks_is_that_of_torchrun(project: Render) -> None:
+    one, other = (code_digests(project(launcher=launcher), read_ownership()) for launcher in ("kubernetes", "torchrun"))
+    assert one == other, "one project is trained for both"
+
+
+@pytest.fixture
+def submitted(own_project: Render, tmp_path: Path) -> tuple[Path, Cluster]:
+    """Return a project in a folder of a repository, which names a registry, and a cluster that takes its jobs."""
+    if reason := missing():
+        pytest.skip(reason)
+    project = own_project(launcher="kubernetes", package_name=LONG)
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    subprocess.run(["git", "add", "project"], cwd=tmp_path, check=True)
+    job = project / "kubernetes" / "job.yaml"
+    shutil.copy(job, tmp_path / "as_rendered")
+    job.write_text(job.read_text().replace("registry.example.com", "registry.test"))
+    return project, Cluster(tmp_path / "cluster")
+
+
+def test_a_job_has_the_code_as_it_was_and_the_command_as_it_is(submitted: tuple[Path, Cluster]) -> None:
+    project, cluster = submitted
+    for name in ("changed", "kept/new", "ignored.log"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text("as it was")
+    (project / "predict.py").unlink()
+    words = ['a "quoted" word', "back\\slash", "two\nlines", "größer"]
+    cluster.submit(project, "./launch.sh", *words)
+    first, trainer = cluster.image, cluster.job["spec"]["trainer"]
+    assert trainer["command"] == ["./launch.sh", *words]
+    assert (first / "changed").read_text() == (first / "kept" / "new").read_text() == "as it was"
+    assert not {"ignored.log", "predict.py", ".git"} & {path.name for path in first.iterdir()}
+    assert (first / "launch.sh").stat().st_mode & 0o111
+    assert api.TrainerV1alpha1TrainJob.from_dict(cluster.job).to_dict() == cluster.job
+    # Pods are named JOB-node-0-NUMBER-abcde, in at most 63 letters.
+    assert len(cluster.job["metadata"]["name"] + "-node-0-99-abcde") <= 63
+    (project / "changed").write_text("as it is")
+    cluster.submit(project, "./launch.sh")
+    assert cluster.image != first, "another code has another image"
+    assert (first / "changed").read_text() == "as it was"
+    staged = subprocess.run(
+        ["git", "diff", "--name-only"], cwd=project, capture_output=True, text=True, check=True
+    ).stdout
+    assert "project/predict.py" in staged, "nothing is staged that was not"
+
+
+Refusal = tuple[list[str], dict[str, str], Callable[[Path], Any], str]
+REFUSALS: dict[str, Refusal] = {
+    "no command": ([], {}, lambda project: None, "error: name the command that the nodes run, such as ./launch.sh"),
+    "a name": (
+        ["true"],
+        {"NAME": "A_b"},
+        lambda project: None,
+        "error: NAME is A_b: give at most 45 of a-z, 0-9 and -",
+    ),
+    "a long name": (["true"], {"NAME": "n" * 46}, lambda project: None, "error: NAME is nnn"),
+    "no registry": (
+        ["true"],
+        {},
+        lambda project: shutil.copy(project.parent / "as_rendered", project / "kubernetes" / "job.yaml"),
+        "error: the image in kubernetes/job.yaml is an example: name a repository of yours",
+    ),
+    "no git": (
+        ["true"],
+        {"GIT_DIR": "/nowhere"},
+        lambda project: None,
+        "error: the code comes from git: git init, and git add what belongs to it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_mistake_is_named_in_one_line(name: str, submitted: tuple[Path, Cluster]) -> None:
+    project, cluster = submitted
+    command, variables, spoil, line = REFUSALS[name]
+    spoil(project)
+    printed = cluster.submit(project, *command, code=2, **variables)
+    assert printed.splitlines()[-1].startswith(line)
+    assert not (cluster.folder / "job.json").exists()
