@@ -98,7 +98,7 @@ def keep_compiled() -> None:
 
     def compile_once(self: jinja2.Environment, source: Any, *arguments: Any, **options: Any) -> Any:
         FILES_READ.update(word for word in arguments if isinstance(word, str))
-        key = (source, arguments, *options.items())
+        key = (type(self), source, arguments, *options.items())
         if key not in compiled:
             compiled[key] = compile_anew(self, source, *arguments, **options)
         return compiled[key]
