@@ -240,26 +240,24 @@ def test_machine_0_that_does_not_come_is_named(pair: Callable[..., Pair]) -> Non
     )
 
 
-def submit(cluster: Cluster, project: Path, folder: Path, *options: str, **variables: str) -> tuple[int, str]:
-    """Run sbatch launch.sh --doctor over two nodes. Returns the exit code of the job, and its output."""
-    exported = ",".join(f"{name}={value}" for name, value in {"PATH": PATH, **variables}.items())
-    place = ["--chdir", str(project), "--output", str(folder / "job.log"), "--export", f"ALL,{exported}"]
-    job = cluster.wait(
-        cluster.submit(*place, "--nodes=2", "--ntasks-per-node=1", project / "launch.sh", "--doctor", *ON_CPU, *options)
-    )
-    return job.exit_code, (folder / "job.log").read_text()
+def submit(cluster: Cluster, project: Path, log: Path, *options: str, **variables: str) -> tuple[int, str]:
+    """Submit ./launch.sh --doctor over two nodes. Returns the exit code of the job, and its output."""
+    request = ["--nodes=2", "--ntasks-per-node=1", f"--output={log}"]
+    job = cluster.wait(cluster.launch(project, "--doctor", *ON_CPU, *options, request=request, **variables))
+    return job.exit_code, log.read_text()
 
 
 def test_slurm_is_examined_by_its_tasks(
-    project: Render, slurm_cluster: Cluster, free_port: int, tmp_path: Path
+    own_project: Render, slurm_cluster: Cluster, free_port: int, tmp_path: Path
 ) -> None:
-    place, run_dir = project(launcher="slurm"), ("--run-dir", str(tmp_path / "runs" / "run"))
-    code, printed = submit(slurm_cluster, place, tmp_path, *run_dir)
+    place, log, run_dir = own_project(launcher="slurm"), tmp_path / "job.log", ("--run-dir", str(tmp_path / "run"))
+    code, printed = submit(slurm_cluster, place, log, *run_dir)
     assert code == 0, printed
     assert f"0: {SOUND}" in printed.splitlines()
     assert "error:" not in printed
     nowhere = {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": str(free_port)}
-    code, printed = submit(slurm_cluster, place, tmp_path, *run_dir, **nowhere)
+    log.unlink()  # to which the next job would append
+    code, printed = submit(slurm_cluster, place, log, *run_dir, **nowhere)
     assert code == 2, printed
     assert re.search(rf"error: n2: .*rank 0 at 192\.0\.2\.1:{free_port}", printed)
     assert re.search(rf"error: rank 1 has not come to port {free_port} of n1 within 20 s: see what srun says", printed)
