@@ -119,6 +119,7 @@ def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> No
         "--name",
         "--array",
         "--wrap",
+        "--prefix",
     }
     named = (
         set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme)) - others - {"--allow-run-as-root", "--backend-store-uri"}
