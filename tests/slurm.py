@@ -1,8 +1,10 @@
 """Jobs of a Slurm cluster on this machine: how they are submitted and waited for."""
 
+import os
 import re
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +48,14 @@ class Cluster(SlurmCluster):
         """Return ``arguments`` to sbatch and return the number of the new job."""
         answer = self.run("sbatch", "--parsable", *arguments).stdout
         return int(answer.split(";")[0])
+
+    def launch(self, project: Path, *options: str, request: Sequence[str] = (), **variables: str) -> int:
+        """Let the launch.sh of a project submit a job, with options of sbatch, and return its number."""
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        given = {"PATH": path, "REQUEST": " ".join(request), **variables}
+        place = ["env", f"--chdir={project}", *(f"{name}={value}" for name, value in given.items())]
+        said = self.run(*place, "./launch.sh", *options).stdout
+        return int(said.removeprefix("Submitted batch job ").partition(":")[0])
 
     def job(self, job_id: int) -> Job:
         """Return the present state of a job, also of one that ended."""

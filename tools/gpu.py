@@ -153,6 +153,12 @@ STEPS = (
     Step("loading", "a checkpoint is loaded without a copy", tests("without_a_copy", CHECKPOINTS)),
     Step("project", "the default project's own tests", NEW_PROJECT + "python -m pytest"),
     Step("nccl", "two processes with NCCL", NEW_PROJECT + NCCL, no_second_device),
+    Step(
+        "hang",
+        "a rank that is frozen, with NCCL",
+        tests("record", "tests/nightly/faults/test_frozen.py"),
+        no_second_device,
+    ),
     Step("gradients", "what the options of DistributedDataParallel are worth", BLOCKS, no_second_device),
     Step("apex", "apex without its kernels", f'{GET_APEX}export PYTHONPATH="$WORK/apex"\n{tests("apex", PRECISION)}'),
     *(

@@ -124,6 +124,7 @@ def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> No
         "--patch",
         "--type",
         "--cascade",
+        "--prefix",
     }
     named = (
         set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme)) - others - {"--allow-run-as-root", "--backend-store-uri"}

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -162,15 +161,12 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(project: Render, tmp_pat
     assert_same_weights(checkpoint(run_dir), checkpoint(tmp_path / "whole"))
 
 
-def test_scancel_with_usr1_stops_a_job(project: Render, slurm_cluster: Cluster, tmp_path: Path) -> None:
-    run_dir, place = tmp_path / "run", project(launcher="slurm")
-    environment = slurm_cluster.env | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    options = [*ON_CPU, "--run-dir", str(run_dir), *FOR_EVER]
-    batch_file = [str(place / "launch.sh"), *options]
-    arguments = ["sbatch", "--parsable", "--chdir", str(place), "--output", str(tmp_path / "job.log"), *batch_file]
-    submitted = subprocess.run(arguments, env=environment, check=True, capture_output=True, text=True)
+def test_scancel_with_usr1_stops_a_job(own_project: Render, slurm_cluster: Cluster, tmp_path: Path) -> None:
+    run_dir, options = tmp_path / "run", [*ON_CPU, "--run-dir", str(tmp_path / "run"), *FOR_EVER]
+    request = [f"--output={tmp_path / 'job.log'}"]
+    submitted = slurm_cluster.launch(own_project(launcher="slurm"), *options, request=request)
     wait_for_steps(run_dir)
-    slurm_cluster.run("scancel", "--signal=USR1", submitted.stdout.strip())
-    job = slurm_cluster.wait(int(submitted.stdout))
+    slurm_cluster.run("scancel", "--signal=USR1", str(submitted))
+    job = slurm_cluster.wait(submitted)
     assert job.exit_code == 75, (tmp_path / "job.log").read_text()
     assert "stopped after step" in (run_dir / "train.log").read_text()

@@ -20,7 +20,7 @@ from ..config import Config
 from .collectives import FROM_RANK_0, averaged_buffers, gather, on_every_rank, on_main, stack_on_main
 from .command_line import AUTO, NEWEST, as_plain_dict
 from .exits import Diverged, UserError
-from .heartbeat import HERE
+from .heartbeat import HERE, RECORDS
 from .launcher import job_name
 from .meter import Progress
 from .reproducibility import generator_states, provenance, set_generator_states
@@ -41,6 +41,7 @@ def claim_run_dir(config: Config) -> tuple[Config, list[Path]]:
     would mix.
     """
     config = replace(config, run_dir=on_main(lambda: choose_run_dir(config)))
+    os.environ.setdefault(RECORDS, str(config.run_dir / "flight-recorder-rank-"))  # unless the user has said where
     return config, on_main(lambda: claim(config))
 
 

@@ -2,19 +2,24 @@
 
 import json
 import logging
+import os
 import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from pathlib import Path
 
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 
 from .exits import RankLost
 
 BEAT = 0.25  # seconds between two signs of life
 SILENT = 3 * BEAT  # seconds without one, after which a rank counts as missing if a collective has failed
 PATIENCE = 3.0  # seconds in which the same collective has failed on all ranks that came to it
+# The variable by which torch's flight recorder knows where to write: the name of a file, but for the rank at its end.
+RECORDS = "TORCH_FR_DUMP_TEMP_FILE"
 
 
 @dataclass
@@ -35,6 +40,17 @@ class Whereabouts:
 HERE = Whereabouts()  # the training loop only sets it, which costs nothing; a thread tells the others
 
 
+def write_record(rank: int) -> str:
+    """Write the last collectives of this rank, which NCCL does by itself. Returns where they are, in words, if so."""
+    if RECORDS not in os.environ:  # there is no run directory yet
+        return ""
+    file = Path(f"{os.environ[RECORDS]}{rank}")
+    if dist.get_backend() != "nccl":
+        with suppress(OSError):
+            file.write_bytes(vars(_distributed_c10d)["_dump_fr_trace"]())  # which torch has no type for
+    return f"; {file} has the last collectives of rank {rank}" if file.exists() else ""
+
+
 class SignsOfLife:
     """Tells the others where this rank is and hears where they are, through the store at which the group has met."""
 
@@ -52,6 +68,7 @@ class SignsOfLife:
             store.set_timeout(timedelta(seconds=5))
         self.store = dist.PrefixStore("whereabouts", store)
         self.answered = time.monotonic()  # the store, last
+        self.record = ""  # where the last collectives of this rank are, in words
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._live, daemon=True)  # it hangs forever if the store is frozen
         self._tell()
@@ -68,6 +85,7 @@ class SignsOfLife:
         if not self.others:
             return
         HERE.failed, self.heeded = True, self.others
+        self.record = write_record(self.rank)
         missing = self._missing(SILENT + 2 * BEAT)
         if not missing and "imed out" in str(error):
             # Whoever came to the collective fails in it, too, a little sooner or later.
@@ -81,7 +99,7 @@ class SignsOfLife:
                 logging.warning("a collective has failed", exc_info=error)
             left = [rank for rank in (self.rank, *self.others) if rank not in missing]
             advice = "start again with --resume" if HERE.step else "launch.sh --doctor examines the machines"
-            raise RankLost(f"{found}; {advice}", speaks=self.rank == min(left)) from error
+            raise RankLost(f"{found}; {advice}{self.record}", speaks=self.rank == min(left)) from error
 
     def _missing(self, seconds: float) -> dict[int, str]:
         """Listen to the others for some seconds, and say which have ended or are silent."""
@@ -91,7 +109,7 @@ class SignsOfLife:
             # Rank 0 or its launcher keeps the store, and the last rank listens to rank 0.
             speaks = self.rank > max(seen, default=-1)
             last = "".join(f"; rank {rank} was {place}" for rank, place in seen.items())
-            raise RankLost(f"the store at which the ranks met is silent{last}", speaks=speaks)
+            raise RankLost(f"the store at which the ranks met is silent{last}{self.record}", speaks=speaks)
         ended = {rank: f"has ended: {place.end}" for rank, place in seen.items() if place.end}
         return ended or {
             rank: f"is silent: it was {place}" for rank, place in seen.items() if now > place.since + SILENT
@@ -109,7 +127,8 @@ class SignsOfLife:
             silent = [rank for rank, place in self.seen.items() if time.monotonic() > place.since + self.patience]
             if silent and not warned:
                 place = self.seen[silent[0]]
-                logging.warning("rank %d is silent for %.0f s: it was %s", silent[0], self.patience, place)
+                record = f"; if it stays so, others write {os.environ[RECORDS]}*" if RECORDS in os.environ else ""
+                logging.warning("rank %d is silent for %.0f s: it was %s%s", silent[0], self.patience, place, record)
             warned = bool(silent)
         with suppress(RuntimeError):  # rank 0 may have ended, and the store with it
             self._tell()

@@ -143,4 +143,6 @@ def write_page(run_dirs: Sequence[Path], page: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(finish(lambda: write_page([Path(each) for each in sys.argv[1:]] or [Path()], Path(PAGE))))
+    given = [Path(each) for each in sys.argv[1:]] or [Path()]
+    begun = [each for each in given if (each / "train.log").exists()]  # runs/* may have other folders
+    sys.exit(finish(lambda: write_page(begun or given, Path(PAGE))))

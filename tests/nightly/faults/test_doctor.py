@@ -23,7 +23,16 @@ PYTHON = str(Path(sys.executable).parent)
 PATH = f"{PYTHON}:{os.environ['PATH']}"
 PORT = 29400  # of launch.sh by default, which the firewalls of these tests know
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
-ANOTHER_CLOCK = {"LD_PRELOAD": FAKETIME, "FAKETIME": "+90s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+# A python whose --doctor, of a machine, has a clock that is wrong. What that starts has not: under libfaketime 0.9.10,
+# waits with a time limit on the monotonic clock end at once, Python's threads spin for the lock of the interpreter, and
+# the ranks do not meet in time. A clock that is really wrong does not do so.
+ANOTHER_CLOCK = f"""#!/bin/sh
+case "$*" in
+*runtime.doctor*) export LD_PRELOAD={FAKETIME} FAKETIME=+90s FAKETIME_DONT_FAKE_MONOTONIC=1 ;;
+*) unset LD_PRELOAD ;;
+esac
+exec {sys.executable} "$@"
+"""
 SOUND = "sound: a run can start here"
 # As Docker does: a name of its own for each host, and a list of names. ip gives each command its own mounts.
 NAMED = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2'
@@ -46,6 +55,7 @@ class Fault:
     names: str = "{0} n1\n{1} n2\n"  # what machine 1 has in /etc/hosts
     options: tuple[str, ...] = ()
     launcher: str = "torchrun"
+    python: str = ""  # the text of the program python, if it is not the usual one
 
 
 FAULTS = {
@@ -111,13 +121,13 @@ FAULTS = {
     ),
     "another clock, by which torchrun takes machines for dead": Fault(
         {0: r"error: n2: the clock is (89|90|91) s ahead of that of n1: let chrony set both$"},
-        variables=ANOTHER_CLOCK,
+        python=ANOTHER_CLOCK,
     ),
     "another clock": Fault(
         {0: r"warning: n2: the clock is (89|90|91) s ahead of that of n1: let chrony set both, or times of logs"},
         launcher="launch",
         code=0,
-        variables=ANOTHER_CLOCK,
+        python=ANOTHER_CLOCK,
     ),
     "the same host name": Fault(
         {0: r"warning: machines 0 and 1 are both named n1, .*: give each a host name of its own"},
@@ -155,12 +165,13 @@ class Pair:
         run = shlex.join(["./launch.sh", "--doctor", *ON_CPU, "--run-dir", f"{self.folder}/runs/run", *fault.options])
         script = " && ".join(filter(None, [NAMED, fault.before.get(number), f"exec {run}"]))
         name, list_of_names = f"n{number + 1}", str(self.folder / f"hosts-{number}")
+        path = f"{self.own_python(fault.python)}:{PATH}" if number and fault.python else PATH
         variables = {"NNODES": "2", "NODE_RANK": str(number), "HEAD": self.hosts[0].address, "NPROC_PER_NODE": "1"}
         variables |= {"PORT": str(PORT), "RUNS": f"{self.folder}/runs", "OTHER": f"{self.folder}/other"}
         process = subprocess.Popen(
             self.hosts[number].command("unshare", "--uts", "sh", "-c", script, "sh", name, list_of_names),
             cwd=self.project,
-            env={**os.environ, **variables, "PATH": PATH, **(fault.variables if number else {})},
+            env={**os.environ, **variables, "PATH": path, **(fault.variables if number else {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -168,6 +179,14 @@ class Pair:
         stack.callback(process.wait)
         stack.callback(process.kill)
         return process
+
+    def own_python(self, text: str) -> Path:
+        """Write another program python, and return its folder."""
+        program = self.folder / "bin" / "python"
+        program.parent.mkdir()
+        program.write_text(text)
+        program.chmod(0o755)
+        return program.parent
 
 
 @pytest.fixture
@@ -203,7 +222,7 @@ def test_sound_machines_are_called_sound(launcher: str, pair: Callable[..., Pair
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_named_with_its_remedy(name: str, pair: Callable[..., Pair]) -> None:
     fault = FAULTS[name]
-    if "LD_PRELOAD" in fault.variables and not Path(FAKETIME).exists():
+    if fault.python and not Path(FAKETIME).exists():
         pytest.skip("there is no libfaketime: run tests/clusters/install.sh")
     told = pair(fault.launcher).examine(fault)
     for number, line in fault.lines.items():
@@ -240,26 +259,24 @@ def test_machine_0_that_does_not_come_is_named(pair: Callable[..., Pair]) -> Non
     )
 
 
-def submit(cluster: Cluster, project: Path, folder: Path, *options: str, **variables: str) -> tuple[int, str]:
-    """Run sbatch launch.sh --doctor over two nodes. Returns the exit code of the job, and its output."""
-    exported = ",".join(f"{name}={value}" for name, value in {"PATH": PATH, **variables}.items())
-    place = ["--chdir", str(project), "--output", str(folder / "job.log"), "--export", f"ALL,{exported}"]
-    job = cluster.wait(
-        cluster.submit(*place, "--nodes=2", "--ntasks-per-node=1", project / "launch.sh", "--doctor", *ON_CPU, *options)
-    )
-    return job.exit_code, (folder / "job.log").read_text()
+def submit(cluster: Cluster, project: Path, log: Path, *options: str, **variables: str) -> tuple[int, str]:
+    """Submit ./launch.sh --doctor over two nodes. Returns the exit code of the job, and its output."""
+    request = ["--nodes=2", "--ntasks-per-node=1", f"--output={log}"]
+    job = cluster.wait(cluster.launch(project, "--doctor", *ON_CPU, *options, request=request, **variables))
+    return job.exit_code, log.read_text()
 
 
 def test_slurm_is_examined_by_its_tasks(
-    project: Render, slurm_cluster: Cluster, free_port: int, tmp_path: Path
+    own_project: Render, slurm_cluster: Cluster, free_port: int, tmp_path: Path
 ) -> None:
-    place, run_dir = project(launcher="slurm"), ("--run-dir", str(tmp_path / "runs" / "run"))
-    code, printed = submit(slurm_cluster, place, tmp_path, *run_dir)
+    place, log, run_dir = own_project(launcher="slurm"), tmp_path / "job.log", ("--run-dir", str(tmp_path / "run"))
+    code, printed = submit(slurm_cluster, place, log, *run_dir)
     assert code == 0, printed
     assert f"0: {SOUND}" in printed.splitlines()
     assert "error:" not in printed
     nowhere = {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": str(free_port)}
-    code, printed = submit(slurm_cluster, place, tmp_path, *run_dir, **nowhere)
+    log.unlink()  # to which the next job would append
+    code, printed = submit(slurm_cluster, place, log, *run_dir, **nowhere)
     assert code == 2, printed
     assert re.search(rf"error: n2: .*rank 0 at 192\.0\.2\.1:{free_port}", printed)
     assert re.search(rf"error: rank 1 has not come to port {free_port} of n1 within 20 s: see what srun says", printed)

@@ -1,14 +1,17 @@
 """A rank that is frozen or stuck is found within --timeout, and named with its step and with what it was doing."""
 
 import os
+import pickle
 import re
 import signal
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import Measured, Render
+from tests.launching import ON_CPU, ON_GPU
 from tests.nightly.faults.test_death import NEEDS_OPENMPI, is_running
 from tests.nightly.test_signals import ranks_of, running
 from tests.pace import seconds
@@ -57,6 +60,24 @@ def test_a_frozen_rank_is_named(
         assert process.wait(timeout=seconds(30)) != 0
         assert not any(map(is_running, ranks))
     measured("frozen", f"{launcher}, rank {victim}, --timeout {TIMEOUT}: named after (seconds)", round(took, 1))
+
+
+@pytest.mark.gpu
+def test_ranks_that_wait_for_a_frozen_one_record_where(project: Render, tmp_path: Path) -> None:
+    """With NCCL, torch does it by itself, if there is a GPU for each of two ranks."""
+    run_dir, output, place = tmp_path / "run", tmp_path / "output.log", project(launcher="torchrun")
+    device = ON_GPU if torch.cuda.device_count() > 1 else ON_CPU
+    with running(place, run_dir, "torchrun", *device, "--timeout", str(TIMEOUT)) as process:
+        ranks = [pid for pid in ranks_of(run_dir) if pid != process.pid]
+        os.kill(ranks[1], signal.SIGSTOP)
+        file = run_dir / "flight-recorder-rank-0"
+        assert f"{file}"[:-1] + "*" in wait_for_line(output, "WARNING rank 1 is silent for", limit=TIMEOUT)
+        if device == ON_CPU:
+            assert f"; {file} has the last collectives of rank 0" in wait_for_line(output, "error: ", TIMEOUT + FOUND)
+        process.wait(timeout=seconds(60))
+        os.kill(ranks[1], signal.SIGKILL)
+    last = pickle.loads(file.read_bytes())["entries"][-1]
+    assert str(place / "train.py") in [frame["filename"] for frame in last["frames"]]
 
 
 STUCK = """

@@ -47,7 +47,7 @@ def ranks_of(run_dir: Path) -> list[int]:
         except OSError:
             continue
         rank = re.search(rb"(?:^|\0)(?:SLURM_PROCID|OMPI_COMM_WORLD_RANK|PMI_RANK)=(\d+)", variables)
-        if rank and command[1:2] == [b"train.py"] and str(run_dir).encode() in command:
+        if rank and command[1:2] and command[1].endswith(b"train.py") and str(run_dir).encode() in command:
             found[int(rank[1])] = int(folder.name)
     return [found[rank] for rank in sorted(found)]
 
@@ -97,9 +97,8 @@ class Batch:
     def __init__(self, cluster: Cluster, place: Path, folder: Path, *request: str, saving: int = 0) -> None:
         """Submit it, with further options of sbatch, and return when it has trained."""
         self.cluster, self.run_dir, self.log = cluster, folder / "run", folder / "job.log"
-        options = [*TWO_NODES, "--chdir", str(place), "--output", str(self.log), "--export", f"ALL,PATH={PATH}"]
         training = [*ON_CPU, "--run-dir", str(self.run_dir), *STEPS, "--save-every", str(saving)]
-        self.id = cluster.submit(*options, *request, place / "launch.sh", *training)
+        self.id = cluster.launch(place, *training, request=[*TWO_NODES, f"--output={self.log}", *request])
         self.wait_for_training()
 
     def wait_for_training(self) -> None:

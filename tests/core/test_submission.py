@@ -1,0 +1,142 @@
+"""launch.sh of Slurm submits a copy of the code: which files that has, and that nothing is left where it cannot be."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from generator.render.git import run
+from generator.update.replay import commit_all, put_under_git
+from tests.conftest import Render
+
+# Clients of Slurm that say what they were called with. tests/nightly/test_submission.py has real ones.
+CLIENTS = {"sbatch": "echo 77", "scontrol": "true", "scancel": "true", "srun": 'printf "%s\\n" "$PYTHONPATH"'}
+Launch = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def place(own_project: Render) -> Path:
+    """A project for Slurm."""
+    return own_project(launcher="slurm")
+
+
+@pytest.fixture
+def launch(place: Path, tmp_path: Path) -> Launch:
+    """Run launch.sh with some options, and clients that do as told; what those were called with is in "calls"."""
+    (tmp_path / "bin").mkdir()
+
+    def start(*options: str, **clients: str) -> "subprocess.CompletedProcess[str]":
+        variables = {name: clients.pop(name) for name in [*clients] if name.isupper()}
+        for name, does in {**CLIENTS, **clients}.items():
+            client = tmp_path / "bin" / name
+            client.write_text(f'#!/bin/sh\nprintf "%s\\n" {name} "$@" >>{tmp_path}/calls\n{does}\n')
+            client.chmod(0o755)
+        path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+        env = os.environ | {"PATH": path} | variables
+        return subprocess.run(["./launch.sh", *options], cwd=place, env=env, capture_output=True, text=True)
+
+    return start
+
+
+def files_in(folder: Path) -> set[str]:
+    """The names of all that is no folder."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
+
+
+def write(place: Path, *names: str) -> None:
+    """Write files, and the folders that they are in."""
+    for name in names:
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(name)
+
+
+def test_the_copy_has_what_git_has_or_would_add(place: Path, launch: Launch, tmp_path: Path) -> None:
+    put_under_git(place)
+    before = files_in(place) - files_in(place / ".git")
+    write(place, "deleted.py", "two words\nand a line.py", "ddp_project/new.py")
+    commit_all(place)
+    (place / "deleted.py").unlink()
+    (place / "link.py").symlink_to("train.py")
+    write(place, "ddp_project/untracked.py", "-rf.py", "runs/1/train.log", "data/images/1.png", ".venv/bin/python")
+    done = launch("--epochs", "3", REQUEST="--nodes=2 --time=9")
+    assert done.stdout == "Submitted batch job 77: runs/77/code is what it runs\n", done.stderr
+    calls = ["sbatch", "--parsable", "--nodes=2", "--time=9", "--hold", "./launch.sh", "--epochs", "3"]
+    assert (tmp_path / "calls").read_text().split("\n") == [*calls, "scontrol", "release", "77", ""]
+    new = {"two words\nand a line.py", "ddp_project/new.py", "ddp_project/untracked.py", "link.py", "-rf.py"}
+    copy = place / "runs" / "77" / "code"
+    assert files_in(copy) == {name for name in before | new if not name.startswith(".git/")} | {".commit"}
+    assert os.readlink(copy / "link.py") == "train.py"
+    assert os.access(copy / "launch.sh", os.X_OK)
+    assert (copy / ".commit").read_text() == f"{run(place, 'rev-parse', '--short=12', 'HEAD')}-dirty\n"
+    assert {path.name for path in (place / "runs").iterdir()} == {"1", "77"}
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["no git", "a repository around it, which ignores it"])
+def test_without_git_the_copy_has_all_but_what_is_made_there(ignored: bool, place: Path, launch: Launch) -> None:
+    if ignored:
+        put_under_git(place.parent)
+        write(place.parent, ".git/info/exclude")
+        (place.parent / ".git" / "info" / "exclude").write_text("project\n")
+        run(place.parent, "rm", "-r", "--quiet", "--cached", "project")
+    whole = files_in(place)
+    write(place, "runs/1/train.log", "data/1.png", ".venv/bin/python", "ddp_project/__pycache__/a.pyc", "a.log")
+    write(place, ".mypy_cache/1", "ddp_project.egg-info/PKG-INFO", "ddp_project/runs/kept.py")
+    assert launch().returncode == 0
+    assert files_in(place / "runs" / "77" / "code") == whole | {"ddp_project/runs/kept.py", ".commit"}
+
+
+def test_data_among_the_code_is_refused_before_anything_is_submitted(
+    place: Path, launch: Launch, tmp_path: Path
+) -> None:
+    with open(place / "images.tar", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 230 << 20)
+    done = launch()
+    assert done.returncode == 2
+    limit = "more than 200 must be data: name the data in .gitignore"
+    assert done.stderr == f"error: the code has 230 MiB, and {limit}\n"
+    assert not (tmp_path / "calls").exists()
+    assert not (place / "runs").exists()
+
+
+def test_a_job_that_is_refused_leaves_nothing(place: Path, launch: Launch, tmp_path: Path) -> None:
+    assert launch(sbatch="exit 3").returncode == 3
+    assert files_in(place / "runs") == set()
+    assert (tmp_path / "calls").read_text().split()[0::4] == ["sbatch"]
+
+
+def test_a_job_whose_copy_cannot_be_placed_is_cancelled(place: Path, launch: Launch, tmp_path: Path) -> None:
+    write(place, "runs/77/train.log")  # of an older run
+    done = launch()
+    assert done.returncode != 0
+    assert "runs/77" in done.stderr
+    assert (tmp_path / "calls").read_text().endswith("scancel\n77\n")
+    assert files_in(place / "runs") == {"77/train.log"}
+
+
+def test_a_job_runs_its_copy_with_the_options_of_its_submission(place: Path, launch: Launch, tmp_path: Path) -> None:
+    write(place, "fast.yaml", "runs/1/config.json")
+    assert launch().returncode == 0
+    (tmp_path / "calls").unlink()
+    options = [
+        "--config",
+        "fast.yaml",
+        f"--config={place}/fast.yaml",
+        "--config=runs/1/config.json",
+        "--data",
+        "train.py",
+    ]
+    job = {"SLURM_JOB_ID": "78", "SLURM_ARRAY_JOB_ID": "77", "SLURM_SUBMIT_DIR": str(place), "PYTHONPATH": "elsewhere"}
+    done = launch(*options, **job)
+    copy = f"{place}/runs/77/code"
+    assert done.stdout == f"{copy}:elsewhere\n", done.stderr
+    started = (tmp_path / "calls").read_text().split()
+    ran = ["python", f"{copy}/train.py", "--config", f"{copy}/fast.yaml", f"--config={copy}/fast.yaml", *options[3:]]
+    assert started[started.index("python") : started.index("scontrol")] == ran
+
+
+def test_a_job_without_a_copy_says_so(place: Path, launch: Launch) -> None:
+    done = launch(SLURM_JOB_ID="78", SLURM_SUBMIT_DIR=str(place), PYTHONPATH="")
+    assert done.stdout == f"{place}\n"
+    assert done.stderr.startswith("launch.sh: this job has no copy of the code")
