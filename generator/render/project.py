@@ -1,9 +1,12 @@
 """Renders the template through Copier, always without trust, and reads projects as trees of files."""
 
+import ast
+import functools
 import hashlib
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +137,43 @@ def tree_digest(project: Path) -> str:
 
 
 def code_digests(project: Path, owned: Ownership) -> tuple[str, str]:
-    """Return hashes of what a run is made of: of the template's code, and of the owner's files; tests aside."""
-    files = [(path, hashlib.sha256(content).hexdigest()) for path, (_, content) in read_files(project).items()]
-    files = [(path, digest) for path, digest in files if not path.startswith("tests/")]
-    in_packages = [file for file in files if (project / file[0]).with_name("__init__.py").exists()]
+    """Return hashes of what a run is made of: the template's code that train.py can import, and the owner's files.
+
+    What only other programs import, such as what submits a job or examines machines, cannot change what is trained.
+    """
+    files = {path: content for path, (_, content) in read_files(project).items() if not path.startswith("tests/")}
+    hashes = [(path, hashlib.sha256(content).hexdigest()) for path, content in files.items()]
+    in_packages = [file for file in hashes if (project / file[0]).with_name("__init__.py").exists()]
     own = [file for file in in_packages if owned.yours.match_file(file[0])]
-    code = [file for file in files if file[0].endswith(".py") and file not in own]
+    trained = imported_by("train.py", files)
+    code = [file for file in hashes if file[0] in trained and file not in own]
     return hashlib.sha256(repr(code).encode()).hexdigest(), hashlib.sha256(repr(own).encode()).hexdigest()
+
+
+def imported_by(program: str, files: Mapping[str, bytes]) -> set[str]:
+    """Return the paths of a program and of those files that it can import, also in functions and through others."""
+    found: set[str] = set()
+    left = [program]
+    while left:
+        path = left.pop()
+        if path in files and path not in found:
+            found.add(path)
+            left += named_in_imports(path, files[path])
+    return found
+
+
+@functools.lru_cache(maxsize=1024)  # projects share most of their files
+def named_in_imports(path: str, content: bytes) -> Sequence[str]:
+    """Return the paths that a module's imports could name; none for one that is not valid, and will fail."""
+    names: set[tuple[str, ...]] = set()
+    package = Path(path).parent.parts
+    with suppress(SyntaxError):
+        for node in ast.walk(ast.parse(content)):
+            if isinstance(node, ast.Import):
+                names.update(tuple(name.name.split(".")) for name in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                above = package[: len(package) + 1 - node.level] if node.level else ()
+                base = (*above, *(node.module.split(".") if node.module else ()))
+                names.update((*base, name.name) for name in node.names)
+    modules = sorted({name[:length] for name in names for length in range(1, len(name) + 1)})
+    return [f"{'/'.join(module)}{end}" for module in modules for end in (".py", "/__init__.py")]
