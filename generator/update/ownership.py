@@ -5,11 +5,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import yaml
+from pathspec import GitIgnoreSpec
 
 from generator.answers.combinations import Combination, text
 from generator.answers.ownership import Ownership
 from generator.answers.questions import read_questions
 
+# What one launcher alone needs, beside the files that all answers give: UPDATING.md says when an update deletes it.
+OF_ONE_LAUNCHER = GitIgnoreSpec.from_lines(["/*/runtime/ray_nodes.py"])
 # The one answer that an update refuses to change: the owner's files are in its folder.
 KEPT_ANSWER = "package_name"
 
@@ -17,7 +20,8 @@ KEPT_ANSWER = "package_name"
 def conditional_files(paths: Mapping[Combination, frozenset[str]], owned: Ownership) -> list[str]:
     """Say which files only some answers give: others would delete them, with their edits, unless they are kept."""
     words = []
-    for path in sorted(path for path in frozenset().union(*paths.values()) if not owned.kept(path)):
+    written = frozenset().union(*paths.values())
+    for path in sorted(path for path in written if not owned.kept(path) and not OF_ONE_LAUNCHER.match_file(path)):
         if without := [combination.name for combination, its in paths.items() if path not in its]:
             words.append(
                 f"{path} is not written for {without[0]}: an update to these answers would delete an owner's edits"

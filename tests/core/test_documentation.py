@@ -125,6 +125,8 @@ def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> No
         "--type",
         "--cascade",
         "--prefix",
+        "--head",
+        "--follow",
     }
     named = (
         set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme)) - others - {"--allow-run-as-root", "--backend-store-uri"}

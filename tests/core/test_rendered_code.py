@@ -40,6 +40,7 @@ TRACES: dict[Choice, str] = {
     ("launcher", "slurm"): r"slurm|srun|sbatch",
     ("launcher", "mpirun"): r"mpirun|mpich|open.mpi|\bOMPI_|\bPMI_",
     ("launcher", "kubernetes"): r"kube|\bPET_|docker build",
+    ("launcher", "ray"): r"\bray\b|ray_nodes",
     ("amp", "torch"): r"autocast|GradScaler|\"bf16\"",
     ("amp", "apex"): r"apex|opt_level",
     ("sync_bn", True): r"SyncBatchNorm|sync_bn",

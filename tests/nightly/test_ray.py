@@ -1,0 +1,194 @@
+"""Jobs on a Ray cluster train as torchrun does, stop, go on, survive the loss of a node, and leave no process."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Render
+from tests.launching import ON_CPU, assert_same_weights, checkpoint, train
+from tests.nightly.faults.test_death import seconds_until_gone
+from tests.nightly.test_signals import FOR_EVER, wait_for_steps
+from tests.pace import seconds
+from tests.ray_cluster import RayCluster
+
+STEPS = ("--max-steps", "12")
+MANY = ("--epochs", "1000", "--eval-every", "1000", "--max-steps", "1500", "--save-every", "20")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    """A cluster of one node of one CPU; tests that need more nodes add them."""
+    cluster = RayCluster()
+    yield cluster
+    cluster.shut_down()
+
+
+@pytest.fixture(scope="module")
+def reference(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The checkpoint of a short run under torchrun."""
+    run_dir = tmp_path_factory.mktemp("reference") / "run"
+    train(project(), run_dir, *STEPS)
+    return checkpoint(run_dir)
+
+
+def code_of(process: subprocess.Popen[bytes], output: Path, timeout: float = 120) -> int:
+    """Wait until launch.sh has ended. Returns its exit code."""
+    try:
+        return process.wait(timeout=seconds(timeout))
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"still running: {output.read_text()}")
+
+
+def wait_for_words(output: Path, words: str, timeout: float = 60) -> None:
+    """Wait until launch.sh has printed words."""
+    deadline = time.monotonic() + seconds(timeout)
+    while words not in output.read_text():
+        assert time.monotonic() < deadline, output.read_text()
+        time.sleep(0.2)
+
+
+def test_a_job_runs_what_was_submitted_on_nodes_that_come(
+    own_project: Render, reference: dict[str, Any], cluster: RayCluster, tmp_path: Path
+) -> None:
+    place, output = own_project(launcher="ray"), tmp_path / "output.log"
+    with cluster.launched(place, "2", *ON_CPU, "--run-dir", "runs/here", *STEPS, output=output) as process:
+        wait_for_words(output, "waiting for 2 x (1 CPU)")
+        for edited in [place / "train.py", *(place / "ddp_project").rglob("*.py")]:
+            edited.write_text("raise RuntimeError('edited')\n")
+        cluster.add_nodes(2)
+        assert code_of(process, output) == 0, output.read_text()
+    assert_same_weights(checkpoint(place / "runs" / "here"), reference)
+    assert not cluster.processes("run")
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [(["--epochs", "0"], 2), (["--lr", "1e30", "--max-bad-steps", "1", "--log-every", "1"], 65)],
+    ids=["refused", "diverged"],
+)
+def test_a_job_ends_with_the_code_of_the_ranks(
+    options: list[str], code: int, project: Render, cluster: RayCluster, tmp_path: Path
+) -> None:
+    cluster.add_nodes(2)
+    output, run_dir = tmp_path / "output.log", tmp_path / "run"
+    place = project(launcher="ray")
+    with cluster.launched(place, "2", *ON_CPU, "--run-dir", str(run_dir), *options, output=output) as process:
+        assert code_of(process, output) == code, output.read_text()
+    printed = output.read_text()
+    assert "Traceback" not in printed
+    assert printed.count("error: ") == 1
+    assert "start 1 of" not in printed
+
+
+@pytest.mark.parametrize("way", ["TERM", "ray job stop"])
+def test_a_stopped_job_goes_on_as_if_it_had_not_stopped(
+    way: str, project: Render, cluster: RayCluster, tmp_path: Path
+) -> None:
+    cluster.add_nodes(2)
+    output, run_dir, place = tmp_path / "output.log", tmp_path / "run", project(launcher="ray")
+    options = [*ON_CPU, "--run-dir", str(run_dir), *FOR_EVER]
+    with cluster.launched(place, "2", *options, output=output, JOB_ID=tmp_path.name) as process:
+        wait_for_steps(run_dir)
+        if way == "TERM":
+            process.terminate()
+        else:
+            cluster.run("ray", "job", "stop", "--no-wait", tmp_path.name)
+        assert code_of(process, output) == 75, output.read_text()
+    steps = checkpoint(run_dir)["progress"]["step"]
+    assert f"stopped after step {steps};" in (run_dir / "train.log").read_text()
+    until = ["--max-steps", str(steps + 15)]
+    with cluster.launched(place, "2", *options, *until, "--resume", output=output) as process:
+        assert code_of(process, output) == 0, output.read_text()
+    train(project(), tmp_path / "whole", *FOR_EVER, *until)
+    assert_same_weights(checkpoint(run_dir), checkpoint(tmp_path / "whole"))
+
+
+def test_a_killed_driver_leaves_no_process(project: Render, cluster: RayCluster, tmp_path: Path) -> None:
+    cluster.add_nodes(2)
+    output, run_dir = tmp_path / "output.log", tmp_path / "run"
+    options = [*ON_CPU, "--run-dir", str(run_dir), *FOR_EVER]
+    with cluster.launched(project(launcher="ray"), "2", *options, output=output) as process:
+        wait_for_steps(run_dir)
+        ranks, [driver] = cluster.ranks(), cluster.drivers()
+        assert len(ranks) == 2
+        os.kill(driver, signal.SIGKILL)
+        seconds_until_gone(ranks, limit=seconds(10))
+        assert code_of(process, output) == 128 + signal.SIGKILL, output.read_text()
+
+
+def test_a_killed_rank_is_started_again(project: Render, cluster: RayCluster, tmp_path: Path) -> None:
+    cluster.add_nodes(2)
+    output, run_dir = tmp_path / "output.log", tmp_path / "run"
+    options = [*ON_CPU, "--run-dir", str(run_dir), *MANY]
+    with cluster.launched(project(launcher="ray"), "2", *options, output=output) as process:
+        wait_for_steps(run_dir)
+        os.kill(cluster.ranks()[1], signal.SIGKILL)
+        assert code_of(process, output) == 0, output.read_text()
+    assert "exit code 137: start 1 of 3 more" in output.read_text()
+    train(project(), tmp_path / "whole", *MANY)
+    assert_same_weights(checkpoint(run_dir), checkpoint(tmp_path / "whole"))
+
+
+def test_a_lost_node_is_replaced(project: Render, cluster: RayCluster, tmp_path: Path) -> None:
+    cluster.add_nodes(2)
+    output, run_dir = tmp_path / "output.log", tmp_path / "run"
+    options = [*ON_CPU, "--run-dir", str(run_dir), *MANY]
+    with cluster.launched(project(launcher="ray"), "2", *options, output=output) as process:
+        wait_for_steps(run_dir)
+        cluster.lose_node()
+        wait_for_words(output, "exit code 69: start 1 of 3 more")
+        cluster.add_nodes(2)
+        assert code_of(process, output) == 0, output.read_text()
+    assert re.search(r"resumed from \S+ epoch \d+, step \d+", (run_dir / "train.log").read_text())
+    train(project(), tmp_path / "whole", *MANY)
+    assert_same_weights(checkpoint(run_dir), checkpoint(tmp_path / "whole"))
+
+
+def test_a_job_goes_on_with_the_nodes_that_are_left(project: Render, cluster: RayCluster, tmp_path: Path) -> None:
+    cluster.add_nodes(2)
+    output, run_dir = tmp_path / "output.log", tmp_path / "run"
+    options = [*ON_CPU, "--run-dir", str(run_dir), *MANY]
+    with cluster.launched(project(launcher="ray"), "1:2", *options, output=output) as process:
+        wait_for_steps(run_dir)
+        cluster.lose_node()
+        assert code_of(process, output) == 0, output.read_text()
+    assert checkpoint(run_dir)["world_size"] == 1
+
+
+def test_the_doctor_examines_the_nodes(project: Render, cluster: RayCluster, tmp_path: Path) -> None:
+    cluster.add_nodes(2)
+    output = tmp_path / "output.log"
+    options = [*ON_CPU, "--run-dir", str(tmp_path / "run"), "--doctor"]
+    with cluster.launched(project(launcher="ray"), "2", *options, output=output) as process:
+        assert code_of(process, output) == 0, output.read_text()
+    assert "sound: a run can start here" in output.read_text()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "variables", "said"),
+    [
+        ("0", {}, "0 is no number of nodes: give 2, or 1:2 for one to two"),
+        ("1", {"MAX_RESTARTS": "few"}, "argument --max-restarts: invalid int value: 'few'"),
+        ("1", {"RAY_ADDRESS": "http://127.0.0.1:1"}, "Ray takes no job"),
+        ("1", {"FOLDER": "/nowhere"}, "/nowhere cannot be entered (No such file or directory): set FOLDER"),
+        ("9", {"NODES_TIMEOUT": "2"}, "9 x (1 CPU) were not free within 2 s"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(
+    nodes: str, variables: dict[str, str], said: str, project: Render, cluster: RayCluster, tmp_path: Path
+) -> None:
+    output = tmp_path / "output.log"
+    with cluster.launched(project(launcher="ray"), nodes, *ON_CPU, output=output, **variables) as process:
+        assert code_of(process, output) == 2, output.read_text()
+    printed = output.read_text()
+    assert said in printed
+    assert printed.count("error: ") == 1
+    assert "Traceback" not in printed

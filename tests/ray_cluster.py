@@ -1,0 +1,152 @@
+"""A real Ray cluster on this machine, to which tests add nodes and submit jobs.
+
+python -m tests.ray_cluster starts a node, which takes jobs, and another one for each line that comes; of each it tells
+in a line of JSON. The end of standard input, or of this process, ends all.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+from generator.answers.questions import TEMPLATE
+from generator.check.train.forking import free_ports
+from tests.pace import seconds
+
+MARK = "DDP_RAY_CLUSTER"  # the variable by which all processes of a cluster are known
+STORE = 80 * 2**20  # bytes, nearly the least that Ray takes: nothing goes through it
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",  # other programs may fill the memory
+    "RAY_enable_worker_prestart": "0",
+    # All of it starts in time on a machine that is busy with other tests, too.
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
+    "RAY_agent_register_timeout_ms": "300000",
+    "RAY_worker_register_timeout_seconds": "300",
+}
+
+
+class RayCluster:
+    """A cluster of nodes that have one CPU each."""
+
+    def __init__(self) -> None:
+        """Start it with one node, and wait until that takes jobs."""
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.variables = {**os.environ, "PATH": path, **SETTINGS, MARK: str(os.getpid())}
+        command = [sys.executable, "-m", "tests.ray_cluster"]
+        self.tool = subprocess.Popen(command, cwd=TEMPLATE, env=self.variables, stdin=PIPE, stdout=PIPE, text=True)
+        self.raylets: list[int] = []  # the process on each node without which the node is lost
+        self.address = self._take_node()
+
+    def add_nodes(self, number: int) -> None:
+        """Add nodes, until so many are there."""
+        assert self.tool.stdin
+        while len(self.raylets) < number:
+            print("add", file=self.tool.stdin, flush=True)
+            self._take_node()
+
+    def lose_node(self) -> None:
+        """Kill the newest node."""
+        os.kill(self.raylets.pop(), signal.SIGKILL)
+
+    def shut_down(self) -> None:
+        """End all that runs there."""
+        with suppress(subprocess.TimeoutExpired):
+            self.tool.communicate(timeout=seconds(30))
+        self.tool.kill()
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def processes(self, *words: str) -> list[int]:
+        """Return the processes of the cluster and its jobs whose command line has these words."""
+        mark, found = f"{MARK}={os.getpid()}\0".encode(), []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it may end while it is looked at
+                command = (folder / "cmdline").read_bytes().decode().split("\0")
+                if mark in (folder / "environ").read_bytes() and all(word in command for word in words):
+                    found.append(int(folder.name))
+        return sorted(found)
+
+    @contextmanager
+    def launched(
+        self, project: Path, nodes: str, *options: str, output: Path, **variables: str
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Start launch.sh, and write what it prints to a file. Its job ends in the end, whatever happens."""
+        with open(output, "wb") as file:
+            process = subprocess.Popen(
+                ["./launch.sh", nodes, *options],
+                cwd=project,
+                env=self.variables | {"RAY_ADDRESS": self.address} | variables,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+            for driver in self.drivers():
+                os.kill(driver, signal.SIGKILL)
+
+    def run(self, *command: str) -> None:
+        """Run a command of Ray. Raises CalledProcessError if it fails."""
+        env = self.variables | {"RAY_ADDRESS": self.address}
+        subprocess.run(command, env=env, check=True, capture_output=True, timeout=seconds(60))
+
+    def drivers(self) -> list[int]:
+        """Return the drivers of jobs."""
+        return self.processes("drive")
+
+    def ranks(self) -> list[int]:
+        """Return the ranks of all jobs, which torchrun starts by python -u."""
+        return self.processes("-u", "--run-dir")
+
+    def _take_node(self) -> str:
+        """Take over a node that was started. Returns the address for jobs."""
+        assert self.tool.stdout
+        told = json.loads(self.tool.stdout.readline())
+        self.raylets.append(told["raylet"])
+        return str(told["address"])
+
+
+def start_nodes(folder: str) -> Generator[dict[str, Any]]:
+    """Start a node each time when the next one is asked for, and yield what tells of it; end all in the end."""
+    os.environ["RAY_TMPDIR"] = folder
+    Path(folder, "ray").mkdir()
+    from ray.cluster_utils import Cluster  # not at the top: it reads the variables
+
+    own = {"object_store_memory": STORE, "include_log_monitor": False, "num_cpus": 1}
+    head = {"include_dashboard": True, "dashboard_port": next(free_ports()), "no_monitor": True}
+    cluster = Cluster()
+    try:
+        for number in count(1):
+            settings = own | head if number == 1 else own
+            node = cluster.add_node(**settings, node_ip_address=f"127.0.0.{number + 1}")
+            (raylet,) = node.all_processes["raylet"]
+            yield {"address": f"http://{cluster.webui_url}", "raylet": raylet.process.pid}
+    finally:
+        cluster.shutdown()
+
+
+def main() -> None:
+    """Start a node, and one more for each line of standard input."""
+    # Ray's sockets lie there, and a path of a socket has at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:
+        nodes = start_nodes(folder)
+        print(json.dumps(next(nodes)), flush=True)
+        for _ in sys.stdin:
+            print(json.dumps(next(nodes)), flush=True)
+        nodes.close()
+
+
+if __name__ == "__main__":
+    main()
