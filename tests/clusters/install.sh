@@ -6,7 +6,7 @@
 # A failing apt-get, on the other hand, is an error: the exit code is not zero.
 set -eu
 
-PACKAGES="slurmctld slurmd slurm-client munge openmpi-bin mpich iproute2 nftables libfaketime"
+PACKAGES="slurmctld slurmd slurm-client munge openmpi-bin mpich iproute2 nftables"
 POLICY=/usr/sbin/policy-rc.d
 
 installed() {
