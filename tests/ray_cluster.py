@@ -31,6 +31,7 @@ SETTINGS = {
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_worker_register_timeout_seconds": "300",
+    "RAY_worker_niceness": "0",  # else other programs leave them nothing
 }
 
 
