@@ -139,8 +139,8 @@ def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> No
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_sweep_of_wandb_that_a_readme_shows_is_one_of_the_project(launcher: str, project: Render) -> None:
     place = project(launcher=launcher, logging="wandb")
-    [shown] = re.findall(r"^```yaml\n(.*?)^```", (place / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    sweep = yaml.safe_load(shown)
+    shown = re.findall(r"^```yaml\n(.*?)^```", (place / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    [sweep] = [read for read in map(yaml.safe_load, shown) if "metric" in read]
     assert sweep["metric"]["name"] == "epoch/validation_accuracy"
     options = [
         f"--{name}={values.get('min', values.get('values', [0])[0])}" for name, values in sweep["parameters"].items()
