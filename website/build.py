@@ -99,9 +99,9 @@ def build_preview(destination: Path, template: Path, source: str, commit: str | 
         shutil.copy(packages["@highlightjs/cdn-assets"] / "highlight.min.js", destination)
     with tarfile.open(destination / "engine.tar.gz", "w:gz") as archive:
         for package in ENGINE:
-            for file in importlib.metadata.files(package) or ():
-                if file.suffix == ".py":
-                    archive.add(file.locate(), str(file))
+            for installed in importlib.metadata.files(package) or ():
+                if installed.suffix == ".py":
+                    archive.add(str(installed.locate()), str(installed))
         for name in ("__init__.py", "render.py", "preview.py"):
             archive.add(HERE / name, f"website/{name}")
         for part in PARTS:

@@ -148,7 +148,8 @@ class Template:
         """Return the names that the template's Jinja may read."""
         computed = [key for key, entry in self.questions.items() if entry.get("when", True) is False]
         known = {key: values[key] for key in self.questions if key in values and key not in computed}
-        external = {name: {} for name in self.settings.get("_external_data", {})}  # a copy finds no project before it
+        # A copy finds no project before it.
+        external: dict[str, dict[str, Any]] = {name: {} for name in self.settings.get("_external_data", {})}
         return {
             **values,
             "_external_data": external,
