@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 [ -e .venv ] || python3 -m venv .venv
-.venv/bin/pip install --quiet --constraint constraints.txt --constraint tests/constraints.txt --editable ".[test]"
+.venv/bin/pip install --quiet --constraint constraints.txt --constraint tests/constraints.txt --editable ".[test,site]"
 sh tests/clusters/install.sh
 
 # Two more than there are cores, since tests wait now and then.

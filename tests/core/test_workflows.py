@@ -18,12 +18,15 @@ from generator.cli.matrix import jobs_as_json
 from tests.conftest import Render
 
 FOLDER = TEMPLATE / ".github" / "workflows"
-NAMES = ["ci.yml", "nightly.yml", "release.yml"]
-MAY = {"release.yml": {"contents": "write"}}  # the others only read
+NAMES = ["ci.yml", "nightly.yml", "release.yml", "site.yml"]
+MAY = {  # the others only read
+    "release.yml": {"contents": "write"},
+    "site.yml": {"contents": "read", "pages": "write", "id-token": "write"},
+}
 BIN = Path(sys.executable).parent
 RESULTS = ("success", "failure", "cancelled", "skipped")
 SOME, NONE = jobs_as_json([{"shard": "1/1", "combinations": 1}]), jobs_as_json([])
-OURS = "actions/(checkout|setup-python|cache/restore|cache/save|upload-artifact)@v[0-9]+"
+OURS = "actions/(checkout|setup-python|cache/restore|cache/save|upload-(pages-)?artifact|deploy-pages)@v[0-9]+"
 
 each_workflow = pytest.mark.parametrize("name", NAMES)
 
@@ -104,7 +107,7 @@ def test_shellcheck_finds_nothing_in_any_script(tmp_path: Path) -> None:
     action = yaml.safe_load((TEMPLATE / ".github" / "actions" / "install" / "action.yml").read_text())
     steps = [*action["runs"]["steps"], *(step for name in NAMES for step in steps_of(name))]
     scripts = [step["run"] for step in steps if "run" in step]
-    assert len(scripts) == 14
+    assert len(scripts) == 15
     for script in scripts:
         assert shellcheck(script, tmp_path) == "", script
     assert "SC2086" in shellcheck("echo $1\n", tmp_path)

@@ -1,0 +1,104 @@
+"""What the preview of the site renders is what Copier writes, byte for byte."""
+
+import io
+import json
+import stat
+import subprocess
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from generator.answers.combinations import Combination, covering
+from generator.answers.questions import read_questions
+from generator.render.git import git
+from generator.render.project import RenderError, read_files, run_copier
+from website.preview import Preview, compare, pack
+from website.render import Template
+
+TEXTS: dict[str, Any] = {
+    "project_name": "Ünüsual: 'it\"s' {{ 1 }} # 50 %",
+    "package_name": "own_2",
+    "description": "- a: b\\",
+    "author_name": "Ä. Ö. 中",
+}
+
+
+def test_every_answer_makes_the_files_of_copier(snapshot: Path, legal: list[Combination], tmp_path: Path) -> None:
+    template = Template(snapshot, str(snapshot))
+    for number, combination in enumerate(covering(legal, 1)):
+        answers = dict(combination.answers) | (TEXTS if number == 0 else {})
+        project = tmp_path / f"Project {number}"
+        template.conf["dst_path"] = project
+        run_copier(project, answers, snapshot, defaults={})
+        assert template.render(template.ask(answers)) == read_files(project)
+
+
+def test_the_version_is_recorded_as_by_copier(snapshot: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "template"
+    subprocess.run(["cp", "-r", snapshot, repository], check=True)
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "All"], ["tag", "v7.0.0"]):
+        git(repository, *arguments)
+    project = tmp_path / "project"
+    run_copier(project, {}, repository, defaults={}, version="v7.0.0")
+    template = Template(repository, str(repository), "v7.0.0", str(project))
+    assert template.render(template.ask({})) == read_files(project)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"backend": "mpi"},
+        {"launcher": "carrier_pigeon"},
+        {"package_name": "torch"},
+        {"project_name": "two\nlines"},
+    ],
+)
+def test_what_copier_refuses_is_refused_for_the_same_reason(
+    answers: dict[str, str], snapshot: Path, tmp_path: Path
+) -> None:
+    template = Template(snapshot, str(snapshot), destination=str(tmp_path / "project"))
+    problems = template.ask(answers).problems
+    assert problems.keys() == answers.keys()
+    with pytest.raises(RenderError) as refused:
+        run_copier(tmp_path / "project", answers, snapshot, defaults={})
+    (reason,) = problems.values()
+    assert reason in str(refused.value)
+
+
+def test_a_word_that_is_no_bool_is_refused(snapshot: Path) -> None:
+    """Copier takes it for true."""
+    assert "neither" in Template(snapshot, "source").ask({"sync_bn": "maybe"}).problems["sync_bn"]
+
+
+def test_the_form_has_every_question_and_choice(snapshot: Path) -> None:
+    shown = json.loads(Preview(Template(snapshot, "source")).show("{}"))
+    asked = {question["key"]: [choice["value"] for choice in question["choices"]] for question in shown["questions"]}
+    questions = read_questions(snapshot)
+    assert asked == {each.key: [str(choice.value).lower() for choice in each.choices] for each in questions}
+    assert shown["command"] == "copier copy --defaults source myproj"
+
+
+def test_the_command_is_quoted_and_has_what_differs_from_the_defaults(snapshot: Path) -> None:
+    preview = Preview(Template(snapshot, "source"))
+    shown = json.loads(preview.show(json.dumps({"description": "it's", "launcher": "torchrun", "sync_bn": "true"})))
+    answers = """--data 'description=it'"'"'s' --data sync_bn=true"""
+    assert shown["command"] == f"copier copy --defaults {answers} source myproj"
+    assert json.loads(preview.show('{"no_question": "1"}'))["unknown"] == ["no_question"]
+
+
+def test_the_zip_has_contents_and_modes() -> None:
+    packed = pack("folder", {"run.sh": (True, b"#!"), "data.npz": (False, bytes(range(256)))})
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        modes = {entry.filename: stat.filemode(entry.external_attr >> 16) for entry in archive.infolist()}
+        assert archive.read("folder/data.npz") == bytes(range(256))
+    assert modes == {"folder/run.sh": "-rwxr-xr-x", "folder/data.npz": "-rw-r--r--"}
+
+
+def test_lines_that_differ() -> None:
+    assert json.loads(compare("a\nb\nc\n", "a\nx\nc\n")) == [
+        ["equal", 0, 1, 0, 1],
+        ["replace", 1, 2, 1, 2],
+        ["equal", 2, 3, 2, 3],
+    ]

@@ -1,0 +1,257 @@
+"""The site as browsers show it: what the preview renders there, how it is used, and who can read it."""
+
+import functools
+import http.server
+import io
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from generator.answers.combinations import Combination, covering
+from generator.answers.questions import TEMPLATE, read_questions
+from generator.render.project import NAME, Tree, read_files, read_tree
+from generator.render.workers import Workers
+from website.build import build_preview, unpack_packages
+from website.render import Template
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+PHONE, DESK = {"width": 390, "height": 844}, {"width": 1360, "height": 860}
+LOADED = 120_000  # milliseconds until Python is there, on a machine with much to do
+
+
+class Server(http.server.SimpleHTTPRequestHandler):
+    """Serves files, and says nothing of it."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The packages of npm, with those for tests."""
+    if not shutil.which("npm"):
+        pytest.skip("no npm here: install Node.js")
+    return unpack_packages(tmp_path_factory.mktemp("npm"))
+
+
+@pytest.fixture(scope="module")
+def site(snapshot: Path, packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a site that has the preview."""
+    folder = tmp_path_factory.mktemp("site")
+    build_preview(folder / "preview", snapshot, str(snapshot), None)
+    with served(folder) as address:
+        yield f"{address}/preview/index.html"
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve a folder at the address that this yields."""
+    handler = functools.partial(Server, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@contextmanager
+def opened(browser: "Browser", address: str, **options: Any) -> Iterator["Page"]:
+    """Open a page. Fails where a script does, or the console says anything, or something else is asked for."""
+    page = browser.new_page(**{"viewport": DESK, **options})
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("requestfailed", lambda request: problems.append(f"{request.url} failed"))
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(address)
+    yield page
+    page.close()
+    own = ("/".join(address.split("/")[:3]), "data:", "blob:")
+    assert problems + [url for url in asked if not url.startswith(own)] == []
+
+
+def wait_for(page: "Page", command: str) -> None:
+    """Wait until the page has the project of a command that has this in it."""
+    page.locator("#command", has_text=command).wait_for(timeout=LOADED)
+
+
+def downloaded(page: "Page") -> Tree:
+    """Return the files of the zip."""
+    with page.expect_download(timeout=LOADED) as download:
+        page.click("#zip")
+    with zipfile.ZipFile(io.BytesIO(Path(download.value.path()).read_bytes())) as archive:
+        modes = {entry.filename: bool(entry.external_attr >> 16 & 0o100) for entry in archive.infolist()}
+        files = {name.removeprefix("myproj/"): (modes[name], archive.read(name)) for name in archive.namelist()}
+    return files
+
+
+def test_every_combination_has_the_bytes_of_copier(snapshot: Path, legal: list[Combination], tmp_path: Path) -> None:
+    template = Template(snapshot, str(snapshot))
+    with Workers() as workers:
+        for start in range(0, len(legal), 100):  # they need not all lie there at once
+            some = {each: tmp_path / each.name for each in legal[start : start + 100]}
+            for written in [workers.render(snapshot, each, place) for each, place in some.items()]:
+                written.result()
+            for combination, place in some.items():
+                template.conf["dst_path"] = place
+                form = template.ask({**NAME, **dict(combination.answers)})
+                assert template.render(form) == read_files(place), combination.name
+                shutil.rmtree(place)
+
+
+def test_what_is_legal_is_what_copier_accepts(snapshot: Path, legal: list[Combination]) -> None:
+    template = Template(snapshot, str(snapshot))
+    accepted = {combination.answers for combination in legal}
+    rows: list[tuple[tuple[str, Any], ...]] = [()]
+    for question in read_questions(snapshot):
+        if question.choices:
+            rows = [(*row, (question.key, choice.value)) for row in rows for choice in question.choices]
+    assert {row for row in rows if not template.ask(dict(row)).problems} == accepted
+
+
+def test_a_browser_renders_the_bytes_of_copier(
+    site: str, browser: "Browser", legal: list[Combination], project: Any
+) -> None:
+    with opened(browser, site) as page:
+        for combination in covering(legal, 1):
+            answers = {key: str(value).lower() for key, value in combination.answers}
+            link = "&".join(f"{key}={value}" for key, value in {**NAME, **answers}.items())
+            page.goto(f"{site}#{link}")
+            page.locator("#zip:enabled").wait_for()
+            assert without_source(downloaded(page)) == read_tree(project(**dict(combination.answers)))
+
+
+def without_source(files: Tree) -> Tree:
+    """Return the files without the lines that say where the template was found."""
+    executable, content = files[".copier-answers.yml"]
+    own = b"".join(line for line in content.splitlines(True) if not line.startswith(b"_"))
+    return files | {".copier-answers.yml": (executable, own)}
+
+
+def test_the_first_project_is_there_without_python(site: str, browser: "Browser") -> None:
+    asked: list[str] = []
+    page = browser.new_page()
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(site)
+    page.locator("#code .row").first.wait_for()
+    assert "train.py" in page.inner_text("#path")
+    assert not [url for url in asked if "pyodide" in url or "engine" in url]
+    page.close()
+
+
+def test_the_form_by_keyboard(site: str, browser: "Browser") -> None:
+    with opened(browser, site) as page:
+        page.focus("input[name=launcher]:checked")
+        for _ in range(3):
+            page.keyboard.press("ArrowDown")
+        wait_for(page, "launcher=slurm")
+        page.focus("input[name=description]")
+        page.keyboard.press("Control+A")
+        page.keyboard.type("Mine")
+        wait_for(page, "description=Mine")
+        assert page.url.endswith("#launcher=slurm&description=Mine")
+        page.focus("#tree [tabindex='0']")
+        page.keyboard.press("Home")
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+        opened_file = page.get_attribute("#tree :focus", "data-path")
+        assert opened_file is not None
+        assert opened_file in page.inner_text("#path")
+        assert f"file={opened_file}" in page.url
+
+
+def test_what_a_change_changes_is_marked(site: str, browser: "Browser") -> None:
+    with opened(browser, site) as page:
+        page.check("input[name=amp][value=torch]")
+        wait_for(page, "amp=torch")
+        page.locator("#code .added").first.wait_for()
+        added = page.locator("#code .added code").all_inner_texts()
+        assert any("autocast" in line for line in added)
+        assert "changed" in page.inner_text("#tree [data-path='train.py']")
+        assert page.locator("#tree [data-path='LICENSE'] .mark").count() == 0
+        page.check("input[name=task][value=tabular]")
+        wait_for(page, "task=tabular")
+        assert "new" in page.inner_text("#tree [data-path='myproj/diabetes.npz']")
+        assert "gone" in page.inner_text("#tree [data-path='myproj/digits.npz']")
+
+
+def test_impossible_answers_say_why(site: str, browser: "Browser") -> None:
+    with opened(browser, site) as page:
+        assert page.is_disabled("input[name=backend][value=mpi]")
+        assert "needs launcher=mpirun" in page.inner_text("fieldset:has([name=backend][value=mpi])")
+        page.check("input[name=launcher][value=mpirun]")
+        wait_for(page, "launcher=mpirun")
+        page.check("input[name=backend][value=mpi]")
+        wait_for(page, "backend=mpi")
+        page.check("input[name=launcher][value=slurm]")
+        page.locator("#question-backend-problem", has_text="needs launcher=mpirun").wait_for()
+        assert page.is_disabled("#zip")
+        page.check("input[name=backend][value=auto]")
+        wait_for(page, "launcher=slurm")
+        page.goto(f"{site}#package_name=torch")
+        page.locator("#question-package_name-problem", has_text="try torch_ddp").wait_for()
+
+
+def violations(page: "Page", axe: str) -> Any:
+    """Return what axe finds wrong with a page."""
+    page.evaluate(axe)
+    script = "axe.run().then(found => found.violations.map(each => [each.id, each.nodes.map(node => node.html)]))"
+    return page.evaluate(script)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+def test_the_preview_is_accessible(
+    scheme: str, viewport: dict[str, int], site: str, browser: "Browser", packages: dict[str, Path]
+) -> None:
+    axe = (packages["axe-core"] / "axe.min.js").read_text()
+    with opened(browser, site, color_scheme=scheme, viewport=viewport) as page:
+        page.locator("#code .row").first.wait_for()
+        assert violations(page, axe) == []
+        page.check("input[name=amp][value=apex]")
+        page.locator("#code .added").first.wait_for(timeout=LOADED)
+        assert violations(page, axe) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+
+
+@pytest.mark.skipif(find_spec("furo") is None, reason='pip install -e ".[site]" installs Sphinx')
+def test_the_whole_site(browser: "Browser", packages: dict[str, Path], tmp_path: Path) -> None:
+    axe = (packages["axe-core"] / "axe.min.js").read_text()
+    report = tmp_path / "report.html"
+    report.write_text("<p>All passed")
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "website.build", str(site), "--report", str(report)]
+    subprocess.run(command, cwd=TEMPLATE, check=True)
+    settings = json.loads((site / "preview" / "settings.json").read_text())
+    assert settings["source"] == "gh:org/ddp-template"
+    with served(site) as address:
+        for scheme in ("light", "dark"):
+            with opened(browser, f"{address}/index.html", color_scheme=scheme) as page:
+                assert violations(page, axe) == []
+        for link in ("report.html", "exact.html", "preview/index.html"):
+            with opened(browser, f"{address}/index.html") as page:
+                page.click(f"a[href='{link}'] >> visible=true >> nth=0")
+                page.wait_for_url(f"**/{link}")
+        with opened(browser, f"{address}/search.html?q=heartbeat") as page:
+            page.locator("#search-results li").first.wait_for()
+
+
+def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    command = [sys.executable, "-m", "website.build", str(tmp_path)]
+    refused = subprocess.run(command, cwd=TEMPLATE, capture_output=True, text=True)
+    assert refused.returncode == 1
+    assert refused.stderr == f"{tmp_path} holds something else: give a new or empty folder\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]

@@ -1,0 +1,16 @@
+// The theme of the guides (Furo keeps it under the same key), before anything is drawn.
+"use strict";
+const THEMES = ["auto", "light", "dark"];
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = THEMES.includes(theme) ? theme : "auto";
+}
+
+setTheme(localStorage.getItem("theme"));
+addEventListener("DOMContentLoaded", () => {
+  document.getElementById("theme").addEventListener("click", () => {
+    const dark = getComputedStyle(document.documentElement).getPropertyValue("--is-dark").trim() === "1";
+    localStorage.setItem("theme", dark ? "light" : "dark");
+    setTheme(localStorage.getItem("theme"));
+  });
+});
