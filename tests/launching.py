@@ -29,7 +29,8 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is n
 def node_launcher(launcher: str) -> str:
     """Return what starts the ranks of one machine, as copier.yml computes it."""
     computed = yaml.safe_load((TEMPLATE / "copier.yml").read_text())["node_launcher"]["default"]
-    return jinja2.Template(computed).render(launcher=launcher)
+    rendered: str = jinja2.Template(computed).render(launcher=launcher)
+    return rendered
 
 
 def launch_command(launcher: str, processes: int, folder: Path) -> list[str]:

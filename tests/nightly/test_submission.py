@@ -41,7 +41,15 @@ def python(place: Path, tmp_path: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     packages = next((tmp_path / "venv").glob("lib/*/site-packages"))
     (packages / "here.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("site-packages")))
-    pip = [sys.executable, "-m", "pip", "--python", tmp_path / "venv" / "bin" / "python", "install", "--quiet"]
+    pip: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        tmp_path / "venv" / "bin" / "python",
+        "install",
+        "--quiet",
+    ]
     subprocess.run([*pip, "--no-index", "--no-deps", "--no-build-isolation", "-e", place], check=True)
     return tmp_path / "venv" / "bin"
 

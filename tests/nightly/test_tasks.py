@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from generator.check.train.samples import samples_of
-from tests.cold.test_launchers import COMMAND, LAUNCHERS
+from tests.cold.test_launchers import COMMAND
 from tests.conftest import Render
-from tests.launching import output_of, train
+from tests.launching import LAUNCHERS, output_of, train
 from tests.pace import seconds
 
 # What is promised of the best evaluation of a run: a metric, and its smallest and its largest value.
