@@ -13,6 +13,7 @@ myst_heading_anchors = 4
 myst_links_external_new_tab = False
 suppress_warnings = ["myst.header", "misc.highlighting_failure"]  # code with Jinja in it has no lexer that takes it
 html_theme = "furo"
+html_favicon = "static/icon.svg"
 html_title = "ddp-template"
 html_copy_source = False
 templates_path = ["templates"]

@@ -73,6 +73,7 @@ def opened(browser: "Browser", address: str, **options: Any) -> Iterator["Page"]
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda message: problems.append(message.text))
     page.on("requestfailed", lambda request: problems.append(f"{request.url} failed"))
+    page.on("response", lambda response: problems.extend([f"{response.url} is not there"] * (response.status >= 400)))
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(address)
@@ -230,7 +231,7 @@ def test_the_preview_is_accessible(
 def test_the_whole_site(browser: "Browser", packages: dict[str, Path], tmp_path: Path) -> None:
     axe = (packages["axe-core"] / "axe.min.js").read_text()
     report = tmp_path / "report.html"
-    report.write_text("<p>All passed")
+    report.write_text('<link rel="icon" href="data:,"><p>All passed')
     site = tmp_path / "site"
     command = [sys.executable, "-m", "website.build", str(site), "--report", str(report)]
     subprocess.run(command, cwd=TEMPLATE, check=True)
