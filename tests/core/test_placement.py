@@ -161,6 +161,7 @@ def join_in_turns() -> None:
 
     def main(config: Any, world: Any, device: torch.device) -> int:
         print("uses", *used, "and trains on", device, "in", config.precision)
+        torch.distributed.barrier()  # a rank that leaves at once can meet others that still connect
         return 0
 
     sys.exit(process_group.run_rank(main, launcher.Config(backend="gloo"), world))
