@@ -9,7 +9,8 @@ function setTheme(theme) {
 setTheme(localStorage.getItem("theme"));
 addEventListener("DOMContentLoaded", () => {
   document.getElementById("theme").addEventListener("click", () => {
-    const dark = getComputedStyle(document.documentElement).getPropertyValue("--is-dark").trim() === "1";
+    const { theme } = document.documentElement.dataset;
+    const dark = theme === "auto" ? matchMedia("(prefers-color-scheme: dark)").matches : theme === "dark";
     localStorage.setItem("theme", dark ? "light" : "dark");
     setTheme(localStorage.getItem("theme"));
   });
