@@ -74,6 +74,12 @@ def raise_if_out_of_memory(error: Exception, rank: int) -> None:
         raise OutOfMemory(f"rank {rank} is out of memory: {lower}, or end what else uses its GPU ({reason})") from error
 
 
+def ignore_stop_signals() -> None:
+    """Let no signal that comes from here on change how this process ends."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 class StopSignals:
     """Remembers that TERM, INT or USR1 reached this rank, or that its time is over.
 
@@ -96,8 +102,7 @@ class StopSignals:
 
     def leave(self, step: int) -> ExitCode:
         """Ignore further signals: a launcher sends TERM to the others as soon as the first rank has left."""
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+        ignore_stop_signals()
         logging.info("stopped after step %d; --resume goes on from here", step)
         return ExitCode.STOPPED
 

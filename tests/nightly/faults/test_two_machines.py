@@ -22,6 +22,7 @@ HEAD_TIMEOUT = 10  # of launch.sh
 UNTIL_NOTICED = 10  # beyond it: launch.sh looks every 5 s, for 5 s at most
 SILENCE = 5  # --timeout: how long the ranks wait for each other
 SOON = 10  # until all has ended where a connection breaks, or once the ranks have waited
+LOST = 69  # the exit code of those that are left
 STEPS = ("--max-steps", "12")
 FOR_EVER = ("--epochs", "1000", "--eval-every", "1000", "--timeout", str(SILENCE))
 ELASTIC = {"NNODES": "1:2", "MAX_RESTARTS": "3"}
@@ -159,7 +160,8 @@ def test_a_killed_launcher_ends_both_machines(launcher: str, victim: int, cluste
     machines[victim].wait(killed, limit=2)
     took = machines[1 - victim].wait(killed, SOON)
     measured("two machines", f"{launcher}: launcher of machine {victim} killed, the other one (s)", took)
-    assert machines[1 - victim].code != 0
+    assert machines[1 - victim].code == LOST
+    assert "Traceback" not in machines[1 - victim].output.read_text()
 
 
 def test_an_elastic_run_goes_on_alone_and_takes_a_machine_back(cluster: Start, measured: Measured) -> None:
@@ -191,7 +193,7 @@ def test_an_elastic_run_ends_with_machine_0_and_is_started_again(cluster: Start,
     killed, trained = time.perf_counter(), steps(two.log)
     near.wait(killed, limit=2)
     measured("two machines", "elastic: machine 0 killed, machine 1 (s)", far.wait(killed, SOON))
-    assert far.code != 0
+    assert far.code == LOST
     again = two.start_both(*options, "--max-steps", str(trained + OFTEN), **ELASTIC)
     assert int(two.wait_for(RESUMED)[1]) >= trained - OFTEN
     for machine in again:
