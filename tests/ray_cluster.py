@@ -17,6 +17,8 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
+import psutil
+
 from generator.answers.questions import TEMPLATE
 from generator.check.train.forking import free_ports
 from tests.pace import seconds
@@ -55,8 +57,11 @@ class RayCluster:
             self._take_node()
 
     def lose_node(self) -> None:
-        """Kill the newest node."""
-        os.kill(self.raylets.pop(), signal.SIGKILL)
+        """Kill all that runs on the newest node, as the loss of a machine does."""
+        raylet = psutil.Process(self.raylets.pop())
+        for process in [raylet, *raylet.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def shut_down(self) -> None:
         """End all that runs there."""

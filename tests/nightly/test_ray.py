@@ -4,8 +4,8 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tests.conftest import Render
 from tests.launching import ON_CPU, assert_same_weights, checkpoint, train
 from tests.nightly.faults.test_death import seconds_until_gone
 from tests.nightly.test_signals import FOR_EVER, wait_for_steps
+from tests.nightly.test_submission import wait_for
 from tests.pace import seconds
 from tests.ray_cluster import RayCluster
 
@@ -33,8 +34,18 @@ def cluster() -> Iterator[RayCluster]:
 @pytest.fixture(scope="module")
 def reference(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The checkpoint of a short run under torchrun."""
-    run_dir = tmp_path_factory.mktemp("reference") / "run"
-    train(project(), run_dir, *STEPS)
+    return checkpoint_of(project(), tmp_path_factory.mktemp("reference") / "run", *STEPS)
+
+
+@pytest.fixture(scope="module")
+def unbroken(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The checkpoint of a long run under torchrun that nothing interrupts."""
+    return checkpoint_of(project(), tmp_path_factory.mktemp("unbroken") / "run", *MANY)
+
+
+def checkpoint_of(place: Path, run_dir: Path, *options: str) -> dict[str, Any]:
+    """Train under torchrun, and return the last checkpoint."""
+    train(place, run_dir, *options)
     return checkpoint(run_dir)
 
 
@@ -46,12 +57,17 @@ def code_of(process: subprocess.Popen[bytes], output: Path, timeout: float = 120
         pytest.fail(f"still running: {output.read_text()}")
 
 
-def wait_for_words(output: Path, words: str, timeout: float = 60) -> None:
-    """Wait until launch.sh has printed words."""
-    deadline = time.monotonic() + seconds(timeout)
-    while words not in output.read_text():
-        assert time.monotonic() < deadline, output.read_text()
-        time.sleep(0.2)
+@contextmanager
+def training(
+    cluster: RayCluster, project: Path, folder: Path, *options: str, nodes: str = "2"
+) -> Iterator[tuple["subprocess.Popen[bytes]", Path, Path]]:
+    """Train on two nodes, and yield launch.sh, what it prints and the run directory once there have been some steps."""
+    cluster.add_nodes(2)
+    output, run_dir = folder / "output.log", folder / "run"
+    every = [*ON_CPU, "--run-dir", str(run_dir), *options]
+    with cluster.launched(project, nodes, *every, output=output) as process:
+        wait_for_steps(run_dir)
+        yield process, output, run_dir
 
 
 def test_a_job_runs_what_was_submitted_on_nodes_that_come(
@@ -59,7 +75,7 @@ def test_a_job_runs_what_was_submitted_on_nodes_that_come(
 ) -> None:
     place, output = own_project(launcher="ray"), tmp_path / "output.log"
     with cluster.launched(place, "2", *ON_CPU, "--run-dir", "runs/here", *STEPS, output=output) as process:
-        wait_for_words(output, "waiting for 2 x (1 CPU)")
+        wait_for("waiting for 2 x (1 CPU)", output)
         for edited in [place / "train.py", *(place / "ddp_project").rglob("*.py")]:
             edited.write_text("raise RuntimeError('edited')\n")
         cluster.add_nodes(2)
@@ -106,16 +122,11 @@ def test_a_stopped_job_goes_on_as_if_it_had_not_stopped(
     until = ["--max-steps", str(steps + 15)]
     with cluster.launched(place, "2", *options, *until, "--resume", output=output) as process:
         assert code_of(process, output) == 0, output.read_text()
-    train(project(), tmp_path / "whole", *FOR_EVER, *until)
-    assert_same_weights(checkpoint(run_dir), checkpoint(tmp_path / "whole"))
+    assert_same_weights(checkpoint(run_dir), checkpoint_of(project(), tmp_path / "whole", *FOR_EVER, *until))
 
 
 def test_a_killed_driver_leaves_no_process(project: Render, cluster: RayCluster, tmp_path: Path) -> None:
-    cluster.add_nodes(2)
-    output, run_dir = tmp_path / "output.log", tmp_path / "run"
-    options = [*ON_CPU, "--run-dir", str(run_dir), *FOR_EVER]
-    with cluster.launched(project(launcher="ray"), "2", *options, output=output) as process:
-        wait_for_steps(run_dir)
+    with training(cluster, project(launcher="ray"), tmp_path, *FOR_EVER) as (process, output, _):
         ranks, [driver] = cluster.ranks(), cluster.drivers()
         assert len(ranks) == 2
         os.kill(driver, signal.SIGKILL)
@@ -123,40 +134,30 @@ def test_a_killed_driver_leaves_no_process(project: Render, cluster: RayCluster,
         assert code_of(process, output) == 128 + signal.SIGKILL, output.read_text()
 
 
-def test_a_killed_rank_is_started_again(project: Render, cluster: RayCluster, tmp_path: Path) -> None:
-    cluster.add_nodes(2)
-    output, run_dir = tmp_path / "output.log", tmp_path / "run"
-    options = [*ON_CPU, "--run-dir", str(run_dir), *MANY]
-    with cluster.launched(project(launcher="ray"), "2", *options, output=output) as process:
-        wait_for_steps(run_dir)
+def test_a_killed_rank_is_started_again(
+    project: Render, unbroken: dict[str, Any], cluster: RayCluster, tmp_path: Path
+) -> None:
+    with training(cluster, project(launcher="ray"), tmp_path, *MANY) as (process, output, run_dir):
         os.kill(cluster.ranks()[1], signal.SIGKILL)
         assert code_of(process, output) == 0, output.read_text()
     assert "exit code 137: start 1 of 3 more" in output.read_text()
-    train(project(), tmp_path / "whole", *MANY)
-    assert_same_weights(checkpoint(run_dir), checkpoint(tmp_path / "whole"))
+    assert_same_weights(checkpoint(run_dir), unbroken)
 
 
-def test_a_lost_node_is_replaced(project: Render, cluster: RayCluster, tmp_path: Path) -> None:
-    cluster.add_nodes(2)
-    output, run_dir = tmp_path / "output.log", tmp_path / "run"
-    options = [*ON_CPU, "--run-dir", str(run_dir), *MANY]
-    with cluster.launched(project(launcher="ray"), "2", *options, output=output) as process:
-        wait_for_steps(run_dir)
+def test_a_lost_node_is_replaced(
+    project: Render, unbroken: dict[str, Any], cluster: RayCluster, tmp_path: Path
+) -> None:
+    with training(cluster, project(launcher="ray"), tmp_path, *MANY) as (process, output, run_dir):
         cluster.lose_node()
-        wait_for_words(output, "exit code 69: start 1 of 3 more")
+        wait_for("exit code 69: start 1 of 3 more", output)
         cluster.add_nodes(2)
         assert code_of(process, output) == 0, output.read_text()
     assert re.search(r"resumed from \S+ epoch \d+, step \d+", (run_dir / "train.log").read_text())
-    train(project(), tmp_path / "whole", *MANY)
-    assert_same_weights(checkpoint(run_dir), checkpoint(tmp_path / "whole"))
+    assert_same_weights(checkpoint(run_dir), unbroken)
 
 
 def test_a_job_goes_on_with_the_nodes_that_are_left(project: Render, cluster: RayCluster, tmp_path: Path) -> None:
-    cluster.add_nodes(2)
-    output, run_dir = tmp_path / "output.log", tmp_path / "run"
-    options = [*ON_CPU, "--run-dir", str(run_dir), *MANY]
-    with cluster.launched(project(launcher="ray"), "1:2", *options, output=output) as process:
-        wait_for_steps(run_dir)
+    with training(cluster, project(launcher="ray"), tmp_path, *MANY, nodes="1:2") as (process, output, run_dir):
         cluster.lose_node()
         assert code_of(process, output) == 0, output.read_text()
     assert checkpoint(run_dir)["world_size"] == 1
