@@ -57,7 +57,7 @@ wait $main
 
 def missing() -> str | None:
     """Return what is not here that submitting a job needs, or None."""
-    return None if shutil.which("kubectl") else "there is no kubectl: run tests/clusters/install.sh"
+    return None if shutil.which("kubectl") else "there is no kubectl: install it"
 
 
 class Unknown(AssertionError):

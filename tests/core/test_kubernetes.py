@@ -79,6 +79,7 @@ def test_a_job_has_the_code_as_it_was_and_the_command_as_it_is(submitted: tuple[
     first, trainer = cluster.image, cluster.job["spec"]["trainer"]
     assert trainer["command"] == ["./launch.sh", *words]
     assert (first / "changed").read_text() == (first / "kept" / "new").read_text() == "as it was"
+    assert (first / ".commit").read_text() == "unknown\n", "there is no commit yet"
     assert not {"ignored.log", "predict.py", ".git"} & {path.name for path in first.iterdir()}
     assert (first / "launch.sh").stat().st_mode & 0o111
     assert api.TrainerV1alpha1TrainJob.from_dict(cluster.job).to_dict() == cluster.job
@@ -109,12 +110,6 @@ REFUSALS: dict[str, Refusal] = {
         {},
         lambda project: shutil.copy(project.parent / "as_rendered", project / "kubernetes" / "job.yaml"),
         "error: the image in kubernetes/job.yaml is an example: name a repository of yours",
-    ),
-    "no git": (
-        ["true"],
-        {"GIT_DIR": "/nowhere"},
-        lambda project: None,
-        "error: the code comes from git: git init, and git add what belongs to it",
     ),
 }
 

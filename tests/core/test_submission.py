@@ -60,9 +60,9 @@ def test_the_copy_has_what_git_has_or_would_add(place: Path, launch: Launch, tmp
     (place / "deleted.py").unlink()
     (place / "link.py").symlink_to("train.py")
     write(place, "ddp_project/untracked.py", "-rf.py", "runs/1/train.log", "data/images/1.png", ".venv/bin/python")
-    done = launch("--epochs", "3", REQUEST="--nodes=2 --time=9")
+    done = launch("--epochs", "3", REQUEST="--nodes=2 --wait-all-nodes=1")
     assert done.stdout == "Submitted batch job 77: runs/77/code is what it runs\n", done.stderr
-    calls = ["sbatch", "--parsable", "--nodes=2", "--time=9", "--hold", "./launch.sh", "--epochs", "3"]
+    calls = ["sbatch", "--parsable", "--nodes=2", "--wait-all-nodes=1", "--hold", "./launch.sh", "--epochs", "3"]
     assert (tmp_path / "calls").read_text().split("\n") == [*calls, "scontrol", "release", "77", ""]
     new = {"two words\nand a line.py", "ddp_project/new.py", "ddp_project/untracked.py", "link.py", "-rf.py"}
     copy = place / "runs" / "77" / "code"
@@ -104,6 +104,17 @@ def test_a_job_that_is_refused_leaves_nothing(place: Path, launch: Launch, tmp_p
     assert launch(sbatch="exit 3").returncode == 3
     assert files_in(place / "runs") == set()
     assert (tmp_path / "calls").read_text().split()[0::4] == ["sbatch"]
+
+
+@pytest.mark.parametrize("request_", ["--nodes=2 --wait", "-W"])
+def test_to_wait_for_a_held_job_is_refused(request_: str, place: Path, launch: Launch, tmp_path: Path) -> None:
+    done = launch(REQUEST=request_)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: REQUEST cannot have --wait: sbatch would wait for a job that is still held\n",
+    )
+    assert not (place / "runs").exists()
+    assert not (tmp_path / "calls").exists()
 
 
 def test_a_job_whose_copy_cannot_be_placed_is_cancelled(place: Path, launch: Launch, tmp_path: Path) -> None:

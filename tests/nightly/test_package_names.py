@@ -3,6 +3,7 @@
 import importlib.metadata
 import keyword
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ def dependencies(project: Render) -> dict[str, importlib.metadata.Distribution]:
     needed: list[Requirement] = []
     for answer in single_answers():
         metadata = tomllib.loads((project(**answer) / "pyproject.toml").read_text())
-        needed += map(Requirement, [*metadata["project"]["dependencies"], *metadata["dependency-groups"]["dev"]])
+        groups = chain.from_iterable(metadata["dependency-groups"].values())
+        asked = [*metadata["project"]["dependencies"], *(each for each in groups if isinstance(each, str))]
+        needed += map(Requirement, asked)  # what is no string names another group
     return {canonicalize_name(each.name): importlib.metadata.distribution(each.name) for each in needed}
 
 
@@ -52,7 +55,7 @@ def test_no_package_takes_the_name_of_a_module_that_its_dependencies_bring(
     questionnaire: Questionnaire, dependencies: dict[str, importlib.metadata.Distribution]
 ) -> None:
     modules = set().union(*map(top_level_modules, dependencies.values()))
-    assert {"torch", "wandb", "mlflow", "pytest"} <= modules
+    assert {"torch", "wandb", "mlflow", "ray", "optuna", "pytest"} <= modules
     questionnaire.assert_all_taken(modules)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from generator.render.git import run
+from generator.update.replay import put_under_git
 from tests.conftest import Render
 from tests.launching import ON_CPU, assert_same_weights, checkpoint, train
 from tests.nightly.faults.test_death import seconds_until_gone
@@ -74,13 +76,18 @@ def test_a_job_runs_what_was_submitted_on_nodes_that_come(
     own_project: Render, reference: dict[str, Any], cluster: RayCluster, tmp_path: Path
 ) -> None:
     place, output = own_project(launcher="ray"), tmp_path / "output.log"
+    put_under_git(place)
+    commit = run(place, "rev-parse", "--short=12", "HEAD")
+    (place / "README.md").write_text("changed")
     with cluster.launched(place, "2", *ON_CPU, "--run-dir", "runs/here", *STEPS, output=output) as process:
         wait_for("waiting for 2 x (1 CPU)", output)
         for edited in [place / "train.py", *(place / "ddp_project").rglob("*.py")]:
             edited.write_text("raise RuntimeError('edited')\n")
         cluster.add_nodes(2)
         assert code_of(process, output) == 0, output.read_text()
-    assert_same_weights(checkpoint(place / "runs" / "here"), reference)
+    saved = checkpoint(place / "runs" / "here")
+    assert_same_weights(saved, reference)
+    assert saved["code"]["commit"] == f"{commit}-dirty"
     assert not cluster.processes("run")
 
 
