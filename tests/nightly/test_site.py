@@ -280,8 +280,8 @@ def test_the_page_on_the_loop_switches_its_code_by_keyboard(whole_site: str, bro
         assert code_of(page, "train_step") in written
         page.get_by_role("button", name="rendezvous").press("Enter")
         assert "rendezvous" in page.inner_text("pre:focus")
-        page.click("article a[href^='loop.zh.html']")
-        page.locator("html[lang=zh-CN]").wait_for()
+        page.click("article a[href*='loop.zh.html']")
+        page.locator("html[lang=zh-CN] .choices").wait_for()
         assert code_of(page, "train_step") in written
         page.select_option("select[name=amp]", "none")
         assert code_of(page, "train_step") == before

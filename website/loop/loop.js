@@ -3,6 +3,7 @@
 const form = document.querySelector(".choices");
 const selects = [...form.querySelectorAll("select")];
 const defaults = Object.fromEntries(selects.map((select) => [select.name, select.value]));
+const links = document.querySelectorAll("a[href^='loop.']"); // to the other language
 const shown = new Map([...document.querySelectorAll(".excerpt")].map((figure) => [figure, figure.querySelector("template")]));
 
 // Returns the new lines as HTML: what is new is marked, and the line before which others are gone.
@@ -52,7 +53,7 @@ function update() {
     figure.querySelector("figcaption a").setAttribute("href", link);
   }
   for (const name of Object.keys(defaults)) if (words.get(name) === defaults[name]) words.delete(name);
-  for (const link of document.querySelectorAll("a[href^='loop.']")) link.hash = words;
+  for (const link of links) link.hash = words;
   const { changed: label, same } = form.dataset;
   form.querySelector("[role=status]").replaceChildren(...(changed.length ? [label, ...changed.map(buttonTo)] : [same]));
   return words;
@@ -70,5 +71,5 @@ form.addEventListener("input", () => {
   history.replaceState(null, "", words.size ? `#${words}` : location.pathname + location.search);
 });
 addEventListener("hashchange", read);
-form.hidden = false;
 read();
+form.hidden = false;
