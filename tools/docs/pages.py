@@ -17,7 +17,7 @@ from tools.docs.check import NOT_MEASURED, Record, check_table, growth_table, ma
 from tools.docs.goals import goal_table
 from tools.docs.scale import agreement_table, checkpoint_table, evaluation_table, training_table
 from tools.docs.speed import block_table, guard_table, optimisation_table, part_table, speed_table, versions_line
-from tools.docs.starting import copying_table, gpu_table, loading_table, starting_table
+from tools.docs.starting import copying_table, gpu_table, loading_table, site_table, starting_table
 from tools.docs.tests import dearest_table, folder_table
 
 README, MATRIX, UPDATES = map(Path, ("README.md", "docs/matrix.md", "docs/updates.md"))
@@ -54,6 +54,7 @@ MAKERS: dict[str, dict[str, Callable[[Record], str]]] = {
         "agreement": agreement_table,
     },
     "copying": {"copying": copying_table},
+    "site": {"site": site_table},
 }
 
 
