@@ -24,7 +24,7 @@ RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.
 # What Furo's pages lack for those who hear them.
 ACCESSIBLE = {
     '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
-    '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="Site">',
+    '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="Site" lang="en">',
     '<aside class="toc-drawer">': '<aside class="toc-drawer" aria-label="Page">',
 }
 

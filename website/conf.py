@@ -5,6 +5,8 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
+from website.directives import Choices, Drawing, Excerpt, language_of
+
 REPOSITORY = "https://github.com/org/ddp-template"
 
 project = "ddp-template"
@@ -13,6 +15,7 @@ myst_heading_anchors = 4
 myst_links_external_new_tab = False
 suppress_warnings = ["myst.header", "misc.highlighting_failure"]  # code with Jinja in it has no lexer that takes it
 html_theme = "furo"
+html_static_path = ["loop"]
 html_favicon = "static/icon.svg"
 html_title = "ddp-template"
 html_copy_source = False
@@ -48,6 +51,18 @@ def repository_link(page: str, up: str, path: str) -> str:
     return f"]({up}{path})" if inside else f"]({REPOSITORY}/blob/main/{path})"
 
 
+def set_language(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Say which language a page has, and give the pages on the loop their script."""
+    context["language"] = {"en": "en", "zh": "zh-CN"}[language_of(page)]
+    if page.startswith("loop"):
+        app.add_css_file("loop.css")
+        app.add_js_file("loop.js", loading_method="defer")
+
+
 def setup(app: Sphinx) -> None:
     """Connect with Sphinx."""
     app.connect("source-read", link_to_repository)
+    app.connect("html-page-context", set_language)
+    app.add_directive("choices", Choices)
+    app.add_directive("excerpt", Excerpt)
+    app.add_directive("drawing", Drawing)

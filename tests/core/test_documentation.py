@@ -21,6 +21,7 @@ from tools.docs.pages import documented_files
 
 MADE_FILES = [
     "README.md",
+    "README.zh.md",
     "docs/exact.md",
     "docs/example/train.py",
     "docs/faults.md",

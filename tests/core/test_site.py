@@ -1,7 +1,9 @@
-"""What the preview of the site renders is what Copier writes, byte for byte."""
+"""What the preview and the page on the loop show is what Copier writes, byte for byte."""
 
+import html
 import io
 import json
+import re
 import stat
 import subprocess
 import zipfile
@@ -11,9 +13,11 @@ from typing import Any
 import pytest
 
 from generator.answers.combinations import Combination, covering
-from generator.answers.questions import read_questions
+from generator.answers.questions import TEMPLATE, read_questions
 from generator.render.git import git
-from generator.render.project import RenderError, read_files, run_copier
+from generator.render.project import NAME, RenderError, read_files, run_copier
+from tests.conftest import Render
+from website.excerpts import Variants, excerpt
 from website.preview import Preview, compare, pack
 from website.render import Template
 
@@ -102,3 +106,41 @@ def test_lines_that_differ() -> None:
         ["replace", 1, 2, 1, 2],
         ["equal", 2, 3, 2, 3],
     ]
+
+
+@pytest.mark.parametrize(
+    "answers", [{}, {"launcher": "slurm", "amp": "torch"}, {"launcher": "spawn", "amp": "apex"}, {"launcher": "ray"}]
+)
+def test_the_page_on_the_loop_has_the_code_of_copier(answers: dict[str, str], snapshot: Path, project: Render) -> None:
+    variants = Variants(Template(snapshot, "source"), NAME)
+    files = read_files(project(**answers))
+    key = f"{answers.get('launcher', 'torchrun')}-{answers.get('amp', 'none')}"
+    page = (TEMPLATE / "website" / "pages" / "loop.md").read_text()
+    for sources in re.findall(r"^```{excerpt} (.*)$", page, re.MULTILINE):
+        templates = re.findall(
+            r'<template data-for="(.*?)" data-path="(.*?)">(.*?)</template>', variants.html(sources), re.S
+        )
+        [(path, shown)] = [(path, shown) for keys, path, shown in templates if key in keys.split()]
+        text = html.unescape(re.sub(r"<[^>]*>", "", shown))
+        assert len(text.splitlines()) > 1, sources
+        assert text.encode() in files[path][1], sources
+
+
+def test_every_answer_can_be_chosen_on_the_page_on_the_loop(snapshot: Path) -> None:
+    variants = Variants(Template(snapshot, "source"))
+    counts = [len(each.choices) for each in read_questions(snapshot) if each.key in ("launcher", "amp")]
+    assert len(variants.projects) == counts[0] * counts[1]
+    sources = "runtime/launcher.py:read_world runtime/process_group.py:rank_process"
+    assert [variants.find(sources, key) for key in variants.projects].count(None) == 0
+    assert variants.find("runtime/launcher.py:read_world", "spawn-none") is None
+    with pytest.raises(LookupError, match="ray_nodes"):
+        variants.html("runtime/ray_nodes.py:main")
+
+
+def test_parts_of_a_file_are_as_they_are_there() -> None:
+    code = '"""What."""\n\n\nclass A:\n    @cache\n    def f(self):  # why\n        return 1\n\n\nx = 1\n'
+    assert excerpt("a.py", code, "A.f") == "    @cache\n    def f(self):  # why\n        return 1\n"
+    assert excerpt("a.py", code, "__doc__") == '"""What."""\n'
+    assert excerpt("a.py", code, "f") == excerpt("a.py", code, "A.g") == ""
+    script = "#!/bin/sh\n# Do it.\n#\n#   ./it.sh\n#\n# OPTION  it\nset -e\n"
+    assert excerpt("it.sh", script, "usage") == "# Do it.\n#\n#   ./it.sh\n"

@@ -22,6 +22,7 @@ from generator.answers.questions import TEMPLATE, read_questions
 from generator.render.project import NAME, Tree, read_files, read_tree
 from generator.render.workers import Workers
 from website.build import build_preview, unpack_packages
+from website.excerpts import Variants
 from website.render import Template
 
 if TYPE_CHECKING:
@@ -227,26 +228,100 @@ def test_the_preview_is_accessible(
         assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
 
 
-@pytest.mark.skipif(find_spec("furo") is None, reason='pip install -e ".[site]" installs Sphinx')
-def test_the_whole_site(browser: "Browser", packages: dict[str, Path], tmp_path: Path) -> None:
-    axe = (packages["axe-core"] / "axe.min.js").read_text()
-    report = tmp_path / "report.html"
+@pytest.fixture(scope="module")
+def whole_site(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the whole site, with a report."""
+    if find_spec("furo") is None:
+        pytest.skip('pip install -e ".[site]" installs Sphinx')
+    folder = tmp_path_factory.mktemp("whole")
+    report, site = folder / "report.html", folder / "site"
     report.write_text('<link rel="icon" href="data:,"><p>All passed')
-    site = tmp_path / "site"
     command = [sys.executable, "-m", "website.build", str(site), "--report", str(report)]
     subprocess.run(command, cwd=TEMPLATE, check=True)
     settings = json.loads((site / "preview" / "settings.json").read_text())
     assert settings["source"] == "gh:org/ddp-template"
     with served(site) as address:
-        for scheme in ("light", "dark"):
-            with opened(browser, f"{address}/index.html", color_scheme=scheme) as page:
-                assert violations(page, axe) == []
-        for link in ("report.html", "exact.html", "preview/index.html"):
-            with opened(browser, f"{address}/index.html") as page:
-                page.click(f"a[href='{link}'] >> visible=true >> nth=0")
-                page.wait_for_url(f"**/{link}")
-        with opened(browser, f"{address}/search.html?q=heartbeat") as page:
-            page.locator("#search-results li").first.wait_for()
+        yield address
+
+
+def test_the_whole_site(whole_site: str, browser: "Browser", packages: dict[str, Path]) -> None:
+    axe = (packages["axe-core"] / "axe.min.js").read_text()
+    for scheme in ("light", "dark"):
+        with opened(browser, f"{whole_site}/index.html", color_scheme=scheme) as page:
+            assert violations(page, axe) == []
+    for link in ("report.html", "exact.html", "loop.html", "loop.zh.html", "preview/index.html"):
+        with opened(browser, f"{whole_site}/index.html") as page:
+            page.click(f"a[href='{link}'] >> visible=true >> nth=0")
+            page.wait_for_url(f"**/{link}")
+    with opened(browser, f"{whole_site}/search.html?q=heartbeat") as page:
+        page.locator("#search-results li").first.wait_for()
+
+
+def code_of(page: "Page", name: str) -> str:
+    """Return a part of the code as a reader sees it."""
+    return page.locator(f".excerpt[data-name='{name}'] pre").text_content() or ""
+
+
+def test_the_page_on_the_loop_switches_its_code_by_keyboard(whole_site: str, browser: "Browser", project: Any) -> None:
+    with opened(browser, f"{whole_site}/loop.html") as page:
+        before = code_of(page, "train_step")
+        page.focus("select[name=amp]")
+        page.keyboard.press("ArrowDown")
+        assert page.url.endswith("loop.html#amp=torch")
+        marked = page.locator(".excerpt[data-name=train_step] mark").all_inner_texts()
+        assert any("run.scaler.unscale_" in line for line in marked)
+        assert "train_step" in page.inner_text("[role=status]")
+        page.keyboard.press("Shift+Tab")
+        for _ in range(3):
+            page.keyboard.press("ArrowDown")
+        assert page.url.endswith("loop.html#launcher=slurm&amp=torch")
+        written = (project(launcher="slurm", amp="torch") / "train.py").read_text()
+        assert before not in written
+        assert code_of(page, "train_step") in written
+        page.get_by_role("button", name="rendezvous").press("Enter")
+        assert "rendezvous" in page.inner_text("pre:focus")
+        page.click("article a[href*='loop.zh.html']")
+        page.locator("html[lang=zh-CN] .choices").wait_for()
+        assert code_of(page, "train_step") in written
+        page.select_option("select[name=amp]", "none")
+        assert code_of(page, "train_step") == before
+
+
+def test_each_answer_shows_its_code_on_the_page_on_the_loop(whole_site: str, browser: "Browser") -> None:
+    variants = Variants(Template(TEMPLATE, "source"))
+    with opened(browser, f"{whole_site}/loop.html") as page:
+        for key in variants.projects:
+            for name, value in zip(("launcher", "amp"), key.split("-"), strict=True):
+                page.select_option(f"select[name={name}]", value)
+            for name, source in {
+                "train_step": "train.py:train_step",
+                "rendezvous": "runtime/process_group.py:rendezvous",
+            }.items():
+                assert (variants.find(source, key) or ("", ""))[1] == code_of(page, name), key
+
+
+def test_the_page_on_the_loop_needs_no_script(whole_site: str, browser: "Browser") -> None:
+    with opened(browser, f"{whole_site}/loop.html", java_script_enabled=False) as page:
+        assert "def train_step" in code_of(page, "train_step")
+        assert not page.is_visible(".choices")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize("name", ["loop", "loop.zh"])
+def test_the_page_on_the_loop_is_accessible(
+    name: str, scheme: str, viewport: dict[str, int], whole_site: str, browser: "Browser", packages: dict[str, Path]
+) -> None:
+    axe = (packages["axe-core"] / "axe.min.js").read_text()
+    with opened(browser, f"{whole_site}/{name}.html", color_scheme=scheme, viewport=viewport) as page:
+        assert violations(page, axe) == []
+        page.select_option("select[name=launcher]", "kubernetes")
+        page.select_option("select[name=amp]", "apex")
+        assert page.locator("mark").count() > 9
+        assert violations(page, axe) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+        page.locator(".drawing").last.scroll_into_view_if_needed()
+        assert page.locator(".choices").bounding_box()["y"] < 100  # type: ignore[index]
 
 
 def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:

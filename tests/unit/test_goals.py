@@ -9,7 +9,7 @@ import pytest
 from tools.docs.check import NOT_MEASURED
 from tools.docs.goals import goal_table
 from tools.docs.pages import MAKERS, speed_tables
-from tools.docs.starting import SAME_FILES, copying_table, loading_table, starting_table
+from tools.docs.starting import SAME_FILES, copying_table, loading_table, site_table, starting_table
 
 EMPTY: dict[str, dict[str, Any]] = {name: {} for name in MAKERS}
 COPYING = {
@@ -17,6 +17,14 @@ COPYING = {
         SAME_FILES: {"copy": [1.0, 2.0, 4.0], "update": [1.0, 1.0, 1.0]},
         "this template": {"copy": [1.2, 2.4, 12.0], "update": [2.0, 2.0, 1.0]},
     }
+}
+SITE = {
+    "machine": {"browser": "Chromium 1"},
+    "milliseconds": {
+        "first view": [500.0, 900.0, 3000.0],
+        "a fixed piece of work": [100.0, 100.0, 300.0],
+        "an answer changes": [310.0, 310.0, 310.0],
+    },
 }
 
 
@@ -104,6 +112,7 @@ def test_guards_starts_and_copies_have_goals_too() -> None:
         "ablation": {"guards": {"small_cnn": guards}},
         "starting": {"medians": medians},
         "copying": COPYING,
+        "site": SITE,
     }
     assert verdicts(goal_table(EMPTY | measured)) == {
         "`small_cnn`: the guards, a bar on a screen and the log, of a step's time": ("1.9%", "yes"),
@@ -112,11 +121,14 @@ def test_guards_starts_and_copies_have_goals_too() -> None:
         "an option that does not exist": ("0.20 s", "yes"),
         "`copier copy`, times that of the same files without questions": ("1.20", "yes"),
         "`copier update`, times that of the same files without questions": ("2.00", "**no**"),
+        "preview: first view": ("0.90 s", "yes"),
+        "preview: an answer changes": ("0.31 s", "**no**"),
     }
 
 
 def test_tables_of_timings_hold_what_was_measured() -> None:
     assert "| this template | 2.40 s (1.20) | 2.00 s (2.00) |" in copying_table(COPYING)
+    assert "| first view | 900 ms | 9.00 |" in site_table(SITE)
     rates = {"samples_per_second": {"a GPU": {"0": 398.7, "auto": 1492.1}}}
     assert "| computes on a GPU | 399 | 1,492 |" in loading_table(rates)
     medians = {"as generated": {"`--help`": 0.2}, "slower": {"`--help`": 2.0}}

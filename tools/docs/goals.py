@@ -19,6 +19,7 @@ FIRST_STEP = 0.2  # seconds after the minimal loop's
 GUARDS = 0.02  # of a step's time
 LOG = "the log"
 STARTING = {"`--help`": 0.3, "an option that does not exist": 0.5}  # seconds
+SITE = {"first view": 1.0, "an answer changes": 0.3}  # seconds
 COPYING = 1.5  # times what the same files take in a template without questions
 
 Goal = tuple[str, str, str, bool]  # what, how much is wanted, how much was measured, whether that is enough
@@ -27,7 +28,7 @@ Goal = tuple[str, str, str, bool]  # what, how much is wanted, how much was meas
 def goal_table(records: Mapping[str, Record]) -> str:
     """Return each goal with what was measured, as a Markdown table; records by the names of their files."""
     goals = [*speed_goals(records["speed"]), *block_goals(records["blocks"]), *guard_goals(records["ablation"])]
-    goals += [*starting_goals(records["starting"]), *copying_goals(records["copying"])]
+    goals += [*starting_goals(records["starting"]), *copying_goals(records["copying"]), *site_goals(records["site"])]
     if not goals:
         return NOT_MEASURED
     rows = [[what, wanted, measured, "yes" if met else "**no**"] for what, wanted, measured, met in goals]
@@ -116,3 +117,10 @@ def copying_goals(results: Record) -> Iterator[Goal]:
         measured = times_same_files(results, "this template", what)
         goal = f"`copier {what}`, times that of the same files without questions"
         yield goal, f"at most {COPYING}", shown(measured, COPYING, measured <= COPYING), measured <= COPYING
+
+
+def site_goals(results: Record) -> Iterator[Goal]:
+    """Look at what a reader of the preview waits for."""
+    for what, wanted in SITE.items() if results else ():
+        measured = statistics.median(results["milliseconds"][what]) / 1000
+        yield f"preview: {what}", f"at most {wanted} s", f"{measured:.2f} s", measured <= wanted

@@ -17,10 +17,11 @@ from tools.docs.check import NOT_MEASURED, Record, check_table, growth_table, ma
 from tools.docs.goals import goal_table
 from tools.docs.scale import agreement_table, checkpoint_table, evaluation_table, training_table
 from tools.docs.speed import block_table, guard_table, optimisation_table, part_table, speed_table, versions_line
-from tools.docs.starting import copying_table, gpu_table, loading_table, starting_table
+from tools.docs.starting import copying_table, gpu_table, loading_table, site_table, starting_table
 from tools.docs.tests import dearest_table, folder_table
 
 README, MATRIX, UPDATES = map(Path, ("README.md", "docs/matrix.md", "docs/updates.md"))
+CHINESE = Path("README.zh.md")
 EXACT, FAULTS = map(Path, ("docs/exact.md", "docs/faults.md"))
 SPEED, TESTING = Path("docs/speed.md"), Path("docs/testing.md")
 EXAMPLE = Path("docs/example/train.py")
@@ -53,6 +54,7 @@ MAKERS: dict[str, dict[str, Callable[[Record], str]]] = {
         "agreement": agreement_table,
     },
     "copying": {"copying": copying_table},
+    "site": {"site": site_table},
 }
 
 
@@ -62,12 +64,19 @@ def question_table(questions: list[Question]) -> str:
     return "| question | what it decides | answers (the default first) |\n|---|---|---|\n" + "".join(rows)
 
 
-def answers(question: Question) -> str:
+def translated_table(questions: list[Question], page: str) -> str:
+    """Return the same table in Chinese, with what a page says of each question; in English where it says nothing."""
+    told = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", page, re.MULTILINE))
+    rows = [f"| `{each.key}` | {told.get(each.key, each.help)} | {answers(each, '文本')} |\n" for each in questions]
+    return "| 问题 | 决定什么 | 答案（默认值在前） |\n|---|---|---|\n" + "".join(rows)  # noqa: RUF001
+
+
+def answers(question: Question, text: str = "text") -> str:
     """Return what a question takes: its choices, with the default first, or free text."""
     ordered = sorted(question.choices, key=lambda choice: choice.value != question.default)
     names = [str(choice.value).lower() for choice in ordered]
     if not names:
-        return "text"
+        return text
     return ", ".join(
         f"`{name}`" + (" (†)" if choice.conditional else "") for name, choice in zip(names, ordered, strict=True)
     )
@@ -177,6 +186,7 @@ def documented_files(template: Path = TEMPLATE) -> dict[Path, str]:
     parts = {
         **{page: measured_tables((template / page).read_text(), template / NUMBERS[page]) for page in NUMBERS},
         README: {"questions": question_table(read_questions(template))},
+        CHINESE: {"questions": translated_table(read_questions(template), (template / CHINESE).read_text())},
         UPDATES: {"update-check": asking_table("part", PARTS)},
         SPEED: speed_tables(template / RESULTS),
         MATRIX: matrix | cost_tables(template / COSTS),

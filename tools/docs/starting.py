@@ -5,6 +5,7 @@ import statistics
 from tools.docs.check import NOT_MEASURED, Record, markdown
 from tools.docs.speed import ratio
 
+FIXED_WORK = "a fixed piece of work"
 SAME_FILES = "the same files, no questions"  # a template that writes the files of a project as they are
 
 
@@ -48,3 +49,13 @@ def times_same_files(results: Record, name: str, what: str) -> float:
     """Return the median ratio of a template's time to that of the same files without questions in the same round."""
     same, own = results["seconds"][SAME_FILES][what], results["seconds"][name][what]
     return statistics.median(float(one / other) for one, other in zip(own, same, strict=True))
+
+
+def site_table(results: Record) -> str:
+    """Return what a reader of the preview waits for, also in times of a fixed piece of work in the same round."""
+    rows = []
+    work = results["milliseconds"][FIXED_WORK]
+    for what, taken in results["milliseconds"].items():
+        times = statistics.median(float(one / other) for one, other in zip(taken, work, strict=True))
+        rows.append([what, f"{statistics.median(taken):.0f} ms", f"{times:.2f}"])
+    return markdown([results["machine"]["browser"], "it takes", "times the fixed work"], rows)
