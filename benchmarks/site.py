@@ -61,15 +61,22 @@ class Server(http.server.SimpleHTTPRequestHandler):
 
 
 @contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve a folder at the address that this yields."""
+    handler = functools.partial(Server, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@contextmanager
 def preview() -> Iterator[str]:
     """Build the preview and serve it at the address that this yields."""
     with tempfile.TemporaryDirectory() as folder:
         build_preview(Path(folder) / "preview", TEMPLATE, "gh:org/ddp-template", None)
-        handler = functools.partial(Server, directory=folder)
-        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            yield f"http://127.0.0.1:{server.server_port}/preview/index.html"
-            server.shutdown()
+        with served(Path(folder)) as address:
+            yield f"{address}/preview/index.html"
 
 
 def play_round(browser: "Browser", address: str) -> dict[str, float]:

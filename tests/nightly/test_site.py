@@ -1,13 +1,10 @@
 """The site as browsers show it: what the preview renders there, how it is used, and who can read it."""
 
-import functools
-import http.server
 import io
 import json
 import shutil
 import subprocess
 import sys
-import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from benchmarks.site import served
 from generator.answers.combinations import Combination, covering
 from generator.answers.questions import TEMPLATE, read_questions
 from generator.render.project import NAME, Tree, read_files, read_tree
@@ -30,13 +28,6 @@ if TYPE_CHECKING:
 
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1360, "height": 860}
 LOADED = 120_000  # milliseconds until Python is there, on a machine with much to do
-
-
-class Server(http.server.SimpleHTTPRequestHandler):
-    """Serves files, and says nothing of it."""
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +45,6 @@ def site(snapshot: Path, packages: dict[str, Path], tmp_path_factory: pytest.Tem
     build_preview(folder / "preview", snapshot, str(snapshot), None)
     with served(folder) as address:
         yield f"{address}/preview/index.html"
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serve a folder at the address that this yields."""
-    handler = functools.partial(Server, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
 
 
 @contextmanager
