@@ -95,6 +95,16 @@ def test_a_job_has_the_code_as_it_was_and_the_command_as_it_is(submitted: tuple[
     assert "project/predict.py" in staged, "nothing is staged that was not"
 
 
+def test_without_git_a_job_has_all_but_what_is_made_there(submitted: tuple[Path, Cluster]) -> None:
+    project, cluster = submitted
+    (project / "runs").mkdir()
+    (project / "runs" / "train.log").touch()
+    cluster.submit(project, "true", GIT_DIR="/nowhere")
+    names = {path.name for path in cluster.image.iterdir()}
+    assert {"train.py", ".commit", "kubernetes"} <= names
+    assert "runs" not in names
+
+
 Refusal = tuple[list[str], dict[str, str], Callable[[Path], Any], str]
 REFUSALS: dict[str, Refusal] = {
     "no command": ([], {}, lambda project: None, "error: name the command that the nodes run, such as ./launch.sh"),
