@@ -40,7 +40,7 @@ def main(
     ] = None,
     sizes: Annotated[
         str, typer.Option(help="About how many combinations the templates have by which growth is measured.")
-    ] = "50,480,2280,5000",
+    ] = "50,480,2640,5000",
     train_up_to: Annotated[int, typer.Option(help="The largest of these sizes that is trained, too.")] = 500,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the results go.")] = RESULTS,
 ) -> None:

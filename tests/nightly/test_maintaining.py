@@ -91,7 +91,7 @@ FOR_CHECK = [
         "the command is left out",
         LAUNCHER,
         "copier.yml",
-        "    {%- elif launcher == 'flux' -%}\n    flux run --ntasks=2 python train.py\n",
+        "    {%- elif node_launcher == 'flux' -%}\n    flux run --ntasks=2 python train.py\n",
         "",
         r"flux-auto-none-false-csv lint train\.py:4: W291 Trailing whitespace",
     ),

@@ -19,7 +19,7 @@ from generator.check.reports import summary
 from generator.check.reports.summary import duration, plain, words
 from generator.check.results import Outcome, Verdict, reproduce
 
-MOST_COLUMNS, MOST_ROWS = 12, 24  # of one table: what fits on a phone, and on a screen
+MOST_COLUMNS, MOST_ROWS = 12, 32  # of one table: what fits on a phone, and on a screen
 Axis = list[tuple[str, list[str]]]  # questions, each with its answers as words
 Answers = tuple[tuple[str, str], ...]
 
