@@ -82,10 +82,11 @@ def start_ranks(
     env: Mapping[str, str] | None = None,
     largest_file: int = resource.RLIM_INFINITY,
     entry: Entry = run_train,
+    outputs: Path | None = None,
 ) -> list[Rank]:
     """Start train.py, or another entry, on each rank: with the variables that torchrun sets, but in reach of the test.
 
-    What rank 0 prints is in a file beside the run directory, RUN-rank-0.out.
+    What rank 0 prints is in a file beside the run directory, RUN-rank-0.out, or in this folder for outputs.
     """
     port = next(PORTS)
     size = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
@@ -94,7 +95,7 @@ def start_ranks(
     for number in range(processes):
         command = [*ON_CPU, "--run-dir", str(own_run_dir(run_dir, number)), *options]
         variables = {**os.environ, **size, **place, "RANK": str(number), "LOCAL_RANK": str(number), **(env or {})}
-        output = run_dir.with_name(f"{run_dir.name}-rank-{number}.out")
+        output = (outputs or run_dir.parent) / f"{run_dir.name}-rank-{number}.out"
         output.unlink(missing_ok=True)
         context = SPAWNING if "cuda" in command else FORKING
         process = context.Process(target=run_rank, args=(entry, project, command, variables, output, largest_file))

@@ -41,8 +41,15 @@ class Diverged(UserError):
 
 
 class OutOfMemory(UserError):
-    """The GPU of this rank has no memory left; the others may wait for it."""
+    """The GPU of this rank, or its machine, has no memory left; the others may wait for it."""
 
+    speaks = True
+
+
+class LoaderLost(UserError):
+    """A process that loads data for this rank is gone; the other ranks may wait for it."""
+
+    code = ExitCode.LOST
     speaks = True
 
 
@@ -66,12 +73,21 @@ def finish(work: Callable[[], Any]) -> int:
     return ExitCode.DONE
 
 
-def raise_if_out_of_memory(error: Exception, rank: int) -> None:
-    """Raise OutOfMemory if the error says so: torch has a type for it, but CUDA, cuBLAS, cuDNN and NCCL have words."""
-    if found := re.search(r".*(out of memory|_ALLOC(ATION)?_FAILED).*", str(error)):
+def raise_for_user(error: Exception, rank: int) -> None:
+    """Raise the UserError that an error of a library means, if it is one: torch has types for few, and words for all."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a loader raises in its handler, wherever the rank is by then
+    text = str(error)
+    if found := re.search(r".*(out of memory|_ALLOC(ATION)?_FAILED).*", text):  # of CUDA, cuBLAS, cuDNN and NCCL
         lower = "raise --accum-steps, for smaller micro-batches and the same result, or lower --global-batch-size"
         reason = ". ".join(found[0].split(". ")[:3])
         raise OutOfMemory(f"rank {rank} is out of memory: {lower}, or end what else uses its GPU ({reason})") from error
+    if isinstance(error, MemoryError) or re.search(r"can't start new thread|[Cc]an(no|')t allocate memory", text):
+        lower = "lower --workers, raise --accum-steps, or end what else its machine does"
+        reason = " ".join(f"{type(error).__name__} {text}".split())
+        raise OutOfMemory(f"rank {rank} is out of memory, that of its machine: {lower} ({reason:.200})") from error
+    if found := re.search(r"DataLoader worker .*?(killed by signal: \w+|exited unexpectedly)", text):
+        advice = "if it was for want of memory, lower --workers; start again with --resume"
+        raise LoaderLost(f"rank {rank}: a process that loads its data has gone ({found[1]}); {advice}") from error
 
 
 def ignore_stop_signals() -> None:

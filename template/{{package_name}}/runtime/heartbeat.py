@@ -13,7 +13,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from .exits import RankLost
+from .exits import RankLost, UserError
 
 BEAT = 0.25  # seconds between two signs of life
 SILENT = 3 * BEAT  # seconds without one, after which a rank counts as missing if a collective has failed
@@ -94,8 +94,9 @@ class SignsOfLife:
             missing = {rank: f"does not come: it is {place}" for rank, place in places if not place.failed}
         if missing:
             found = "; ".join(f"rank {rank} {what}" for rank, what in missing.items())
-            # Else the program may be at fault, here or there.
-            if "is silent" not in found and "ended: UserError" not in found:
+            known = (UserError, *UserError.__subclasses__())
+            if "is silent" not in found and not any(f"ended: {kind.__name__} " in found for kind in known):
+                # The program may be at fault, here or there.
                 logging.warning("a collective has failed", exc_info=error)
             left = [rank for rank in (self.rank, *self.others) if rank not in missing]
             advice = "start again with --resume" if HERE.step else "launch.sh --doctor examines the machines"

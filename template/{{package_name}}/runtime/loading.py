@@ -157,7 +157,7 @@ class DeviceBatches:
     def __iter__(self) -> Iterator[Any]:
         HERE.phase = self.phase
         with signals_held_back():
-            loaded = map(self.dataset.__getitem__, self.sampler) if self.loader is None else iter(self.loader)
+            loaded = from_workers(iter(self.loader)) if self.loader else map(self.dataset.__getitem__, self.sampler)
         moved: Iterator[Any] = map(self._move, loaded)
         if self.copies and self.loader:  # without workers, the random generators of the rank would be ahead, too
             # One ahead: the next copy begins before a step that the CPU may wait for.
@@ -266,6 +266,16 @@ def workers_for(dataset: Dataset[Any], config: Config) -> int:
         dataset = dataset.dataset
     # What returns whole batches has them in memory: passing them between processes takes longer than making them.
     return 0 if hasattr(dataset, "__getitems__") else min(MOST_WORKERS, torch.get_num_threads() - 1)
+
+
+def from_workers(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches. Raises RuntimeError, as DataLoader does, if a process that passes one on is gone."""
+    try:
+        yield from batches
+    except (OSError, EOFError) as error:
+        if str(error).startswith("Caught "):  # by the worker, in the dataset
+            raise
+        raise RuntimeError("DataLoader worker exited unexpectedly") from error
 
 
 @contextmanager

@@ -4,20 +4,23 @@ import importlib
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
 
+import psutil
 import pytest
 import torch
 
 from generator.answers.combinations import Combination, covering
+from tests.chaos import run_in_session
 from tests.conftest import Render
 from tests.gpus import see_gpus
 from tests.launching import module_of
-from tests.ranks import run_train, start_ranks
+from tests.ranks import newest_step, run_train, start_ranks
 
 
 def test_the_readme_of_every_project_lists_the_exit_codes(legal: Sequence[Combination], project: Render) -> None:
@@ -37,7 +40,7 @@ ALLOCATOR = (
 )
 DRIVER = "CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in https://docs.nvidia.com for more."
 # What CUDA and its libraries raise when a GPU is full, or memory for copies to it, and what of it the user should see.
-TRAINING: dict[str, tuple[Exception, str]] = {
+ON_GPU: dict[str, tuple[Exception, str]] = {
     "a tensor": (torch.OutOfMemoryError(ALLOCATOR), "of which 1.12 GiB is free)"),
     "pinned memory": (torch.AcceleratorError(DRIVER), "(CUDA error: out of memory)"),
     "pinned memory, in the thread of a loader": (
@@ -56,35 +59,49 @@ TRAINING: dict[str, tuple[Exception, str]] = {
         "(cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)",
     ),
 }
+# The same of a machine without free memory: as PyTorch, Python and the system raise it.
+ON_MACHINE: dict[str, tuple[Exception, str]] = {
+    "a tensor on the CPU": (
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 262144 bytes."),
+        "(RuntimeError [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 262144 bytes.)",
+    ),
+    "an object": (MemoryError(), "(MemoryError)"),
+    "a thread": (RuntimeError("can't start new thread"), "(RuntimeError can't start new thread)"),
+    "a process": (OSError(12, "Cannot allocate memory"), "(OSError [Errno 12] Cannot allocate memory)"),
+}
+FULL = ON_GPU | ON_MACHINE
 
 
-def train_on_a_full_gpu() -> None:
-    """What rank 1 does whose GPU has no room for the third batch; rank 0 has."""
+def train_without_memory() -> None:
+    """What rank 1 does that has no room for the third batch; rank 0 has."""
     task: Any = importlib.import_module("ddp_project.task")
     compute, batches = task.compute, []
 
     def compute_or_fail(model: Any, batch: Any) -> Any:
         batches.append(batch)
         if torch.distributed.get_rank() == 1 and len(batches) == 3:
-            raise TRAINING[os.environ["FULL"]][0]
+            raise FULL[os.environ["FULL"]][0]
         return compute(model, batch)
 
     task.compute = compute_or_fail
     run_train()
 
 
-@pytest.mark.parametrize("what", TRAINING)
+@pytest.mark.parametrize("what", FULL)
 def test_a_rank_that_is_out_of_memory_says_what_to_lower(what: str, project: Render, tmp_path: Path) -> None:
-    raised, shown = TRAINING[what]
-    one, other = start_ranks(project(), tmp_path / "run", entry=train_on_a_full_gpu, env={"FULL": what})
+    _, shown = FULL[what]
+    one, other = start_ranks(project(), tmp_path / "run", entry=train_without_memory, env={"FULL": what})
     assert_one_line_says_what_to_lower(other.ends_with(2, timeout=60), shown)
-    assert f"error: rank 1 has ended: {type(raised).__name__} " in one.ends_with(69, timeout=60)
+    printed = one.ends_with(69, timeout=60)
+    assert "error: rank 1 has ended: OutOfMemory " in printed
+    assert "Traceback" not in printed
 
 
 def assert_one_line_says_what_to_lower(printed: str, shown: str) -> None:
     """Rank 1 shows one line of error, with what it was told, and no traceback."""
     [error] = [line for line in printed.splitlines() if line.startswith("error: ")]
-    assert error.startswith("error: rank 1 is out of memory: raise --accum-steps")
+    assert error.startswith("error: rank 1 is out of memory")
+    assert "--accum-steps" in error
     assert error.endswith(shown)
     assert "Traceback" not in printed
 
@@ -117,3 +134,16 @@ def test_a_gpu_that_is_full_before_it_starts_is_named_in_one_line(name: str, pro
     one, other = start_ranks(project(), tmp_path / "run", entry=join_with_a_full_gpu, env={"FULL": name})
     assert_one_line_says_what_to_lower(other.ends_with(2, timeout=60), JOINING[name][2])
     one.kill()
+
+
+def test_a_killed_loader_worker_ends_all_ranks_in_one_line(project: Render, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    options = ("--workers", "1", "--save-every", "1", "--epochs", "1000")
+    one, other = start_ranks(project(), run_dir, *options, entry=run_in_session)
+    while newest_step(run_dir) < 3 and one.process.is_alive():
+        time.sleep(0.01)
+    psutil.Process(other.process.pid).children()[0].kill()
+    printed = other.ends_with(69, timeout=20)
+    assert "error: rank 1: a process that loads its data has gone" in printed
+    assert "Traceback" not in printed
+    assert "error: rank 1 has ended: LoaderLost " in one.ends_with(69, timeout=20)

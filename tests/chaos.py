@@ -1,0 +1,96 @@
+"""Runs for the nemesis whose ranks are forked: they start twenty times as fast as those of a launcher."""
+
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from generator.chaos.job import Job, Starter
+from generator.chaos.nemesis import Nemesis
+from tests.ranks import Rank, run_train, start_ranks
+
+GRACE = 8.0  # seconds in which ranks end after the first has failed, as launchers have it
+
+
+def run_in_session() -> None:
+    """Be a rank in a session of its own, by which all that it starts is found."""
+    os.setsid()
+    multiprocessing.set_start_method("fork", force=True)  # a forked process has that of its forking process
+    run_train()
+
+
+@dataclass
+class ForkedJob:
+    """Ranks that nothing started but the test."""
+
+    run_dir: Path
+    started: list[Rank]
+    failed: float | None = None  # time.monotonic() at which a rank had failed
+
+    def launcher(self) -> psutil.Process | None:
+        """Return None: there is none."""
+        return None
+
+    def ranks(self) -> list[psutil.Process]:
+        """Return those that are alive."""
+        alive = []
+        for rank in self.started:
+            with suppress(psutil.NoSuchProcess):
+                if rank.process.is_alive():
+                    alive.append(psutil.Process(rank.process.pid))
+        return alive
+
+    def processes(self) -> list[psutil.Process]:
+        """Return those of the sessions of the ranks."""
+        sessions = {rank.process.pid for rank in self.started}
+        found = []
+        for process in psutil.process_iter():
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if os.getsid(process.pid) in sessions and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def code(self) -> int | None:
+        """Return that of the rank that was first seen to fail; the others are killed after some seconds."""
+        codes = [rank.process.exitcode for rank in self.started]
+        failures = [code for code in codes if code]
+        if failures and self.failed is None:
+            self.failed, self.first = time.monotonic(), failures[0]
+        if self.failed is not None and time.monotonic() > self.failed + GRACE:
+            for rank in self.started:
+                rank.process.kill()
+        if None in codes:
+            return None
+        return (
+            self.first if self.failed is not None and self.first > 0 else 128 - min([*failures, 128]) if failures else 0
+        )
+
+    def output(self) -> str:
+        """Return what all ranks have printed."""
+        return "".join(rank.output.read_text(errors="replace") for rank in self.started if rank.output.exists())
+
+
+def forked(project: Path, outputs: Path) -> Starter:
+    """Return what starts a project on ranks that are forked; what they print is in a folder."""
+
+    def start(run_dir: Path, processes: int, options: Sequence[str]) -> Job:
+        ranks = start_ranks(project, run_dir, *options, processes=processes, entry=run_in_session, outputs=outputs)
+        return ForkedJob(run_dir, ranks)
+
+    return start
+
+
+def befall(nemesis: Nemesis, faults: int, seed: int) -> Counter[str]:
+    """Let faults happen, from a seed on. Returns how often each kind did; fails if one was not survived."""
+    happened: Counter[str] = Counter()
+    for verdict in nemesis.befall_until(faults, seed):
+        story = "\n".join([f"seed {verdict.schedule.seed}", *map(str, verdict.befallen), *verdict.wrong])
+        assert not verdict.wrong, story
+        happened.update(fault.kind for fault in verdict.happened)
+    return happened
