@@ -7,6 +7,7 @@ from collections.abc import Callable
 import typer
 
 from generator.answers.questions import TEMPLATE
+from generator.cli.chaos import chaos
 from generator.cli.check import check
 from generator.cli.diff import diff
 from generator.cli.matrix import matrix
@@ -19,7 +20,18 @@ def docs() -> None:
     raise typer.Exit(subprocess.run([sys.executable, "-m", "tools.docs"], cwd=TEMPLATE).returncode)
 
 
-COMMANDS: list[Callable[..., None]] = [docs, new, check, diff, matrix, render, fleet, update_check, release_check]
+COMMANDS: list[Callable[..., None]] = [
+    docs,
+    new,
+    check,
+    chaos,
+    diff,
+    matrix,
+    render,
+    fleet,
+    update_check,
+    release_check,
+]
 
 app = typer.Typer(help=__doc__, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 for command in COMMANDS:

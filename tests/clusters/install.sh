@@ -1,12 +1,12 @@
 #!/bin/sh
-# Install the real programs that the tests drive: Slurm, Open MPI, MPICH, ip, nft, another clock, and a browser for the
+# Install the real programs that the tests drive: Slurm, Open MPI, MPICH, ip, nft, FUSE, and a browser for the
 # reports.
 #
 # Nothing is installed without root or apt-get: the tests then skip and say why.
 # A failing apt-get, on the other hand, is an error: the exit code is not zero.
 set -eu
 
-PACKAGES="slurmctld slurmd slurm-client munge openmpi-bin mpich iproute2 nftables"
+PACKAGES="slurmctld slurmd slurm-client munge openmpi-bin mpich iproute2 nftables fuse3"
 POLICY=/usr/sbin/policy-rc.d
 
 installed() {

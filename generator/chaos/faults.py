@@ -1,0 +1,232 @@
+"""The faults: what each does to a run, and how the run may end for it."""
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from threading import Timer
+
+import psutil
+
+from generator.chaos.clock import Clock
+from generator.chaos.disk import Disk
+from generator.chaos.job import Job
+
+# Codes of the exits.py of every project, and of a shell.
+DONE, FAILED, REFUSED, LOST, STOPPED = 0, 1, 2, 69, 75
+BY_ITSELF = (REFUSED, LOST, STOPPED)  # with a line for the user
+KILLED, HUNG_UP = (128 + number for number in (signal.SIGKILL, signal.SIGHUP))
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+HEADROOM = 1 << 20  # bytes that a process may still take when its memory is limited
+FURTHEST = 3600  # seconds that a clock jumps
+
+
+class Need(Enum):
+    """What there must be for a fault, beside ranks."""
+
+    NOTHING = 0
+    LAUNCHER = 1
+    DISK = 2
+    CLOCK = 3
+
+
+@dataclass
+class Surroundings:
+    """What a run has around it, beside its processes."""
+
+    disk: Disk | None = None
+    clock: Clock | None = None
+    timers: list[Timer] = field(default_factory=list)
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something after some seconds."""
+        self.timers.append(Timer(seconds, action))
+        self.timers[-1].start()
+
+    def calm_down(self) -> None:
+        """Wait until all that passes has passed."""
+        for timer in self.timers:
+            timer.join()
+        self.timers.clear()
+
+
+class NoVictim(Exception):
+    """What the fault is to befall is not there, or not any more."""
+
+
+Chooser = Callable[[Job, float], psutil.Process]  # takes the victim, from 0 to 1
+Act = Callable[[Job, Surroundings, float, float], None]  # takes victim and length (seconds) of a fault, too
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault."""
+
+    act: Act
+    ends: Mapping[int, str] = field(default_factory=dict)  # the codes of its ends, and a pattern of what is said then
+    is_end: bool = False  # whether no run goes on after it
+    weight: int = 2  # how often it is drawn
+    need: Need = Need.NOTHING
+    options: Mapping[str, str] = field(default_factory=dict)  # without which it finds no victim
+
+
+def one_of(processes: Sequence[psutil.Process], victim: float) -> psutil.Process:
+    """Return the process that a fault befalls. Raises NoVictim if there is none."""
+    if not processes:
+        raise NoVictim
+    return processes[int(victim * len(processes))]
+
+
+def a_rank(job: Job, victim: float) -> psutil.Process:
+    """Return one of the ranks."""
+    return one_of(job.ranks(), victim)
+
+
+def a_loader_worker(job: Job, victim: float) -> psutil.Process:
+    """Return one of the processes that load data: ranks fork them."""
+    found: list[psutil.Process] = []
+    for rank in job.ranks():
+        with suppress(psutil.NoSuchProcess):
+            found += [child for child in rank.children() if child.cmdline() == rank.cmdline()]
+    return one_of(found, victim)
+
+
+def the_launcher(job: Job, victim: float = 0.0) -> psutil.Process:
+    """Return what starts the ranks."""
+    launcher = job.launcher()
+    return one_of([launcher] if launcher else [], victim)
+
+
+def launcher_or_rank(job: Job, victim: float) -> psutil.Process:
+    """Return what a user or a scheduler may send a signal to."""
+    launcher = job.launcher()
+    return one_of(([launcher] if launcher else []) + job.ranks(), victim)
+
+
+def send(number: int, process: psutil.Process) -> None:
+    """Send a signal. Raises NoVictim if the process is gone."""
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess as error:
+        raise NoVictim from error
+
+
+def kill(choose: Chooser) -> Act:
+    """Send KILL to a process."""
+    return lambda job, around, victim, length: send(signal.SIGKILL, choose(job, victim))
+
+
+def kill_everything(job: Job, around: Surroundings, victim: float, length: float) -> None:
+    """Send KILL to all at once, as near as can be to a machine that loses its power."""
+    for process in job.processes():
+        with suppress(NoVictim):
+            send(signal.SIGKILL, process)
+
+
+def stop(job: Job, around: Surroundings, victim: float, length: float) -> None:
+    """Ask for a stop; which of the signals it is depends on the length."""
+    send(STOPS[int(length * 1000) % len(STOPS)], launcher_or_rank(job, victim))
+
+
+def stop_twice(job: Job, around: Surroundings, victim: float, length: float) -> None:
+    """Ask two processes for a stop, soon after each other."""
+    stop(job, around, victim, length)
+    time.sleep(length / 5)
+    with suppress(NoVictim):
+        stop(job, around, 1 - victim, length / 3)
+
+
+def close_terminal(job: Job, around: Surroundings, victim: float, length: float) -> None:
+    """Send HUP to the process group of the launcher, as a shell does when its terminal is closed."""
+    try:
+        os.killpg(the_launcher(job).pid, signal.SIGHUP)
+    except ProcessLookupError as error:
+        raise NoVictim from error
+
+
+def freeze(choose: Chooser) -> Act:
+    """Stop a process for some time, as a debugger or a machine that swaps does."""
+
+    def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
+        process = choose(job, victim)
+        send(signal.SIGSTOP, process)
+        around.later(length, lambda: thaw(process))
+
+    return act
+
+
+def thaw(process: psutil.Process) -> None:
+    """Let a process go on that was stopped, if it is still there."""
+    with suppress(NoVictim):
+        send(signal.SIGCONT, process)
+
+
+def spoil_disk(state: str) -> Act:
+    """Let the disk be in a state for some time."""
+
+    def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
+        disk = around.disk
+        assert disk
+        disk.be(state)
+        around.later(length, lambda: disk.be("sound"))
+
+    return act
+
+
+def limit_memory(job: Job, around: Surroundings, victim: float, length: float) -> None:
+    """Let a rank have no more memory than it has, nearly."""
+    process = a_rank(job, victim)
+    try:
+        size = process.memory_info().vms + HEADROOM
+        resource.prlimit(process.pid, resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
+    except (psutil.NoSuchProcess, ProcessLookupError) as error:
+        raise NoVictim from error
+
+
+def jump(job: Job, around: Surroundings, victim: float, length: float) -> None:
+    """Set the clock, forwards or backwards."""
+    assert around.clock
+    around.clock.jump(int((2 * victim - 1) * FURTHEST))
+
+
+WORKERS = {"workers": "1"}
+# torchrun, Open MPI and MPICH have their own words for it.
+LOST_LINE = (
+    r"rank \d+ (is silent|has ended|does not come)|store at which the ranks met is silent|SIGKILL|[Ss]ignal:? 9|KILLED"
+)
+LOADER_LINE = r"rank \d+: a process that loads its data has gone"
+DISK_LINE = r"error: .*(No space left|Input/output error|Read-only file system|could not be written)"
+# oneDNN does not say for want of what.
+MEMORY_ENDS = {REFUSED: r"rank \d+ is out of memory", FAILED: "could not create a primitive"}
+# A signal that comes before the training ends the program as it does any other: no metrics were told before.
+BEFORE_TRAINING = r"\A(?!.* INFO step \d)"
+STOP_ENDS = {STOPPED: "stopped after step"} | {128 + number: BEFORE_TRAINING for number in STOPS}
+
+FAULTS: Mapping[str, Kind] = {
+    "kill a rank": Kind(kill(a_rank), {LOST: LOST_LINE, KILLED: LOST_LINE}, is_end=True, weight=4),
+    "kill a loader worker": Kind(kill(a_loader_worker), {LOST: LOADER_LINE}, weight=3, options=WORKERS),
+    "kill the launcher": Kind(kill(the_launcher), {KILLED: ""}, is_end=True, need=Need.LAUNCHER),
+    "kill everything": Kind(kill_everything, {KILLED: ""}, is_end=True),
+    "stop": Kind(stop, STOP_ENDS, is_end=True, weight=3),
+    "stop twice": Kind(stop_twice, STOP_ENDS, is_end=True),
+    "close the terminal": Kind(close_terminal, STOP_ENDS | {HUNG_UP: ""}, is_end=True, need=Need.LAUNCHER),
+    "freeze a rank": Kind(freeze(a_rank)),
+    "freeze a loader worker": Kind(freeze(a_loader_worker), weight=1, options=WORKERS),
+    "freeze the launcher": Kind(freeze(the_launcher), need=Need.LAUNCHER),
+    "full disk": Kind(spoil_disk("full"), {REFUSED: DISK_LINE}, need=Need.DISK),
+    "failing disk": Kind(spoil_disk("failing"), {REFUSED: DISK_LINE}, need=Need.DISK),
+    "read-only disk": Kind(spoil_disk("read-only"), {REFUSED: DISK_LINE}, need=Need.DISK),
+    "short writes": Kind(spoil_disk("short"), need=Need.DISK),
+    "slow disk": Kind(spoil_disk("slow"), need=Need.DISK),
+    "little memory": Kind(limit_memory, MEMORY_ENDS, weight=1),
+    "clock jumps": Kind(jump, need=Need.CLOCK),
+}
+
+
+def possible_faults(*needs: Need) -> list[str]:
+    """Return the faults that can happen if this much is there."""
+    return [name for name, kind in FAULTS.items() if kind.need in (Need.NOTHING, *needs)]

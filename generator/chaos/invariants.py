@@ -1,0 +1,119 @@
+"""What must hold of a run, whatever has befallen it."""
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from generator.chaos.job import Job
+from generator.check.train.records import READERS, History
+
+ORPHANS = 10.0  # seconds after the end of a run, in which all of its processes are to be gone
+PARTS = ("model", "optimizer", "ranks", "progress")  # of a checkpoint: all that decides how a run goes on
+OF_CLOCK = ("samples_per_second", "peak_memory_gib")
+
+
+@dataclass(frozen=True)
+class Calm:
+    """A run that nothing has befallen."""
+
+    run_dir: Path
+    recorded: History
+
+
+def newest_step(run_dir: Path) -> int:
+    """Return the step of the newest numbered checkpoint; 0 if there is none."""
+    return max((int(file.stem[5:]) for file in (run_dir / "checkpoints").glob("step-*.pt")), default=0)
+
+
+def last_step_told(output: str) -> int:
+    """Return the last step whose metrics were shown; 0 if there are none."""
+    return max(map(int, re.findall(r" INFO step (\d+) ", output)), default=0)
+
+
+def load(file: Path) -> dict[str, Any]:
+    """Read a checkpoint."""
+    import torch
+
+    read: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    return read
+
+
+def damaged_checkpoints(run_dir: Path) -> list[str]:
+    """Return the names of the checkpoints whose bytes are not those that the manifest knows, or that do not load."""
+    files = sorted((run_dir / "checkpoints").glob("*.pt"))
+    if not files:
+        return []
+    try:
+        known = json.loads((run_dir / "checkpoints" / "manifest.json").read_text())
+    except (OSError, ValueError) as error:
+        return [f"manifest.json: {error}"]
+    damaged = [file.name for file in files if hashlib.sha256(file.read_bytes()).hexdigest() not in known]
+    for file in files:
+        try:
+            load(file)
+        except Exception as error:  # damaged bytes raise nearly anything
+            damaged.append(f"{file.name}: {error}")
+    return damaged
+
+
+def orphans(job: Job) -> list[str]:
+    """Wait until all processes of a job that has ended are gone. Returns the commands of those that stay."""
+    deadline = time.monotonic() + ORPHANS
+    while left := job.processes():
+        if time.monotonic() > deadline:
+            return [f"{process.pid} {' '.join(process.cmdline())[:200]}" for process in left]
+        time.sleep(0.02)
+    return []
+
+
+def recorded(run_dir: Path, logger: str) -> History:
+    """Return what a logger has recorded, but for what depends on the clock."""
+    read: Callable[[Path], History] | None = READERS.get(logger) if logger != "console" else None
+    history = read(run_dir) if read else {}
+    return {name: values for name, values in history.items() if name not in OF_CLOCK}
+
+
+def wrong_records(found: History, calm: History) -> list[str]:
+    """Return in what the records of a run differ from those of a calm one, in which each step is there once."""
+    wrong = []
+    for name in sorted(found.keys() | calm.keys()):
+        here, there = found.get(name, []), calm.get(name, [])
+        steps, expected = [step for step, _ in here], [step for step, _ in there]
+        if twice := sorted({step for step in steps if steps.count(step) > 1}):
+            wrong.append(f"{name} is recorded more than once at step {twice[0]}")
+        elif missing := sorted({*expected} - {*steps}):
+            wrong.append(f"{name} is not recorded at step {missing[0]}")
+        elif here != there:
+            pairs = zip_longest(here, there, fillvalue=(0, 0.0))
+            wrong.append(f"{name} is another from step {next(pair[0] for pair, other in pairs if pair != other)} on")
+    return wrong
+
+
+def differing_parts(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return the parts of two checkpoints that are not the same, bit for bit."""
+    return [part for part in PARTS if not _same(one[part], other[part])]
+
+
+def _same(one: Any, other: Any) -> bool:
+    import torch
+
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other) or (one != one and other != other)
+
+
+def digests(project: Path) -> dict[str, str]:
+    """Return the digest of each file of a project, to see whether a run touches one."""
+    skipped = ("__pycache__", ".git", "runs", ".mypy_cache", ".ruff_cache", ".pytest_cache")
+    files = (file for file in project.rglob("*") if file.is_file() and not {*file.parts} & {*skipped})
+    return {str(file.relative_to(project)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}

@@ -1,0 +1,143 @@
+"""A run that was started: which of its processes is what, how it ends and what it has printed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+MARK = "DDP_CHAOS"  # the variable by which the processes of a job are found
+
+
+class Job(Protocol):
+    """A run that was started."""
+
+    run_dir: Path
+
+    def launcher(self) -> psutil.Process | None:
+        """Return what starts the ranks; None if nothing does."""
+
+    def ranks(self) -> list[psutil.Process]:
+        """Return the ranks that are alive."""
+
+    def processes(self) -> list[psutil.Process]:
+        """Return all that is alive, zombies not counted."""
+
+    def code(self) -> int | None:
+        """Return how it has ended, as a shell reports it; None if it runs."""
+
+    def output(self) -> str:
+        """Return what it has printed."""
+
+
+Starter = Callable[[Path, int, Sequence[str]], Job]  # takes the run directory, the number of processes and the options
+
+
+@dataclass
+class LaunchedJob:
+    """A run that the launch.sh of its project has started on this machine."""
+
+    run_dir: Path
+    process: subprocess.Popen[bytes]
+    printed: Path
+    mark: str
+
+    def launcher(self) -> psutil.Process | None:
+        """Return the process that launch.sh has become."""
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.process.pid)
+        return None
+
+    def processes(self) -> list[psutil.Process]:
+        """Return those that have the mark in their environment, which children inherit."""
+        return [process for process in psutil.process_iter() if _is_marked(process, self.mark)]
+
+    def ranks(self) -> list[psutil.Process]:
+        """Return those that run train.py and are no child of such a one, but for what spawns the ranks."""
+        training = {process.pid: process for process in self.processes() if _trains(process)}
+        spawning = {pid for pid, process in training.items() if "--nproc" in _command(process)}
+        parents = training.keys() - spawning
+        found = [each for pid, each in training.items() if pid in parents and _parent(each) not in parents]
+        return sorted(found, key=lambda process: process.pid)
+
+    def code(self) -> int | None:
+        """Return the exit code of launch.sh."""
+        code = self.process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    def output(self) -> str:
+        """Return what was printed so far."""
+        return self.printed.read_text(errors="replace")
+
+
+def _command(process: psutil.Process) -> list[str]:
+    words: list[str] = []
+    with suppress(psutil.Error):
+        words = process.cmdline()
+    return words
+
+
+def _parent(process: psutil.Process) -> int | None:
+    parent: int | None = None
+    with suppress(psutil.Error):
+        parent = process.ppid()
+    return parent
+
+
+def _is_marked(process: psutil.Process, mark: str) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _trains(process: psutil.Process) -> bool:
+    """Whether it is Python with train.py, or what Python's multiprocessing has spawned of it."""
+    program, *words = _command(process) or [""]
+    if not Path(program).name.startswith("python"):
+        return False
+    script = next((word for word in words if word not in ("-u", "-X", "-P")), "")
+    return Path(script).name == "train.py" or any("spawn_main" in word for word in words)
+
+
+def launch(project: Path, folder: Path, words: Sequence[str], variables: Mapping[str, str]) -> Starter:
+    """Return what starts a project by its launch.sh; words go before the options of train.py, "{processes}" filled in.
+
+    What it prints is in the folder.
+    """
+
+    def start(run_dir: Path, processes: int, options: Sequence[str]) -> Job:
+        mark = uuid.uuid4().hex
+        printed = folder / f"output-{mark}.log"
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        number = {"NPROC_PER_NODE": str(processes), "NPROC": str(processes), "OMP_NUM_THREADS": "1"}
+        first = [word.format(processes=processes) for word in words]
+        with open(printed, "w") as output:
+            process = subprocess.Popen(
+                ["./launch.sh", *first, "--run-dir", str(run_dir), *options],
+                cwd=project,
+                env={**os.environ, **number, "PATH": path, MARK: mark, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return LaunchedJob(run_dir, process, printed, mark)
+
+    return start
+
+
+def kill_all(job: Job) -> None:
+    """End whatever is left of a job."""
+    while left := job.processes():
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+        time.sleep(0.02)
