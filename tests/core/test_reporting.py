@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ def test_the_metrics_have_the_peak_memory_of_a_gpu(
     reporting, progress = package("runtime.reporting"), package("runtime.meter").Progress()
     recorded: list[dict[str, float]] = []
     with one_of(1):
-        reporter = reporting.Reporter(package("config").Config(run_dir=tmp_path), reporting.World(0, 0, 1, 1), progress)
+        config, world = package("config").Config(run_dir=tmp_path), reporting.World(0, 0, 1, 1)
+        reporter = reporting.Reporter(config, world, SimpleNamespace(progress=progress))
     monkeypatch.setattr(reporter.tracker, "log", lambda step, metrics: recorded.append(metrics))
     reporter.started = time.perf_counter()
     reporter.log_training(progress, lr=0.1)

@@ -121,6 +121,7 @@ class Checkpoints:
         self.model = model
         self.parts = {"model": model, **parts, "progress": progress}
         self.writer = ThreadPoolExecutor(max_workers=1)
+        self.before_save: Callable[[], None] = lambda: None  # rank 0 does this then, so that its records are not behind
         self.writing: Future[Any] | None = None  # on rank 0, with --async-saves; it may outlive the process group
 
     def save(self, *, best: bool = False, wait: bool = False) -> None:
@@ -139,9 +140,13 @@ class Checkpoints:
         with averaged_buffers(self.model):
             checkpoint = about | {name: part.state_dict() for name, part in self.parts.items()}
             write = self._begin if self.config.async_saves else self._write
-            on_main(lambda: write(lambda file: torch.save(checkpoint | {"code": provenance()}, file), entry))
+            on_main(lambda: self._on_main(write, checkpoint, entry))
         if wait:
             self.finish()
+
+    def _on_main(self, write: Callable[..., None], checkpoint: dict[str, Any], entry: dict[str, Any]) -> None:
+        self.before_save()
+        write(lambda file: torch.save(checkpoint | {"code": provenance()}, file), entry)
 
     def finish(self) -> None:
         """Wait until the disk has what was saved last. All ranks call it. Raises UserError if it does not take it."""
