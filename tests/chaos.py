@@ -33,9 +33,9 @@ class ForkedJob:
     started: list[Rank]
     failed: float | None = None  # time.monotonic() at which a rank had failed
 
-    def launcher(self) -> psutil.Process | None:
-        """Return None: there is none."""
-        return None
+    def launchers(self) -> list[psutil.Process]:
+        """Return none."""
+        return []
 
     def ranks(self) -> list[psutil.Process]:
         """Return those that are alive."""

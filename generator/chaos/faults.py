@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from threading import Timer
+from typing import Protocol
 
 import psutil
 
@@ -32,6 +33,14 @@ class Need(Enum):
     LAUNCHER = 1
     DISK = 2
     CLOCK = 3
+    LINK = 4
+
+
+class Link(Protocol):
+    """What connects two machines."""
+
+    def be(self, state: str) -> None:
+        """Be "sound", "cut", "slow" or "lossy" from now on."""
 
 
 @dataclass
@@ -40,6 +49,7 @@ class Surroundings:
 
     disk: Disk | None = None
     clock: Clock | None = None
+    link: Link | None = None
     timers: list[Timer] = field(default_factory=list)
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
@@ -70,6 +80,7 @@ class Kind:
     ends: Mapping[int, str] = field(default_factory=dict)  # the codes of its ends, and a pattern of what is said then
     is_end: bool = False  # whether no run goes on after it
     weight: int = 2  # how often it is drawn
+    patience: float = 15.0  # seconds in which the run ends, if it does
     need: Need = Need.NOTHING
     options: Mapping[str, str] = field(default_factory=dict)  # without which it finds no victim
 
@@ -95,16 +106,14 @@ def a_loader_worker(job: Job, victim: float) -> psutil.Process:
     return one_of(found, victim)
 
 
-def the_launcher(job: Job, victim: float = 0.0) -> psutil.Process:
-    """Return what starts the ranks."""
-    launcher = job.launcher()
-    return one_of([launcher] if launcher else [], victim)
+def a_launcher(job: Job, victim: float) -> psutil.Process:
+    """Return what starts the ranks, of one machine."""
+    return one_of(job.launchers(), victim)
 
 
 def launcher_or_rank(job: Job, victim: float) -> psutil.Process:
     """Return what a user or a scheduler may send a signal to."""
-    launcher = job.launcher()
-    return one_of(([launcher] if launcher else []) + job.ranks(), victim)
+    return one_of([*job.launchers(), *job.ranks()], victim)
 
 
 def send(number: int, process: psutil.Process) -> None:
@@ -143,9 +152,14 @@ def stop_twice(job: Job, around: Surroundings, victim: float, length: float) -> 
 def close_terminal(job: Job, around: Surroundings, victim: float, length: float) -> None:
     """Send HUP to the process group of the launcher, as a shell does when its terminal is closed."""
     try:
-        os.killpg(the_launcher(job).pid, signal.SIGHUP)
+        os.killpg(a_launcher(job, victim).pid, signal.SIGHUP)
     except ProcessLookupError as error:
         raise NoVictim from error
+
+
+def freeze_for_good(job: Job, around: Surroundings, victim: float, length: float) -> None:
+    """Stop a rank, and let it be: the others wait for it until --timeout."""
+    send(signal.SIGSTOP, a_rank(job, victim))
 
 
 def freeze(choose: Chooser) -> Act:
@@ -177,6 +191,24 @@ def spoil_disk(state: str) -> Act:
     return act
 
 
+def cut_link(job: Job, around: Surroundings, victim: float, length: float) -> None:
+    """Let nothing pass between two machines any more."""
+    assert around.link
+    around.link.be("cut")
+
+
+def spoil_link(state: str) -> Act:
+    """Let the link be in a state for some time."""
+
+    def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
+        link = around.link
+        assert link
+        link.be(state)
+        around.later(length, lambda: link.be("sound"))
+
+    return act
+
+
 def limit_memory(job: Job, around: Surroundings, victim: float, length: float) -> None:
     """Let a rank have no more memory than it has, nearly."""
     process = a_rank(job, victim)
@@ -200,6 +232,7 @@ LOST_LINE = (
 )
 LOADER_LINE = r"rank \d+: a process that loads its data has gone"
 DISK_LINE = r"error: .*(No space left|Input/output error|Read-only file system|could not be written)"
+CUT_ENDS = {LOST: LOST_LINE + "|machine 0 is lost", KILLED: "has been out of reach"}
 # oneDNN does not say for want of what.
 MEMORY_ENDS = {REFUSED: r"rank \d+ is out of memory", FAILED: "could not create a primitive"}
 # A signal that comes before the training ends the program as it does any other: no metrics were told before.
@@ -209,14 +242,17 @@ STOP_ENDS = {STOPPED: "stopped after step"} | {128 + number: BEFORE_TRAINING for
 FAULTS: Mapping[str, Kind] = {
     "kill a rank": Kind(kill(a_rank), {LOST: LOST_LINE, KILLED: LOST_LINE}, is_end=True, weight=4),
     "kill a loader worker": Kind(kill(a_loader_worker), {LOST: LOADER_LINE}, weight=3, options=WORKERS),
-    "kill the launcher": Kind(kill(the_launcher), {KILLED: ""}, is_end=True, need=Need.LAUNCHER),
+    "kill the launcher": Kind(kill(a_launcher), {KILLED: ""}, is_end=True, need=Need.LAUNCHER),
     "kill everything": Kind(kill_everything, {KILLED: ""}, is_end=True),
     "stop": Kind(stop, STOP_ENDS, is_end=True, weight=3),
     "stop twice": Kind(stop_twice, STOP_ENDS, is_end=True),
     "close the terminal": Kind(close_terminal, STOP_ENDS | {HUNG_UP: ""}, is_end=True, need=Need.LAUNCHER),
-    "freeze a rank": Kind(freeze(a_rank)),
+    "freeze a rank for a moment": Kind(freeze(a_rank)),
+    "freeze a rank for good": Kind(
+        freeze_for_good, {LOST: LOST_LINE, KILLED: LOST_LINE}, is_end=True, weight=1, patience=60.0
+    ),
     "freeze a loader worker": Kind(freeze(a_loader_worker), weight=1, options=WORKERS),
-    "freeze the launcher": Kind(freeze(the_launcher), need=Need.LAUNCHER),
+    "freeze the launcher": Kind(freeze(a_launcher), need=Need.LAUNCHER),
     "full disk": Kind(spoil_disk("full"), {REFUSED: DISK_LINE}, need=Need.DISK),
     "failing disk": Kind(spoil_disk("failing"), {REFUSED: DISK_LINE}, need=Need.DISK),
     "read-only disk": Kind(spoil_disk("read-only"), {REFUSED: DISK_LINE}, need=Need.DISK),
@@ -224,6 +260,10 @@ FAULTS: Mapping[str, Kind] = {
     "slow disk": Kind(spoil_disk("slow"), need=Need.DISK),
     "little memory": Kind(limit_memory, MEMORY_ENDS, weight=1),
     "clock jumps": Kind(jump, need=Need.CLOCK),
+    "link cut for good": Kind(cut_link, CUT_ENDS, is_end=True, need=Need.LINK, weight=1, patience=60.0),
+    "link cut for a moment": Kind(spoil_link("cut"), need=Need.LINK),
+    "slow link": Kind(spoil_link("slow"), need=Need.LINK),
+    "lossy link": Kind(spoil_link("lossy"), need=Need.LINK),
 }
 
 

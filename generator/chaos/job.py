@@ -22,8 +22,8 @@ class Job(Protocol):
 
     run_dir: Path
 
-    def launcher(self) -> psutil.Process | None:
-        """Return what starts the ranks; None if nothing does."""
+    def launchers(self) -> list[psutil.Process]:
+        """Return what starts the ranks, if anything does: one process on each machine."""
 
     def ranks(self) -> list[psutil.Process]:
         """Return the ranks that are alive."""
@@ -50,11 +50,9 @@ class LaunchedJob:
     printed: Path
     mark: str
 
-    def launcher(self) -> psutil.Process | None:
+    def launchers(self) -> list[psutil.Process]:
         """Return the process that launch.sh has become."""
-        with suppress(psutil.NoSuchProcess):
-            return psutil.Process(self.process.pid)
-        return None
+        return [process for process in self.processes() if process.pid == self.process.pid]
 
     def processes(self) -> list[psutil.Process]:
         """Return those that have the mark in their environment, which children inherit."""

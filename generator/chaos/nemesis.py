@@ -12,7 +12,7 @@ from pathlib import Path
 from generator.chaos import invariants
 from generator.chaos.clock import Clock
 from generator.chaos.disk import failing_disk
-from generator.chaos.faults import BY_ITSELF, DONE, FAULTS, Need, NoVictim, Surroundings
+from generator.chaos.faults import BY_ITSELF, DONE, FAULTS, Link, Need, NoVictim, Surroundings
 from generator.chaos.invariants import Calm, newest_step
 from generator.chaos.job import Job, Starter, kill_all
 from generator.chaos.schedule import PROCESSES, STARTING, TOGETHER, TRAINING, Fault, Schedule, Start, draw
@@ -21,8 +21,8 @@ SAVE_EVERY = LOG_EVERY = 5  # steps
 STEPS = 200  # of a run, which has time for AT_ONCE faults
 AT_ONCE = 8
 OPTIONS = ("--device", "cpu", "--backend", "gloo", "--epochs", "1000", "--log-every", str(LOG_EVERY), "--timeout", "10")
+SHOWN = 9000  # characters of what a run has printed
 BEGINS_WITHIN = 60.0  # seconds until a start trains
-ENDS_WITHIN = 15.0  # seconds after a fault that no run survives
 DONE_WITHIN = 600.0  # seconds in which a run trains that is left alone
 
 
@@ -69,6 +69,7 @@ class Nemesis:
     folder: Path  # for the runs
     kinds: Sequence[str]  # of FAULTS
     clock: Clock | None = None
+    link: Link | None = None
     options: Sequence[str] = ()  # of train.py
     steps: int = STEPS
     slowness: Callable[[], float] = lambda: 1.0  # of this machine, now: limits are multiples of it
@@ -105,7 +106,7 @@ class Nemesis:
         place = next(place for number in range(1000) if not (place := self._place(schedule.seed, number)).exists())
         place.mkdir()
         with ExitStack() as stack:
-            around = Surroundings(clock=self.clock)
+            around = Surroundings(clock=self.clock, link=self.link)
             run_dir = files = place / "run"
             if any(FAULTS[fault.kind].need == Need.DISK for fault in schedule.faults):
                 around.disk = stack.enter_context(failing_disk(place))
@@ -126,14 +127,16 @@ class Nemesis:
         job = self.start(run_dir, start.processes, self._options_of(start, resume=before > 0))
         try:
             happened = [fault for fault in start.faults if self._happens(fault, job, files, around, before)]
-            is_over = any(FAULTS[fault.kind].is_end for fault in happened)
-            code = self._end_of(job, ENDS_WITHIN if is_over else DONE_WITHIN)
+            ends = [FAULTS[fault.kind].patience for fault in happened if FAULTS[fault.kind].is_end]
+            code = self._end_of(job, max(ends, default=DONE_WITHIN))
             verdict.befallen.append(Befallen(start, happened, code, time.monotonic() - began))
             wrong = [] if code == DONE and newest_step(files) >= self.steps else _wrong_end(job, happened, code)
             wrong += [f"a process is left: {left}" for left in (invariants.orphans(job) if code is not None else [])]
         finally:
             kill_all(job)
             around.calm_down()
+            if around.link:
+                around.link.be("sound")
         wrong += [f"damaged: {file}" for file in invariants.damaged_checkpoints(files)]
         if (after := newest_step(files)) < before:
             wrong.append(f"the newest checkpoint was that of step {before}, and is that of step {after}")
@@ -189,14 +192,14 @@ def _wrong_end(job: Job, happened: Sequence[Fault], code: int | None) -> list[st
     """Return in what the end of a start is none that its faults lead to."""
     names = ", ".join(fault.kind for fault in happened) or "nothing"
     output = job.output()
-    shown = f"after {names}\n{output.strip()[-3000:]}"
+    shown = f"after {names}\n{output.strip()[-SHOWN:]}"
     if code is None:
         return [f"it does not end {shown}"]
-    causes = [FAULTS[fault.kind].ends[code] for fault in happened if code in FAULTS[fault.kind].ends]
-    if not causes:
+    ends = [FAULTS[fault.kind].ends for fault in happened]
+    if not any(code in each for each in ends):
         return [f"exit code {code} {shown}"]
     wrong = []
-    if not any(re.search(cause, output, re.DOTALL) for cause in causes):
+    if not any(re.search(cause, output, re.DOTALL) for each in ends for cause in each.values()):
         wrong.append(f"exit code {code}, and no line that has the cause, {shown}")
     # A thread of PyTorch's loader that passes tensors on may have the last word.
     if code in BY_ITSELF and "Traceback (most" in output and "resource_sharer" not in output:

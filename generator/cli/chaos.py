@@ -85,7 +85,8 @@ def prepare(project: Path, folder: Path, options: Sequence[str], steps: int) -> 
         ERRORS.print(f"no disk fails: {escape(str(error))}")
     variables = OPEN_MPI | (clock.variables if clock else {})
     start = launch(project, folder, WORDS[launcher], variables)
-    nemesis = Nemesis(project, start, logger, folder, possible_faults(*needs), clock, options, steps, slowness)
+    kinds = possible_faults(*needs)
+    nemesis = Nemesis(project, start, logger, folder, kinds, clock, options=options, steps=steps, slowness=slowness)
     try:
         nemesis.calm  # noqa: B018
     except Unfit as error:

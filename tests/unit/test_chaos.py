@@ -1,12 +1,15 @@
 """Schedules of faults can be repeated and made smaller, and records that are not those of a calm run are named."""
 
 from collections.abc import Collection
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from generator.chaos.faults import FAULTS, Need, possible_faults
 from generator.chaos.invariants import last_step_told, wrong_records
 from generator.chaos.schedule import TOGETHER, Schedule, draw, shrink
+from generator.cli.main import app
 
 KINDS = possible_faults(*Need)
 
@@ -64,3 +67,19 @@ def test_the_last_step_that_was_told_is_read_from_the_log() -> None:
     log = "2026-01-01 rank 0 INFO step 5  train/loss 2.1\n2026-01-01 rank 0 INFO step 10  train/loss 2.0\nstep 99\n"
     assert last_step_told(log) == 10
     assert last_step_told("") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["."], "is no project of this template: it has no .copier-answers.yml"),
+        (["slurm"], "launcher=slurm does not start ranks from this machine alone: torchrun, launch, spawn, mpirun do"),
+    ],
+)
+def test_a_folder_that_is_not_to_be_started_is_refused(arguments: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / ".copier-answers.yml").write_text("launcher: slurm\nlogging: csv\n")
+    done = CliRunner().invoke(app, ["chaos", *(str(tmp_path / word) for word in arguments)])
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
