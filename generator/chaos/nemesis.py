@@ -185,7 +185,9 @@ class Nemesis:
             same = ours["progress"]["samples_seen"] == theirs["progress"]["samples_seen"]
             return [] if same else ["other samples were trained than without faults"]
         wrong = [f"{part} is another than without faults" for part in invariants.differing_parts(ours, theirs)]
-        return wrong + invariants.wrong_records(invariants.recorded(files, self.logger), calm.recorded)
+        may_lack = self.logger in invariants.MAY_LACK
+        found = invariants.recorded(files, self.logger)
+        return wrong + invariants.wrong_records(found, calm.recorded, may_lack=may_lack)
 
 
 def _wrong_end(job: Job, happened: Sequence[Fault], code: int | None) -> list[str]:
