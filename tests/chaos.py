@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -73,7 +74,9 @@ class ForkedJob:
 
     def output(self) -> str:
         """Return what all ranks have printed."""
-        return "".join(rank.output.read_text(errors="replace") for rank in self.started if rank.output.exists())
+        printed = [rank.output.read_text(errors="replace") for rank in self.started if rank.output.exists()]
+        killed = [rank for rank in self.started if rank.process.exitcode == -signal.SIGKILL]
+        return "".join(printed) + "a rank was ended by SIGKILL\n" * len(killed)  # a launcher would say so
 
 
 def forked(project: Path, outputs: Path) -> Starter:

@@ -21,6 +21,8 @@ SAVE_EVERY = LOG_EVERY = 5  # steps
 STEPS = 200  # of a run, which has time for AT_ONCE faults
 AT_ONCE = 8
 OPTIONS = ("--device", "cpu", "--backend", "gloo", "--epochs", "1000", "--log-every", str(LOG_EVERY), "--timeout", "10")
+# Threads of PyTorch's loader, which passes tensors on, and of TensorBoard print a traceback of their own when they end.
+THREADS = ("resource_sharer", "event_file_writer")
 SHOWN = 9000  # characters of what a run has printed
 BEGINS_WITHIN = 60.0  # seconds until a start trains
 DONE_WITHIN = 600.0  # seconds in which a run trains that is left alone
@@ -203,8 +205,7 @@ def _wrong_end(job: Job, happened: Sequence[Fault], code: int | None) -> list[st
     wrong = []
     if not any(re.search(cause, output, re.DOTALL) for each in ends for cause in each.values()):
         wrong.append(f"exit code {code}, and no line that has the cause, {shown}")
-    # A thread of PyTorch's loader that passes tensors on may have the last word.
-    if code in BY_ITSELF and "Traceback (most" in output and "resource_sharer" not in output:
+    if code in BY_ITSELF and "Traceback (most" in output and not any(thread in output for thread in THREADS):
         wrong.append(f"a traceback {shown}")
     return wrong
 

@@ -74,7 +74,7 @@ def finish(work: Callable[[], Any]) -> int:
 
 
 def raise_for_user(error: Exception, rank: int) -> None:
-    """Raise the UserError that an error of a library means, if it is one: torch has types for few, and words for all."""
+    """Raise the UserError that an error of a library means, if it means one: torch has types for few of them."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a loader raises in its handler, wherever the rank is by then
     text = str(error)
     if found := re.search(r".*(out of memory|_ALLOC(ATION)?_FAILED).*", text):  # of CUDA, cuBLAS, cuDNN and NCCL
@@ -88,6 +88,13 @@ def raise_for_user(error: Exception, rank: int) -> None:
     if found := re.search(r"DataLoader worker .*?(killed by signal: \w+|exited unexpectedly)", text):
         advice = "if it was for want of memory, lower --workers; start again with --resume"
         raise LoaderLost(f"rank {rank}: a process that loads its data has gone ({found[1]}); {advice}") from error
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return type and message of an error; the last line if it is a traceback of a worker of the loader."""
+    lines = f"{type(error).__name__} {error}".strip().splitlines()
+    text = lines[-1] if any(line.startswith("Original Traceback") for line in lines) else " ".join(lines)
+    return " ".join(text.split())[:300]
 
 
 def ignore_stop_signals() -> None:

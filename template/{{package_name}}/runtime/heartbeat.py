@@ -13,7 +13,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from .exits import RankLost, UserError
+from .exits import RankLost
 
 BEAT = 0.25  # seconds between two signs of life
 SILENT = 3 * BEAT  # seconds without one, after which a rank counts as missing if a collective has failed
@@ -80,6 +80,10 @@ class SignsOfLife:
         self.over.set()
         self.thread.join(timeout=SILENT)
 
+    def report(self, end: str) -> None:
+        """Say in one line where this rank was when its program failed, and why: the traceback comes later."""
+        logging.error("it fails, %s: %s", HERE, end)
+
     def blame(self, error: RuntimeError) -> None:
         """After a collective has failed: raise RankLost if another rank has ended, is silent or does not come."""
         if not self.others:
@@ -94,9 +98,7 @@ class SignsOfLife:
             missing = {rank: f"does not come: it is {place}" for rank, place in places if not place.failed}
         if missing:
             found = "; ".join(f"rank {rank} {what}" for rank, what in missing.items())
-            known = (UserError, *UserError.__subclasses__())
-            if "is silent" not in found and not any(f"ended: {kind.__name__} " in found for kind in known):
-                # The program may be at fault, here or there.
+            if "does not come" in found or "ended: it is done" in found:  # the program may be at fault, here or there
                 logging.warning("a collective has failed", exc_info=error)
             left = [rank for rank in (self.rank, *self.others) if rank not in missing]
             advice = "start again with --resume" if HERE.step else "launch.sh --doctor examines the machines"

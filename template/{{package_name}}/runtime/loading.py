@@ -7,11 +7,13 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from itertools import chain, pairwise
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -79,6 +81,19 @@ def collate(samples: Sequence[Any]) -> Any:
     return default_collate([*samples])
 
 
+def form(value: Any) -> str:
+    """Return what a sample is: its types and, of its tensors and arrays, dtype and shape."""
+    if isinstance(value, Tensor | np.ndarray):
+        return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+    if is_dataclass(value):
+        return f"{type(value).__name__} of {form({each.name: getattr(value, each.name) for each in fields(value)})}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {form(part)}" for name, part in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "(" + ", ".join(map(form, value)) + ")"
+    return type(value).__name__
+
+
 def can_be_pinned(tensor: Tensor) -> bool:
     """Return whether it can lie where a GPU reads it without waiting: not if it is sparse, or on a GPU already."""
     return tensor.device.type == "cpu" and tensor.layout == torch.strided
@@ -115,18 +130,48 @@ class BatchDataset(Dataset[Pinnable]):
         try:
             try:
                 if hasattr(self.dataset, "__getitems__"):  # one call for 16 samples: 20 us instead of 47
-                    fetched = self.dataset.__getitems__(batch.indices)
+                    several = f"one of samples {', '.join(map(str, batch.indices))}"
+                    fetched = loaded(several, self.dataset.__getitems__, batch.indices)
                 else:
-                    fetched = [self.dataset[index] for index in batch.indices]
+                    fetched = [loaded(f"sample {index}", self.dataset.__getitem__, index) for index in batch.indices]
             except UserError as error:  # of a sample, which no other rank has
                 error.speaks = True
                 return Pinnable(error)  # to be raised by the rank: a loader makes its traceback part of the message
             if isinstance(fetched, list) and len(fetched) != len(batch.indices):
                 found = f"a list of {len(fetched)} for {len(batch.indices)} indices"
                 raise UserError(f"data.py: __getitems__ returned {found}: return a tuple or dict for a whole batch")
-            return Pinnable(collate(fetched) if isinstance(fetched, list) else fetched)
+            if fetched is None:
+                raise UserError("data.py: __getitems__ returned None: return a tuple or dict for a whole batch")
+            return Pinnable(collated(fetched, batch.indices) if isinstance(fetched, list) else fetched)
         finally:
             torch.set_rng_state(before)
+
+
+def loaded(what: str, load: Callable[[Any], Any], indices: Any) -> Any:
+    """Return what a dataset does. An error that is none for the user names the sample and the owner's line, too."""
+    try:
+        return load(indices)
+    except UserError:
+        raise
+    except Exception as error:
+        own = Path(data.__file__).parent
+        places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+        place = next((place for place in places[::-1] if Path(place).parent == own), places[-1])
+        said = " ".join(f"{type(error).__name__} {error}".split())
+        raise RuntimeError(f"{what} cannot be loaded: {said} (at {place})") from error
+
+
+def collated(samples: Sequence[Any], indices: Sequence[int]) -> Any:
+    """Return a batch of samples, or the error of the user, which names two that are not alike."""
+    try:
+        return collate(samples)
+    except (TypeError, RuntimeError, ValueError, LookupError):
+        forms = [form(sample) for sample in samples]
+        other = next((place for place, each in enumerate(forms) if each != forms[0]), 0)
+        both = f"sample {indices[0]} is {forms[0]}" + (f", and sample {indices[other]} {forms[other]}" if other else "")
+        error = UserError(f"data.py: {both}: that cannot be one batch, so make them alike, of tensors or numbers")
+        error.speaks = True
+        return error
 
 
 class DeviceBatches:

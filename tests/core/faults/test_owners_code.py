@@ -1,0 +1,108 @@
+"""Code of the owner that fails on one rank ends all of them within seconds, and names rank, step, sample and file."""
+
+import importlib
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from tests.chaos import run_in_session
+from tests.conftest import Render
+from tests.ranks import start_ranks
+
+SOON = 20  # seconds from the start to the end; --timeout is 100
+GOOD = 40  # samples that a process loads before it fails
+# By what fails on rank 1: its exit code, and what it says.
+FAILING = {
+    "a sample raises": (
+        1,
+        r"it fails, loading data, after step \d+: RuntimeError.* sample \d+ cannot be loaded: .*lost",
+    ),
+    "a sample is None": (
+        2,
+        r"error: data\.py: sample \d+ is \(float32 of shape .*, and sample \d+ NoneType: that cannot",
+    ),
+    "a sample has another shape": (2, r"error: data\.py: sample \d+ is .*\(1, 8, 8\).*, and sample \d+ .*\(1, 8, 9\)"),
+    "samples have another dtype": (1, r"it fails, training, after step \d+: RuntimeError .*[Dd]ouble"),
+    "the forward pass raises": (1, r"it fails, training, after step \d+: ValueError out of order"),
+    "the forward pass uses other weights": (
+        2,
+        r"error: .*parameters took no part in a step: other\.weight, other\.bias",
+    ),
+}
+
+
+class Failing(Dataset[Any]):
+    """The digits, one by one, which after some samples are not what they should be on rank 1."""
+
+    def __init__(self, digits: Any) -> None:
+        self.digits = digits
+        self.loaded = 0
+
+    def __len__(self) -> int:
+        return len(self.digits)
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = self.digits[index]
+        self.loaded += 1
+        if os.environ["RANK"] != "1" or self.loaded < GOOD:
+            return image, label
+        match os.environ["FAILS"]:
+            case "a sample raises":
+                raise ValueError("lost")
+            case "a sample is None":
+                return None
+            case "a sample has another shape":
+                return torch.cat([image, image[..., :1]], dim=-1), label
+            case "samples have another dtype":
+                return image.double(), label
+        return image, label
+
+
+class FailingModel(nn.Module):
+    """A model that goes another way on rank 1, after some batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(64, 10), nn.Linear(64, 10)
+        self.batches = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.batches += self.training
+        late = os.environ["RANK"] == "1" and self.batches > 3
+        if late and os.environ["FAILS"] == "the forward pass raises":
+            raise ValueError("out of order")
+        logits: Tensor = self.one(images.flatten(1))
+        return logits if late else logits + self.other(images.flatten(1))
+
+
+def train_what_fails() -> None:
+    """Be a rank of a project whose owner has made a mistake."""
+    data: Any = importlib.import_module("ddp_project.data")
+    load = data.load_data
+    data.load_data = lambda config: tuple(map(Failing, load(config)))
+    if "forward" in os.environ["FAILS"]:
+        model: Any = importlib.import_module("ddp_project.model")
+        model.build_model = FailingModel
+    run_in_session()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("what", FAILING)
+def test_all_ranks_end_and_one_line_says_why(what: str, workers: int, project: Render, tmp_path: Path) -> None:
+    if workers and "forward" in what:
+        pytest.skip("the model does not know of workers")
+    options = ("--epochs", "1000", "--workers", str(workers), "--timeout", "100")
+    one, other = start_ranks(project(), tmp_path / "run", *options, env={"FAILS": what}, entry=train_what_fails)
+    code, said = FAILING[what]
+    of_the_other = one.ends_with(69, timeout=SOON)
+    printed = other.ends_with(code, timeout=SOON)
+    assert re.search(said, printed + of_the_other), printed + of_the_other
+    assert ("Traceback" in printed) == (code == 1)
+    assert "error: rank 1 has ended: " in of_the_other
+    assert "Traceback" not in of_the_other
