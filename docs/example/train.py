@@ -60,7 +60,7 @@ class Run:
         )
         self.checkpoints.restore(saved)
         self.sums = meter.Meter(device, finite_only=True)  # of what was trained since the last report
-        self.reporter = reporting.Reporter(config, world, self.progress)  # log, progress bar, logger and profiler
+        self.reporter = reporting.Reporter(config, world, self.checkpoints)  # log, progress bar, logger and profiler
         self.stop = exits.StopSignals(config.max_hours)
 
 

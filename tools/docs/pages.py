@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from generator.answers.questions import TEMPLATE, Question, read_questions
+from generator.chaos.faults import FAULTS as FAULTS_OF_CHAOS
 from generator.check.results import STAGES
 from generator.render.project import render
 from generator.render.snapshot import take_snapshot
 from generator.update.gate import PARTS
-from tools.docs.check import NOT_MEASURED, Record, check_table, growth_table, machine_line
+from tools.docs.check import NOT_MEASURED, Record, check_table, growth_table, machine_line, markdown
 from tools.docs.goals import goal_table
 from tools.docs.scale import agreement_table, checkpoint_table, evaluation_table, training_table
 from tools.docs.speed import block_table, guard_table, optimisation_table, part_table, speed_table, versions_line
@@ -165,6 +166,17 @@ def number_table(cases: Mapping[str, float] | None) -> str:
     return "| case | measured |\n|---|---|\n" + "".join(rows)
 
 
+def chaos_table(cases: Mapping[str, float]) -> str:
+    """Return how often each fault happened to each launcher or logger, as a Markdown table."""
+    pairs = {tuple(case.split(": ", 1)): int(times) for case, times in cases.items()}
+    columns = [*dict.fromkeys(to for to, _ in pairs)]
+    kinds = [kind for kind in FAULTS_OF_CHAOS if any((to, kind) in pairs for to in columns)]
+    rows = [[kind, *(str(pairs.get((to, kind), "")) for to in columns)] for kind in kinds]
+    sums = [sum(times for (to, _), times in pairs.items() if to == column) for column in columns]
+    rows.append([f"all {sum(sums):,}", *map(str, sums)])
+    return markdown(["fault", *columns], rows) if pairs else NOT_MEASURED
+
+
 def exit_code_table(code: str) -> str:
     """Return the exit codes of a project as a Markdown table, from the comments of its ExitCode."""
     found = re.findall(r"^    [A-Z]+ = (\d+)(?:  # (.*))?$", code, re.MULTILINE)
@@ -196,6 +208,7 @@ def documented_files(template: Path = TEMPLATE) -> dict[Path, str]:
         project = Path(folder) / "project"
         render(project, {}, template=take_snapshot(Path(folder) / "snapshot", template))
         example = (project / "train.py").read_text()
+        parts[FAULTS]["chaos"] = chaos_table(read_results(template / NUMBERS[FAULTS]).get("chaos", {}))
         parts[FAULTS]["exit-codes"] = exit_code_table(next(project.glob("*/runtime/exits.py")).read_text())
     pages = {path: fill((template / path).read_text(), content) for path, content in parts.items()}
     return {**pages, EXAMPLE: example}

@@ -1,0 +1,143 @@
+"""Serves a folder of this machine through FUSE, as a disk that is sound, full, slow or worse.
+
+python -m generator.chaos.fuse FOLDER MOUNT obeys lines on its standard input: each is a state of disk.STATES, until the
+next line.
+"""
+
+import errno
+import os
+import sys
+import time
+from threading import Thread
+from typing import IO, Any
+
+import mfusepy
+
+SLOW = 0.2  # seconds
+TIMES = ("atime", "mtime", "ctime")
+FACTS = ("st_mode", "st_nlink", "st_size", "st_uid", "st_gid", "st_ino", "st_dev")
+
+
+class FailingFolder(mfusepy.Operations):  # type: ignore[misc]
+    """Passes each call on to the same file of a folder, unless the state of the disk makes it fail."""
+
+    use_ns = True
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.state = "sound"
+
+    def obey(self, orders: IO[str]) -> None:
+        """Take states from lines until there are no more."""
+        for line in orders:
+            self.state = line.strip()
+
+    def _at(self, path: str) -> str:
+        return self.folder + path
+
+    def _changes(self) -> None:
+        if self.state == "read-only":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def _stores(self) -> None:
+        self._changes()
+        number = {"full": errno.ENOSPC, "failing": errno.EIO}.get(self.state)
+        if number:
+            raise OSError(number, os.strerror(number))
+        if self.state == "slow":
+            time.sleep(SLOW)
+
+    def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
+        """Return what stat does."""
+        stat = os.lstat(self._at(path))
+        times = {f"st_{name}": getattr(stat, f"st_{name}_ns") for name in TIMES}
+        return {name: getattr(stat, name) for name in FACTS} | times
+
+    def statfs(self, path: str) -> dict[str, Any]:
+        """Return how much room there is."""
+        stat = os.statvfs(self._at(path))
+        return {name: getattr(stat, name) for name in dir(stat) if name.startswith("f_") and name != "f_fsid"}
+
+    def readdir(self, path: str, fh: int) -> list[str]:
+        """List a folder."""
+        return [".", "..", *os.listdir(self._at(path))]
+
+    def create(self, path: str, mode: int, fi: Any = None) -> int:
+        """Make a file, which takes no room of a full disk."""
+        self._changes()
+        return os.open(self._at(path), os.O_RDWR | os.O_CREAT | os.O_TRUNC, mode)
+
+    def open(self, path: str, flags: int) -> int:
+        """Open a file."""
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            self._changes()
+        return os.open(self._at(path), flags & ~os.O_APPEND)  # the kernel says where to write
+
+    def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
+        """Read from a file."""
+        return os.pread(fh, size, offset)
+
+    def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
+        """Write to a file."""
+        self._stores()
+        return os.pwrite(fh, data[: max(1, len(data) // 2)] if self.state == "short" else data, offset)
+
+    def fsync(self, path: str, datasync: int, fh: int) -> None:
+        """Bring a file to the disk; the files are only as safe as the tests need them."""
+        if self.state != "full":
+            self._stores()
+
+    def release(self, path: str, fh: int) -> None:
+        """Close a file."""
+        os.close(fh)
+
+    def truncate(self, path: str, length: int, fh: int | None = None) -> None:
+        """Cut a file."""
+        self._changes()
+        os.truncate(self._at(path), length)
+
+    def mkdir(self, path: str, mode: int) -> None:
+        """Make a folder."""
+        self._changes()
+        os.mkdir(self._at(path), mode)
+
+    def rmdir(self, path: str) -> None:
+        """Remove a folder."""
+        self._changes()
+        os.rmdir(self._at(path))
+
+    def unlink(self, path: str) -> None:
+        """Remove a file."""
+        self._changes()
+        os.unlink(self._at(path))
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name."""
+        self._changes()
+        os.replace(self._at(old), self._at(new))
+
+    def link(self, target: str, source: str) -> None:
+        """Give a file one more name."""
+        self._changes()
+        os.link(self._at(source), self._at(target))
+
+    def chmod(self, path: str, mode: int) -> None:
+        """Change who may use a file."""
+        self._changes()
+        os.chmod(self._at(path), mode)
+
+    def utimens(self, path: str, times: tuple[int, int] | None = None) -> None:
+        """Change the times of a file."""
+        self._changes()
+        os.utime(self._at(path), ns=times or (time.time_ns(), time.time_ns()))
+
+
+def serve(folder: str, mount: str) -> None:
+    """Be the disk until it is unmounted."""
+    disk = FailingFolder(folder)
+    Thread(target=disk.obey, args=(sys.stdin,), daemon=True).start()
+    mfusepy.FUSE(disk, mount, foreground=True, fsname="ddp-chaos")
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])
