@@ -159,7 +159,10 @@ def close_terminal(job: Job, around: Surroundings, victim: float, length: float)
 
 def freeze_for_good(job: Job, around: Surroundings, victim: float, length: float) -> None:
     """Stop a rank, and let it be: the others wait for it until --timeout."""
-    send(signal.SIGSTOP, a_rank(job, victim))
+    ranks = job.ranks()
+    if len(ranks) < 2:
+        raise NoVictim  # nobody would wait for it
+    send(signal.SIGSTOP, one_of(ranks, victim))
 
 
 def freeze(choose: Chooser) -> Act:

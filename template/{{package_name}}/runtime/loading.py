@@ -202,7 +202,7 @@ class DeviceBatches:
     def __iter__(self) -> Iterator[Any]:
         HERE.phase = self.phase
         with signals_held_back():
-            loaded = from_workers(iter(self.loader)) if self.loader else map(self.dataset.__getitem__, self.sampler)
+            loaded = from_workers(self.loader) if self.loader else map(self.dataset.__getitem__, self.sampler)
         moved: Iterator[Any] = map(self._move, loaded)
         if self.copies and self.loader:  # without workers, the random generators of the rank would be ahead, too
             # One ahead: the next copy begins before a step that the CPU may wait for.
@@ -313,7 +313,17 @@ def workers_for(dataset: Dataset[Any], config: Config) -> int:
     return 0 if hasattr(dataset, "__getitems__") else min(MOST_WORKERS, torch.get_num_threads() - 1)
 
 
-def from_workers(batches: Iterator[Any]) -> Iterator[Any]:
+def from_workers(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Start the workers of a loader, and return what yields their batches. Raises UserError if they cannot start."""
+    try:
+        torch.multiprocessing.get_context().Lock()  # which a loader needs; without, it would end with a traceback
+    except OSError as error:
+        advice = "give /dev/shm memory to write to, or --workers 0"
+        raise UserError(f"--workers: processes that load data cannot start: {error.strerror}: {advice}") from error
+    return passed_on(iter(loader))
+
+
+def passed_on(batches: Iterator[Any]) -> Iterator[Any]:
     """Yield the batches. Raises RuntimeError, as DataLoader does, if a process that passes one on is gone."""
     try:
         yield from batches

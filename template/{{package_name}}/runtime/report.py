@@ -49,7 +49,7 @@ def read_history(run_dir: Path) -> History:
     """Read what a run has logged up to now. Raises UserError if the folder holds no run."""
     history = History(run_dir.resolve().name)
     try:
-        lines = (run_dir / "train.log").read_text(errors="replace").splitlines()
+        lines = (run_dir / "train.log").read_text("utf-8", errors="surrogateescape").splitlines()
         history.options = json.loads((run_dir / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"{run_dir} is no run with train.log and config.json: name folders such as runs/*") from error
@@ -139,7 +139,8 @@ def write_page(run_dirs: Sequence[Path], page: Path) -> None:
     table = f"<div class=scroll tabindex=0><table>{''.join(options_table(runs))}</table></div>"
     head = f"{TOP}<title>{escape(', '.join(run.name for run in runs))}</title><style>{STYLE}</style>"
     with whole_file(page) as file:
-        file.write(f"{head}<main>{''.join(about(runs))}{LEGEND}<section>{charts}</section>{table}</main>".encode())
+        text = f"{head}<main>{''.join(about(runs))}{LEGEND}<section>{charts}</section>{table}</main>"
+        file.write(text.encode(errors="surrogateescape"))  # names of files as they are
 
 
 if __name__ == "__main__":

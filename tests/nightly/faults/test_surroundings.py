@@ -1,0 +1,140 @@
+"""A project trains, stops and goes on in surroundings that nobody likes, or says in one line what is missing."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Render
+from tests.launching import ON_CPU, checkpoint
+from tests.pace import seconds
+
+STEPS = 30
+NOBODY = 65534
+TOOLS = (
+    "bash",
+    "date",
+    "dirname",
+    "env",
+    "python",
+    "python3",
+    "sh",
+    "timeout",
+)  # all that launch.sh and Python may need
+NAME = "мой проект 数据 'é'"
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What is unusual."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    before: Sequence[str] = ()  # what runs launch.sh, in the place of a shell
+    options: Sequence[str] = ()
+    name: str = "project"  # of the folder
+    without: Sequence[str] = ()  # programs
+    umask: int = 0o022
+    says: str = ""  # with exit code 2; else it trains
+
+
+def namespace(words: str, *kinds: str) -> list[str]:
+    """Return the command that runs another one in namespaces of its own, after some words of a shell."""
+    return ["unshare", *kinds, "sh", "-c", f'{words} && exec "$@"', "sh"]
+
+
+LO = "ip link set lo up"
+# Such a machine knows itself by that address alone.
+ONLY_IPV6 = 'ip -4 address flush dev lo; echo "::1 localhost $(hostname)" >hosts && mount --bind hosts /etc/hosts'
+SURROUNDINGS = {
+    "a home that cannot be written": Surroundings({"HOME": "/proc"}),
+    "no home": Surroundings({"HOME": "/nowhere"}),
+    "umask 077": Surroundings(umask=0o077),
+    "no git": Surroundings(without=["git"]),
+    "a path with spaces, quotes and other letters": Surroundings(name=NAME),
+    "the same without UTF-8": Surroundings({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, name=NAME),
+    "no user of that number": Surroundings(
+        {"HOME": "/nowhere"}, ["setpriv", f"--reuid={NOBODY - 7}", f"--regid={NOBODY - 7}", "--clear-groups"]
+    ),
+    "no /dev/shm": Surroundings(before=namespace("mount -t tmpfs -o ro none /dev/shm", "--mount")),
+    "no /dev/shm, and processes that load data": Surroundings(
+        before=namespace("mount -t tmpfs -o ro none /dev/shm", "--mount"),
+        options=["--workers", "1"],
+        says="/dev/shm",
+    ),
+    "no IPv6": Surroundings(before=namespace(f"{LO}; echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6", "--net")),
+    "IPv6 alone": Surroundings({"HEAD": "localhost"}, namespace(f"{LO}; {ONLY_IPV6}", "--net", "--mount")),
+}
+
+
+@pytest.fixture
+def readable(tmp_path: Path) -> Path:
+    """The folder of the test, which every user may enter and write to."""
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(folder.stat().st_mode | stat.S_IXOTH | stat.S_IROTH)
+    tmp_path.chmod(0o777)
+    return tmp_path
+
+
+def path_without(programs: Sequence[str], folder: Path) -> str:
+    """Return a PATH on which there is no more than must be."""
+    if not programs:
+        return f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    folder.mkdir()
+    for tool in TOOLS:
+        found = shutil.which(tool, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        if found:  # the interpreter of a virtual environment must be called by its own path
+            (folder / tool).write_text(f'#!/bin/sh\nexec "{found}" "$@"\n')
+            (folder / tool).chmod(0o755)
+    assert not any(shutil.which(program, path=str(folder)) for program in programs)
+    return str(folder)
+
+
+@pytest.mark.parametrize("what", SURROUNDINGS)
+def test_it_works_or_says_why(what: str, project: Render, readable: Path) -> None:
+    around = SURROUNDINGS[what]
+    if around.before and shutil.which(around.before[0]) is None:
+        pytest.skip(f"there is no {around.before[0]}")
+    if (
+        around.before[:1] == ["setpriv"]
+        and not os.stat(Path(sys.executable).resolve().parents[4]).st_mode & stat.S_IXOTH
+    ):
+        pytest.skip("no other user may run this Python")
+    place = shutil.copytree(project(logging="csv"), readable / around.name)
+    run_dir = place / "a run"
+    place.chmod(0o777)
+    env = {"NPROC_PER_NODE": "2", **os.environ, "PATH": path_without(around.without, readable / "bin"), **around.env}
+
+    def launch(*options: str) -> "subprocess.CompletedProcess[bytes]":
+        return subprocess.run(
+            [*around.before, "./launch.sh", *ON_CPU, "--run-dir", str(run_dir), *around.options, *options],
+            cwd=place,
+            env=env,
+            umask=around.umask,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=seconds(90),
+        )
+
+    first = launch("--max-steps", str(STEPS // 2), "--save-every", "5")
+    if around.says:
+        printed = first.stdout.decode(errors="replace")
+        assert first.returncode == 2, printed
+        lines = [line for line in printed.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, printed
+        assert around.says in lines[0]
+        assert "Traceback" not in printed
+        return
+    assert first.returncode == 0, first.stdout.decode(errors="replace")
+    second = launch("--max-steps", str(STEPS), "--resume")
+    assert second.returncode == 0, second.stdout.decode(errors="replace")
+    assert checkpoint(run_dir)["progress"]["step"] == STEPS
+    assert (run_dir / "report.html").exists()
+    if around.umask == 0o077:
+        assert not (run_dir / "checkpoints" / "last.pt").stat().st_mode & 0o077
