@@ -20,7 +20,9 @@ from generator.chaos.job import Job
 # Codes of the exits.py of every project, and of a shell.
 DONE, FAILED, REFUSED, LOST, STOPPED = 0, 1, 2, 69, 75
 BY_ITSELF = (REFUSED, LOST, STOPPED)  # with a line for the user
-KILLED, HUNG_UP, ABORTED = (128 + number for number in (signal.SIGKILL, signal.SIGHUP, signal.SIGABRT))
+KILLED, HUNG_UP, ABORTED, CRASHED = (
+    128 + number for number in (signal.SIGKILL, signal.SIGHUP, signal.SIGABRT, signal.SIGSEGV)
+)
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 HEADROOM = 1 << 20  # bytes that a process may still take when its memory is limited
 FURTHEST = 3600  # seconds that a clock jumps
@@ -236,9 +238,9 @@ LOST_LINE = (
 LOADER_LINE = r"rank \d+: a process that loads its data has gone"
 DISK_LINE = r"error: .*(No space left|Input/output error|Read-only file system|could not be written)"
 CUT_ENDS = {LOST: LOST_LINE + "|machine 0 is lost", KILLED: "has been out of reach"}
-# In imports nobody tells the user, C++ aborts where it cannot raise, and oneDNN does not say for want of what.
+# In imports nobody tells the user, oneDNN does not say for want of what, and C++ ends the program where it cannot raise.
 NO_MEMORY = "MemoryError|bad_alloc|[Cc]an('t|not) (allocate memory|start new thread)|failed to map|create a primitive"
-MEMORY_ENDS = {REFUSED: r"rank \d+ is out of memory", FAILED: NO_MEMORY, ABORTED: NO_MEMORY}
+MEMORY_ENDS = {REFUSED: r"rank \d+ is out of memory", FAILED: NO_MEMORY, ABORTED: "", CRASHED: ""}
 # A signal that comes before the training ends the program as it does any other: no metrics were told before.
 BEFORE_TRAINING = r"\A(?!.* INFO step \d)"
 STOP_ENDS = {STOPPED: "stopped after step"} | {128 + number: BEFORE_TRAINING for number in STOPS}

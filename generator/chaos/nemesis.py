@@ -23,7 +23,8 @@ AT_ONCE = 8
 OPTIONS = ("--device", "cpu", "--backend", "gloo", "--epochs", "1000", "--log-every", str(LOG_EVERY), "--timeout", "10")
 # Threads of PyTorch's loader, which passes tensors on, and of TensorBoard print a traceback of their own when they end.
 THREADS = ("resource_sharer", "event_file_writer")
-SHOWN = 9000  # characters of what a run has printed
+STACK = ("frame #", "Exception raised from", "<omitting")  # of PyTorch's C++, which a lost store makes print much
+SHOWN = 100  # lines of what a run has printed
 BEGINS_WITHIN = 60.0  # seconds until a start trains
 DONE_WITHIN = 600.0  # seconds in which a run trains that is left alone
 
@@ -196,7 +197,8 @@ def _wrong_end(job: Job, happened: Sequence[Fault], code: int | None) -> list[st
     """Return in what the end of a start is none that its faults lead to."""
     names = ", ".join(fault.kind for fault in happened) or "nothing"
     output = job.output()
-    shown = f"after {names}\n{output.strip()[-SHOWN:]}"
+    lines = [line for line in output.splitlines() if not line.startswith(STACK)]
+    shown = "\n".join([f"after {names}", *lines[-SHOWN:]])
     if code is None:
         return [f"it does not end {shown}"]
     ends = [FAULTS[fault.kind].ends for fault in happened]
