@@ -62,7 +62,7 @@ EDITS = (
     ),
     Edit(
         "the data sample by sample",
-        "runtime/loading.py",
+        "runtime/batches.py",
         Rewrite('hasattr($DATASET, "__getitems__")', "len(batch.indices) == 0", "BatchDataset.__getitem__"),
     ),
     Edit("losses added up in every step", "runtime/meter.py", Rewrite("AT_ONCE = $N", "AT_ONCE = 1")),

@@ -32,7 +32,7 @@ NETWORK = ("torch.nn.parallel:DistributedDataParallel.forward", "benchmarks.cont
 PROJECT, UPDATE = "ddp_project.runtime", "ddp_project.runtime.update"
 # What none of the others takes is the loop's own.
 PARTS = {
-    "a batch, and its random generators": (f"{PROJECT}.loading:BatchDataset.__getitem__",),
+    "a batch, and its random generators": (f"{PROJECT}.batches:BatchDataset.__getitem__",),
     "forward pass and loss": (*NETWORK, "torch.nn.functional:cross_entropy"),
     "the accuracy": ("ddp_project.task:compute",),
     "checks and sums of what compute() returns": (f"{UPDATE}:Objective.forward", f"{PROJECT}.meter:Meter.add"),

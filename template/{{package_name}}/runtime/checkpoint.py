@@ -256,8 +256,8 @@ def read_checkpoint(path: Path, required: Iterable[str]) -> dict[str, Any]:
     """Read the file. Raises UserError if it is damaged, or no checkpoint that has all that is required."""
     try:
         # weights_only: a checkpoint holds plain types alone, so that one from a stranger cannot run code.
-        # mmap: each rank reads its own part of what differs from rank to rank, not that of all. A name must be UTF-8 then,
-        # whatever the locale is: so this is that of the open file.
+        # mmap: each rank reads its own part of what differs from rank to rank, not that of all. The name must be UTF-8
+        # then, whatever the locale is: so it is that of the open file.
         with open(path, "rb") as file:
             checkpoint = torch.load(f"/dev/fd/{file.fileno()}", map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # damaged bytes make torch.load raise nearly anything

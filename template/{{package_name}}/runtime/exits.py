@@ -75,7 +75,6 @@ def finish(work: Callable[[], Any]) -> int:
 
 def raise_for_user(error: Exception, rank: int) -> None:
     """Raise the UserError that an error of a library means, if it means one: torch has types for few of them."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a loader raises in its handler, wherever the rank is by then
     text = str(error)
     if found := re.search(r".*(out of memory|_ALLOC(ATION)?_FAILED).*", text):  # of CUDA, cuBLAS, cuDNN and NCCL
         lower = "raise --accum-steps, for smaller micro-batches and the same result, or lower --global-batch-size"
