@@ -125,7 +125,9 @@ class SignsOfLife:
                 self._tell()
                 self._hear()
                 self.answered = time.monotonic()
-            except RuntimeError:  # what keeps the store is busy, or gone
+            except dist.DistNetworkError:  # what keeps the store is gone; each further attempt would print a page
+                return
+            except RuntimeError:  # it is busy
                 continue
             silent = [rank for rank, place in self.seen.items() if time.monotonic() > place.since + self.patience]
             if silent and not warned:
