@@ -194,8 +194,8 @@ def from_workers(loader: DataLoader[Any]) -> Iterator[Any]:
         advice = "give /dev/shm memory to write to, or --workers 0"
         raise UserError(f"--workers: processes that load data cannot start: {error.strerror}: {advice}") from error
     batches = iter(loader)
-    # The handler that it sets raises an error wherever the rank is by then, such as within a save. The loader looks after
-    # its workers while it waits for them, too.
+    # Its handler would raise an error wherever the rank is by then, such as within a save. The loader looks after its
+    # workers while it waits for them, too.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     return passed_on(batches)
 
