@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <semaphore.h>
 #include <stdlib.h>
 #include <sys/time.h>
@@ -45,10 +46,29 @@ time_t time(time_t *result) {
     return exact.tv_sec;
 }
 
-/* The kernel, which compares with its own clock, must know when the shifted one will be there. */
+/* The kernel compares a time with its own clock: it must get the one at which that will be there. Times of the monotonic
+   clock, which began with the machine, are small, and stay. */
+static struct timespec real(const struct timespec *until) {
+    struct timespec time = *until;
+    if (time.tv_sec > 1000000000) time.tv_sec -= shift();
+    return time;
+}
+
 int sem_timedwait(sem_t *restrict semaphore, const struct timespec *restrict until) {
     static int (*original)(sem_t *, const struct timespec *);
     if (!original) original = (int (*)(sem_t *, const struct timespec *))dlsym(RTLD_NEXT, "sem_timedwait");
-    struct timespec real = {until->tv_sec - shift(), until->tv_nsec};
-    return original(semaphore, &real);
+    struct timespec time = real(until);
+    return original(semaphore, &time);
+}
+
+typedef int (*cond_timedwait)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
+
+int pthread_cond_timedwait(pthread_cond_t *restrict cond, pthread_mutex_t *restrict mutex,
+                           const struct timespec *restrict until) {
+    static cond_timedwait original;
+    /* On x86 an older function has the same name. */
+    if (!original) original = (cond_timedwait)dlvsym(RTLD_NEXT, "pthread_cond_timedwait", "GLIBC_2.3.2");
+    if (!original) original = (cond_timedwait)dlsym(RTLD_NEXT, "pthread_cond_timedwait");
+    struct timespec time = real(until);
+    return original(cond, mutex, &time);
 }
