@@ -96,10 +96,9 @@ class BatchDataset(Dataset[Pinnable]):
         try:
             try:
                 if hasattr(self.dataset, "__getitems__"):  # one call for 16 samples: 20 us instead of 47
-                    several = f"one of samples {', '.join(map(str, batch.indices))}"
-                    fetched = loaded(several, self.dataset.__getitems__, batch.indices)
+                    fetched = loaded(self.dataset.__getitems__, batch.indices)
                 else:
-                    fetched = [loaded(f"sample {index}", self.dataset.__getitem__, index) for index in batch.indices]
+                    fetched = [loaded(self.dataset.__getitem__, index) for index in batch.indices]
             except UserError as error:  # of a sample, which no other rank has
                 error.speaks = True
                 return Pinnable(error)  # to be raised by the rank: a loader makes its traceback part of the message
@@ -113,7 +112,7 @@ class BatchDataset(Dataset[Pinnable]):
             torch.set_rng_state(before)
 
 
-def loaded(what: str, load: Callable[[Any], Any], indices: Any) -> Any:
+def loaded(load: Callable[[Any], Any], indices: Any) -> Any:
     """Return what a dataset does. An error that is none for the user names the sample and the owner's line, too."""
     try:
         return load(indices)
@@ -124,6 +123,7 @@ def loaded(what: str, load: Callable[[Any], Any], indices: Any) -> Any:
         places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
         place = next((place for place in places[::-1] if Path(place).parent == own), places[-1])
         said = " ".join(f"{type(error).__name__} {error}".split())
+        what = f"one of samples {', '.join(map(str, indices))}" if isinstance(indices, list) else f"sample {indices}"
         raise RuntimeError(f"{what} cannot be loaded: {said} (at {place})") from error
 
 

@@ -23,6 +23,7 @@ FAILING = {
         1,
         r"it fails, loading data, after step \d+: RuntimeError.* sample \d+ cannot be loaded: .*lost",
     ),
+    "one of several samples raises": (1, r"it fails, loading data, after step \d+: .*one of samples \d+, .* lost"),
     "a sample is None": (
         2,
         r"error: data\.py: sample \d+ is \(float32 of shape .*, and sample \d+ NoneType: that cannot",
@@ -81,11 +82,22 @@ class FailingModel(nn.Module):
         return logits if late else logits + self.other(images.flatten(1))
 
 
+class FailingWhole(Failing):
+    """The same, a whole batch at a time."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        samples = [self[index] for index in indices]
+        if self.loaded >= GOOD and os.environ["RANK"] == "1":
+            raise ValueError("lost")
+        return torch.stack([image for image, _ in samples]), torch.stack([label for _, label in samples])
+
+
 def train_what_fails() -> None:
     """Be a rank of a project whose owner has made a mistake."""
     data: Any = importlib.import_module("ddp_project.data")
     load = data.load_data
-    data.load_data = lambda config: tuple(map(Failing, load(config)))
+    dataset = FailingWhole if "several" in os.environ["FAILS"] else Failing
+    data.load_data = lambda config: tuple(map(dataset, load(config)))
     if "forward" in os.environ["FAILS"]:
         model: Any = importlib.import_module("ddp_project.model")
         model.build_model = FailingModel
