@@ -235,6 +235,7 @@ WORKERS = {"workers": "1"}
 LOST_LINE = (
     r"rank \d+ (is silent|has ended|does not come)|store at which the ranks met is silent|SIGKILL|[Ss]ignal:? 9|KILLED"
 )
+UNMET_LINE = r"error: rank \d+ could not meet the others"
 LOADER_LINE = r"rank \d+: a process that loads its data has gone"
 DISK_LINE = r"error: .*(No space left|Input/output error|Read-only file system|could not be written)"
 CUT_ENDS = {LOST: LOST_LINE + "|machine 0 is lost", KILLED: "has been out of reach"}
@@ -255,7 +256,7 @@ FAULTS: Mapping[str, Kind] = {
     "close the terminal": Kind(close_terminal, STOP_ENDS | {HUNG_UP: ""}, is_end=True, need=Need.LAUNCHER),
     "freeze a rank for a moment": Kind(freeze(a_rank)),
     "freeze a rank for good": Kind(
-        freeze_for_good, {LOST: LOST_LINE, KILLED: LOST_LINE}, is_end=True, weight=1, patience=60.0
+        freeze_for_good, {LOST: LOST_LINE, KILLED: LOST_LINE, REFUSED: UNMET_LINE}, is_end=True, weight=1, patience=60.0
     ),
     "freeze a loader worker": Kind(freeze(a_loader_worker), weight=1, options=WORKERS),
     "freeze the launcher": Kind(freeze(a_launcher), need=Need.LAUNCHER),

@@ -89,6 +89,17 @@ def raise_for_user(error: Exception, rank: int) -> None:
         raise LoaderLost(f"rank {rank}: a process that loads its data has gone ({found[1]}); {advice}") from error
 
 
+def reported_by_first(error: UserError, *, first: bool) -> UserError:
+    """Return an error that the first rank of a machine reports, or this one after a while, if the first is stuck.
+
+    Else the first has left by then, and its launcher has ended the others.
+    """
+    if not first:
+        time.sleep(3)
+        error.speaks = True
+    return error
+
+
 def in_one_line(error: BaseException) -> str:
     """Return type and message of an error; the last line if it is a traceback of a worker of the loader."""
     lines = f"{type(error).__name__} {error}".strip().splitlines()
