@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,6 +78,18 @@ def test_a_stop_is_75(launcher: str, to_launcher: bool, project: Render, tmp_pat
     with launched(project(launcher=launcher), tmp_path / "run", *FOR_EVER) as process:
         wait_for_steps(tmp_path / "run")
         os.kill(process.pid if to_launcher else ranks_of(tmp_path / "run")[1], signal.SIGTERM)
+        assert code_of(process) == 75, (tmp_path / "output.log").read_text()
+    assert "stopped after step" in (tmp_path / "run" / "train.log").read_text()
+
+
+@LAUNCHERS
+def test_a_second_signal_changes_nothing(launcher: str, project: Render, tmp_path: Path) -> None:
+    with launched(project(launcher=launcher), tmp_path / "run", *FOR_EVER) as process:
+        wait_for_steps(tmp_path / "run")
+        os.kill(process.pid, signal.SIGTERM)
+        for _ in range(20):  # while the ranks finish a step, write a checkpoint and leave
+            time.sleep(0.02)
+            os.kill(process.pid, signal.SIGINT)
         assert code_of(process) == 75, (tmp_path / "output.log").read_text()
     assert "stopped after step" in (tmp_path / "run" / "train.log").read_text()
 
