@@ -239,8 +239,7 @@ UNMET_LINE = r"error: rank \d+ could not meet the others"
 LOADER_LINE = r"rank \d+: a process that loads its data has gone"
 DISK_LINE = r"error: .*(No space left|Input/output error|Read-only file system|could not be written)"
 CUT_ENDS = {LOST: LOST_LINE + "|machine 0 is lost", KILLED: "has been out of reach"}
-# Imports do not tell the user, oneDNN does not say for want of what, and C++ and the C library end what cannot raise, by
-# a signal or with 127.
+# Imports do not tell the user, oneDNN does not say for want of what, and C and C++ may only end the program.
 NO_MEMORY = "MemoryError|bad_alloc|[Cc]an('t|not) (allocate memory|start new thread)|failed to map|create a primitive"
 MEMORY_ENDS = {REFUSED: r"rank \d+ is out of memory", FAILED: NO_MEMORY, ABORTED: "", CRASHED: "", 127: NO_MEMORY}
 # A signal that comes before the training ends the program as it does any other: no metrics were told before.
