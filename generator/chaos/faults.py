@@ -256,7 +256,7 @@ FAULTS: Mapping[str, Kind] = {
     "close the terminal": Kind(close_terminal, STOP_ENDS | {HUNG_UP: ""}, is_end=True, need=Need.LAUNCHER),
     "freeze a rank for a moment": Kind(freeze(a_rank)),
     "freeze a rank for good": Kind(
-        freeze_for_good, {LOST: LOST_LINE, KILLED: LOST_LINE, REFUSED: UNMET_LINE}, is_end=True, weight=1, patience=60.0
+        freeze_for_good, {LOST: LOST_LINE, KILLED: LOST_LINE, REFUSED: UNMET_LINE}, is_end=True, weight=1, patience=90.0
     ),
     "freeze a loader worker": Kind(freeze(a_loader_worker), weight=1, options=WORKERS),
     "freeze the launcher": Kind(freeze(a_launcher), need=Need.LAUNCHER),
@@ -267,7 +267,7 @@ FAULTS: Mapping[str, Kind] = {
     "slow disk": Kind(spoil_disk("slow"), need=Need.DISK),
     "little memory": Kind(limit_memory, MEMORY_ENDS, weight=1),
     "clock jumps": Kind(jump, need=Need.CLOCK),
-    "link cut for good": Kind(cut_link, CUT_ENDS, is_end=True, need=Need.LINK, weight=1, patience=60.0),
+    "link cut for good": Kind(cut_link, CUT_ENDS, is_end=True, need=Need.LINK, weight=1, patience=90.0),
     "link cut for a moment": Kind(spoil_link("cut"), need=Need.LINK),
     "slow link": Kind(spoil_link("slow"), need=Need.LINK),
     "lossy link": Kind(spoil_link("lossy"), need=Need.LINK),

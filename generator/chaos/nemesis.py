@@ -20,7 +20,9 @@ from generator.chaos.schedule import PROCESSES, STARTING, TOGETHER, TRAINING, Fa
 SAVE_EVERY = LOG_EVERY = 5  # steps
 STEPS = 200  # of a run, which has time for AT_ONCE faults
 AT_ONCE = 8
-OPTIONS = ("--device", "cpu", "--backend", "gloo", "--epochs", "1000", "--log-every", str(LOG_EVERY), "--timeout", "10")
+TIMEOUT = 30  # seconds: on a busy machine ranks may be far apart
+ON_CPU = ("--device", "cpu", "--backend", "gloo", "--timeout", str(TIMEOUT))
+OPTIONS = (*ON_CPU, "--epochs", "1000", "--log-every", str(LOG_EVERY))
 # Threads of PyTorch's loader, which passes tensors on, and of TensorBoard print a traceback of their own when they end.
 THREADS = ("resource_sharer", "event_file_writer")
 STACK = ("frame #", "Exception raised from", "<omitting")  # of PyTorch's C++, which a lost store makes print much
