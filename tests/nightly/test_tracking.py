@@ -269,3 +269,14 @@ def test_wandb_says_once_that_it_records_offline(run_of: Callable[[str], Path]) 
     assert log.count("no W&B key: recording offline") == 1, "at the second start alone: the first was told to"
     printed = "".join((folder / f"run-rank-{rank}.out").read_text() for rank in range(2))
     assert "WARNING" not in printed
+
+
+def test_a_start_that_begins_anew_records_all_of_its_steps(project: Render, tmp_path: Path) -> None:
+    """Where no checkpoint was written, the next start has the log of the one before, but a W&B run of its own."""
+    run_dir, env = tmp_path / "run", {"WANDB_MODE": "offline"}
+    for steps in ("10", "20"):
+        shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)
+        train_on_ranks(project(logging="wandb"), run_dir, *OPTIONS, "--max-steps", steps, env=env)
+    items = [item for record in wandb_records(wandb_files(run_dir)[-1]) for item in record.history.item]
+    values = [json.loads(item.value_json) for item in items if (item.key or item.nested_key[0]) == "_step"]
+    assert values[:4] == [5, 10, 15, 20]
