@@ -38,11 +38,11 @@ class Need(Enum):
     LINK = 4
 
 
-class Link(Protocol):
-    """What connects two machines."""
+class Stateful(Protocol):
+    """What can be told how to be: a disk, or a link between two machines ("sound", "cut", "slow" or "lossy")."""
 
     def be(self, state: str) -> None:
-        """Be "sound", "cut", "slow" or "lossy" from now on."""
+        """Be so from now on."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Surroundings:
 
     disk: Disk | None = None
     clock: Clock | None = None
-    link: Link | None = None
+    link: Stateful | None = None
     timers: list[Timer] = field(default_factory=list)
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
@@ -184,34 +184,32 @@ def thaw(process: psutil.Process) -> None:
         send(signal.SIGCONT, process)
 
 
-def spoil_disk(state: str) -> Act:
-    """Let the disk be in a state for some time."""
+def spoil(part: Callable[[Surroundings], Stateful | None], state: str) -> Act:
+    """Let a part of the surroundings be in a state for some time."""
 
     def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
-        disk = around.disk
-        assert disk
-        disk.be(state)
-        around.later(length, lambda: disk.be("sound"))
+        spoiled = part(around)
+        assert spoiled
+        spoiled.be(state)
+        around.later(length, lambda: spoiled.be("sound"))
 
     return act
+
+
+def the_disk(around: Surroundings) -> Stateful | None:
+    """Return what the run directory is on."""
+    return around.disk
+
+
+def the_link(around: Surroundings) -> Stateful | None:
+    """Return what connects the machines."""
+    return around.link
 
 
 def cut_link(job: Job, around: Surroundings, victim: float, length: float) -> None:
     """Let nothing pass between two machines any more."""
     assert around.link
     around.link.be("cut")
-
-
-def spoil_link(state: str) -> Act:
-    """Let the link be in a state for some time."""
-
-    def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
-        link = around.link
-        assert link
-        link.be(state)
-        around.later(length, lambda: link.be("sound"))
-
-    return act
 
 
 def limit_memory(job: Job, around: Surroundings, victim: float, length: float) -> None:
@@ -260,17 +258,17 @@ FAULTS: Mapping[str, Kind] = {
     ),
     "freeze a loader worker": Kind(freeze(a_loader_worker), weight=1, options=WORKERS),
     "freeze the launcher": Kind(freeze(a_launcher), need=Need.LAUNCHER),
-    "full disk": Kind(spoil_disk("full"), {REFUSED: DISK_LINE}, need=Need.DISK),
-    "failing disk": Kind(spoil_disk("failing"), {REFUSED: DISK_LINE}, need=Need.DISK),
-    "read-only disk": Kind(spoil_disk("read-only"), {REFUSED: DISK_LINE}, need=Need.DISK),
-    "short writes": Kind(spoil_disk("short"), need=Need.DISK),
-    "slow disk": Kind(spoil_disk("slow"), need=Need.DISK),
+    "full disk": Kind(spoil(the_disk, "full"), {REFUSED: DISK_LINE}, need=Need.DISK),
+    "failing disk": Kind(spoil(the_disk, "failing"), {REFUSED: DISK_LINE}, need=Need.DISK),
+    "read-only disk": Kind(spoil(the_disk, "read-only"), {REFUSED: DISK_LINE}, need=Need.DISK),
+    "short writes": Kind(spoil(the_disk, "short"), need=Need.DISK),
+    "slow disk": Kind(spoil(the_disk, "slow"), need=Need.DISK),
     "little memory": Kind(limit_memory, MEMORY_ENDS, weight=1),
     "clock jumps": Kind(jump, need=Need.CLOCK),
     "link cut for good": Kind(cut_link, CUT_ENDS, is_end=True, need=Need.LINK, weight=1, patience=90.0),
-    "link cut for a moment": Kind(spoil_link("cut"), need=Need.LINK),
-    "slow link": Kind(spoil_link("slow"), need=Need.LINK),
-    "lossy link": Kind(spoil_link("lossy"), need=Need.LINK),
+    "link cut for a moment": Kind(spoil(the_link, "cut"), need=Need.LINK),
+    "slow link": Kind(spoil(the_link, "slow"), need=Need.LINK),
+    "lossy link": Kind(spoil(the_link, "lossy"), need=Need.LINK),
 }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from generator.chaos.job import Job
+from generator.check.train.judgement import digest
 from generator.check.train.records import READERS, History
 
 ORPHANS = 10.0  # seconds after the end of a run, in which all of its processes are to be gone
@@ -101,19 +102,7 @@ def wrong_records(found: History, calm: History, *, may_lack: bool = False) -> l
 
 def differing_parts(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Return the parts of two checkpoints that are not the same, bit for bit."""
-    return [part for part in PARTS if not _same(one[part], other[part])]
-
-
-def _same(one: Any, other: Any) -> bool:
-    import torch
-
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return bool(one == other) or (one != one and other != other)
+    return [part for part in PARTS if digest(one[part]) != digest(other[part])]
 
 
 def digests(project: Path) -> dict[str, str]:

@@ -105,10 +105,12 @@ def _trains(process: psutil.Process) -> bool:
     return Path(script).name == "train.py" or any("spawn_main" in word for word in words)
 
 
-def launch(project: Path, folder: Path, words: Sequence[str], variables: Mapping[str, str]) -> Starter:
+def launch(
+    project: Path, folder: Path, words: Sequence[str], variables: Mapping[str, str], before: Sequence[str] = ()
+) -> Starter:
     """Return what starts a project by its launch.sh; words go before the options of train.py, "{processes}" filled in.
 
-    What it prints is in the folder.
+    Another command may come before launch.sh, which becomes it. What it prints is in the folder.
     """
 
     def start(run_dir: Path, processes: int, options: Sequence[str]) -> Job:
@@ -119,7 +121,7 @@ def launch(project: Path, folder: Path, words: Sequence[str], variables: Mapping
         first = [word.format(processes=processes) for word in words]
         with open(printed, "w") as output:
             process = subprocess.Popen(
-                ["./launch.sh", *first, "--run-dir", str(run_dir), *options],
+                [*before, "./launch.sh", *first, "--run-dir", str(run_dir), *options],
                 cwd=project,
                 env={**os.environ, **number, "PATH": path, MARK: mark, **variables},
                 stdin=subprocess.DEVNULL,

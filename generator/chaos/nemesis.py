@@ -12,7 +12,7 @@ from pathlib import Path
 from generator.chaos import invariants
 from generator.chaos.clock import Clock
 from generator.chaos.disk import failing_disk
-from generator.chaos.faults import BY_ITSELF, DONE, FAULTS, Link, Need, NoVictim, Surroundings
+from generator.chaos.faults import BY_ITSELF, DONE, FAULTS, Need, NoVictim, Stateful, Surroundings
 from generator.chaos.invariants import Calm, newest_step
 from generator.chaos.job import Job, Starter, kill_all
 from generator.chaos.schedule import PROCESSES, STARTING, TOGETHER, TRAINING, Fault, Schedule, Start, draw
@@ -74,7 +74,7 @@ class Nemesis:
     folder: Path  # for the runs
     kinds: Sequence[str]  # of FAULTS
     clock: Clock | None = None
-    link: Link | None = None
+    link: Stateful | None = None
     options: Sequence[str] = ()  # of train.py
     steps: int = STEPS
     slowness: Callable[[], float] = lambda: 1.0  # of this machine, now: limits are multiples of it

@@ -1,16 +1,13 @@
 """Runs for the nemesis on two machines, here network namespaces, whose link can be cut, slow or lossy."""
 
-import os
 import subprocess
-import sys
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from generator.chaos.job import MARK, Job, LaunchedJob, Starter
+from generator.chaos.job import Job, Starter, launch
 from tests.hosts import LINK, Host
 
 HEAD_TIMEOUT = 10  # seconds, of launch.sh
@@ -41,7 +38,7 @@ class HostsJob:
     """A launch.sh on each of two hosts."""
 
     run_dir: Path
-    machines: list[LaunchedJob]
+    machines: list[Job]
     first: int = 0  # exit code that is not 0, of the machine that ended first
 
     def launchers(self) -> list[psutil.Process]:
@@ -70,25 +67,11 @@ class HostsJob:
 def on_hosts(project: Path, folder: Path, hosts: tuple[Host, Host]) -> Starter:
     """Return what starts a project on two hosts; on one of them, if there is but one process."""
 
-    def start_one(number: int, run_dir: Path, processes: int, options: Sequence[str]) -> LaunchedJob:
-        mark = uuid.uuid4().hex
-        printed = folder / f"output-{mark}.log"
+    def start_one(number: int, run_dir: Path, processes: int, options: Sequence[str]) -> Job:
         host, nodes = hosts[number], min(processes, len(hosts))
         place = {"NNODES": str(nodes), "NODE_RANK": str(number), "HEAD": hosts[0].address, "LOCAL_ADDR": host.address}
         place |= {"GLOO_SOCKET_IFNAME": LINK, "HEAD_TIMEOUT": str(HEAD_TIMEOUT), "JOB_ID": run_dir.parent.name}
-        number_of = {"NPROC_PER_NODE": str(processes // nodes), "OMP_NUM_THREADS": "1"}
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        with open(printed, "w") as output:
-            process = subprocess.Popen(
-                host.command("./launch.sh", "--run-dir", str(run_dir), *options),
-                cwd=project,
-                env={**os.environ, **place, **number_of, "PATH": path, MARK: mark},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        return LaunchedJob(run_dir, process, printed, mark)
+        return launch(project, folder, (), place, before=host.command())(run_dir, processes // nodes, options)
 
     def start(run_dir: Path, processes: int, options: Sequence[str]) -> Job:
         machines = range(min(processes, len(hosts)))
