@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from .. import data
-from .exits import UserError
+from .exits import UserError, in_one_line
 from .sampling import Batch
 
 
@@ -122,9 +122,8 @@ def loaded(load: Callable[[Any], Any], indices: Any) -> Any:
         own = Path(data.__file__).parent
         places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
         place = next((place for place in places[::-1] if Path(place).parent == own), places[-1])
-        said = " ".join(f"{type(error).__name__} {error}".split())
         what = f"one of samples {', '.join(map(str, indices))}" if isinstance(indices, list) else f"sample {indices}"
-        raise RuntimeError(f"{what} cannot be loaded: {said} (at {place})") from error
+        raise RuntimeError(f"{what} cannot be loaded: {in_one_line(error)} (at {place})") from error
 
 
 def collated(samples: Sequence[Any], indices: Sequence[int]) -> Any:

@@ -82,7 +82,7 @@ def raise_for_user(error: Exception, rank: int) -> None:
         raise OutOfMemory(f"rank {rank} is out of memory: {lower}, or end what else uses its GPU ({reason})") from error
     if isinstance(error, MemoryError) or re.search(r"can't start new thread|[Cc]an(no|')t allocate memory", text):
         lower = "lower --workers, raise --accum-steps, or end what else its machine does"
-        reason = " ".join(f"{type(error).__name__} {text}".split())
+        reason = in_one_line(error)
         raise OutOfMemory(f"rank {rank} is out of memory, that of its machine: {lower} ({reason:.200})") from error
     if found := re.search(r"DataLoader worker .*?(killed by signal: \w+|exited unexpectedly)", text):
         advice = "if it was for want of memory, lower --workers; start again with --resume"
