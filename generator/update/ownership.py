@@ -12,7 +12,7 @@ from generator.answers.ownership import Ownership
 from generator.answers.questions import read_questions
 
 # What one launcher alone needs, beside the files that all answers give: UPDATING.md says when an update deletes it.
-OF_ONE_LAUNCHER = GitIgnoreSpec.from_lines(["/*/runtime/ray_nodes.py"])
+OF_ONE_LAUNCHER = GitIgnoreSpec.from_lines(["/*/runtime/ray_nodes.py", "/apptainer.def"])
 # The one answer that an update refuses to change: the owner's files are in its folder.
 KEPT_ANSWER = "package_name"
 

@@ -107,7 +107,7 @@ def test_shellcheck_finds_nothing_in_any_script(tmp_path: Path) -> None:
     action = yaml.safe_load((TEMPLATE / ".github" / "actions" / "install" / "action.yml").read_text())
     steps = [*action["runs"]["steps"], *(step for name in NAMES for step in steps_of(name))]
     scripts = [step["run"] for step in steps if "run" in step]
-    assert len(scripts) == 15
+    assert len(scripts) == 17
     for script in scripts:
         assert shellcheck(script, tmp_path) == "", script
     assert "SC2086" in shellcheck("echo $1\n", tmp_path)

@@ -1,6 +1,7 @@
 """What is submitted to Slurm is what runs: edits while a job waits, runs or is queued again change nothing of it."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -133,3 +134,17 @@ def test_each_task_of_an_array_runs_the_copy(place: Path, slurm_cluster: Cluster
         printed = tmp_path / f"{job}-{task}.log"
         wait_for("usage", printed)
         assert f"imported {place}/runs/{job}/code/" in text_of(printed)
+
+
+def test_ranks_run_in_the_image(own_project: Render, slurm_cluster: Cluster, tmp_path: Path) -> None:
+    """Apptainer becomes the program that it is told to run; this one tells what it was told, and does the same."""
+    apptainer, image, log = tmp_path / "bin" / "apptainer", str(tmp_path / "an image.sif"), tmp_path / "job.log"
+    apptainer.parent.mkdir()
+    apptainer.write_text('#!/bin/sh\necho "$1 of $2: $3" && shift 2 && exec "$@"\n')
+    apptainer.chmod(0o755)
+    path = f"{apptainer.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    options = [*ON_CPU, "--max-steps", "2"]
+    request = [*TWO_NODES, f"--output={log}"]
+    job = slurm_cluster.launch(own_project(launcher="slurm"), *options, request=request, IMAGE=image, PATH=path)
+    assert slurm_cluster.wait(job).exit_code == 0, text_of(log)
+    assert [f"{rank}: exec of {image}: python" in text_of(log) for rank in range(2)] == [True, True]
