@@ -73,18 +73,22 @@ def finish(work: Callable[[], Any]) -> int:
     return ExitCode.DONE
 
 
-def raise_for_user(error: Exception, rank: int) -> None:
-    """Raise the UserError that an error of a library means, if it means one: torch has types for few of them."""
-    text = str(error)
-    if found := re.search(r".*(out of memory|_ALLOC(ATION)?_FAILED).*", text):  # of CUDA, cuBLAS, cuDNN and NCCL
+def raise_if_out_of_memory(error: Exception, rank: int) -> None:
+    """Raise OutOfMemory if the error says so: torch has a type for it, but CUDA, cuBLAS, cuDNN and NCCL have words."""
+    if found := re.search(r".*(out of memory|_ALLOC(ATION)?_FAILED).*", str(error)):
         lower = "raise --accum-steps, for smaller micro-batches and the same result, or lower --global-batch-size"
         reason = ". ".join(found[0].split(". ")[:3])
         raise OutOfMemory(f"rank {rank} is out of memory: {lower}, or end what else uses its GPU ({reason})") from error
-    if isinstance(error, MemoryError) or re.search(r"can't start new thread|[Cc]an(no|')t allocate memory", text):
+    if isinstance(error, MemoryError) or re.search(r"can't start new thread|[Cc]an(no|')t allocate memory", str(error)):
         lower = "lower --workers, raise --accum-steps, or end what else its machine does"
         reason = in_one_line(error)
         raise OutOfMemory(f"rank {rank} is out of memory, that of its machine: {lower} ({reason:.200})") from error
-    if found := re.search(r"DataLoader worker .*?(killed by signal: \w+|exited unexpectedly)", text):
+
+
+def raise_for_user(error: Exception, rank: int) -> None:
+    """Raise the UserError that an error of a library means, if it means one."""
+    raise_if_out_of_memory(error, rank)
+    if found := re.search(r"DataLoader worker .*?(killed by signal: \w+|exited unexpectedly)", str(error)):
         advice = "if it was for want of memory, lower --workers; start again with --resume"
         raise LoaderLost(f"rank {rank}: a process that loads its data has gone ({found[1]}); {advice}") from error
 
