@@ -27,7 +27,7 @@ def run_in_session() -> None:
 
 
 @dataclass
-class ForkedJob:
+class ForkedJob(Job):
     """Ranks that nothing started but the test."""
 
     run_dir: Path

@@ -36,13 +36,25 @@ class Need(Enum):
     DISK = 2
     CLOCK = 3
     LINK = 4
+    MACHINES = 5
+    SERVER = 6
 
 
 class Stateful(Protocol):
-    """What can be told how to be: a disk, or a link between two machines ("sound", "cut", "slow" or "lossy")."""
+    """What can be told how to be: a disk, a link between machines or a server; each of them can be "sound"."""
 
     def be(self, state: str) -> None:
         """Be so from now on."""
+
+
+class Machines(Protocol):
+    """What a cluster runs its jobs on."""
+
+    def take(self, job: Job, victim: float) -> None:
+        """Take one from a job. Raises NoVictim if it has none."""
+
+    def restore(self) -> None:
+        """Let it be there again."""
 
 
 @dataclass
@@ -52,6 +64,8 @@ class Surroundings:
     disk: Disk | None = None
     clock: Clock | None = None
     link: Stateful | None = None
+    machines: Machines | None = None
+    server: Stateful | None = None
     timers: list[Timer] = field(default_factory=list)
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
@@ -206,10 +220,22 @@ def the_link(around: Surroundings) -> Stateful | None:
     return around.link
 
 
+def the_server(around: Surroundings) -> Stateful | None:
+    """Return what takes the metrics."""
+    return around.server
+
+
 def cut_link(job: Job, around: Surroundings, victim: float, length: float) -> None:
     """Let nothing pass between two machines any more."""
     assert around.link
     around.link.be("cut")
+
+
+def take_machine(job: Job, around: Surroundings, victim: float, length: float) -> None:
+    """Let a cluster take a machine from a job for some time, because it is lost, or another job needs it."""
+    assert around.machines
+    around.machines.take(job, victim)
+    around.later(length, around.machines.restore)
 
 
 def limit_memory(job: Job, around: Surroundings, victim: float, length: float) -> None:
@@ -236,6 +262,7 @@ LOST_LINE = (
 UNMET_LINE = r"error: rank \d+ could not meet the others"
 LOADER_LINE = r"rank \d+: a process that loads its data has gone"
 DISK_LINE = r"error: .*(No space left|Input/output error|Read-only file system|could not be written)"
+SERVER_ENDS = {REFUSED: "error: .* does not start with"}
 CUT_ENDS = {LOST: LOST_LINE + "|machine 0 is lost", KILLED: "has been out of reach"}
 # Imports do not tell the user, oneDNN does not say for want of what, and C and C++ may only end the program.
 NO_MEMORY = "MemoryError|bad_alloc|[Cc]an('t|not) (allocate memory|start new thread)|failed to map|create a primitive"
@@ -269,6 +296,9 @@ FAULTS: Mapping[str, Kind] = {
     "link cut for a moment": Kind(spoil(the_link, "cut"), need=Need.LINK),
     "slow link": Kind(spoil(the_link, "slow"), need=Need.LINK),
     "lossy link": Kind(spoil(the_link, "lossy"), need=Need.LINK),
+    "no tracking server": Kind(spoil(the_server, "gone"), SERVER_ENDS, need=Need.SERVER),
+    "silent tracking server": Kind(spoil(the_server, "silent"), SERVER_ENDS, need=Need.SERVER),
+    "take a machine": Kind(take_machine, {LOST: LOST_LINE, KILLED: LOST_LINE}, is_end=True, need=Need.MACHINES),
 }
 
 

@@ -12,12 +12,13 @@ from typing import Any
 
 from generator.chaos.job import Job
 from generator.check.train.judgement import digest
-from generator.check.train.records import READERS, History
+from generator.check.train.records import History
 
 ORPHANS = 10.0  # seconds after the end of a run, in which all of its processes are to be gone
 PARTS = ("model", "optimizer", "ranks", "progress")  # of a checkpoint: all that decides how a run goes on
-# The process of W&B that writes its file may be killed with records that it has in memory.
-MAY_LACK = ("wandb",)
+# By logger, after what a resumed run may lack records: the process of W&B that writes its file is killed with what it
+# has in memory, and so is a rank with what a server of MLflow did not take.
+MAY_LACK = {"wandb": {"kill everything"}, "mlflow": {"no tracking server", "silent tracking server"}}
 OF_CLOCK = ("samples_per_second", "peak_memory_gib")
 
 
@@ -65,9 +66,9 @@ def damaged_checkpoints(run_dir: Path) -> list[str]:
     return damaged
 
 
-def orphans(job: Job) -> list[str]:
+def orphans(job: Job, slowness: float) -> list[str]:
     """Wait until all processes of a job that has ended are gone. Returns the commands of those that stay."""
-    deadline = time.monotonic() + ORPHANS
+    deadline = time.monotonic() + ORPHANS * max(1.0, slowness / 2)
     while left := job.processes():
         if time.monotonic() > deadline:
             return [f"{process.pid} {' '.join(process.cmdline())[:200]}" for process in left]
@@ -75,9 +76,8 @@ def orphans(job: Job) -> list[str]:
     return []
 
 
-def recorded(run_dir: Path, logger: str) -> History:
-    """Return what a logger has recorded, but for what depends on the clock."""
-    read: Callable[[Path], History] | None = READERS.get(logger) if logger != "console" else None
+def recorded(run_dir: Path, read: Callable[[Path], History] | None) -> History:
+    """Return what a reader finds of the records of a run, but for what depends on the clock."""
     history = read(run_dir) if read else {}
     return {name: values for name, values in history.items() if name not in OF_CLOCK}
 

@@ -6,43 +6,56 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
 MARK = "DDP_CHAOS"  # the variable by which the processes of a job are found
 
 
-class Job(Protocol):
-    """A run that was started."""
+class Job(ABC):
+    """A run that was started. If its launcher starts it anew after a failure, it is one job all the time."""
 
     run_dir: Path
 
+    @abstractmethod
     def launchers(self) -> list[psutil.Process]:
         """Return what starts the ranks, if anything does: one process on each machine."""
 
+    @abstractmethod
     def ranks(self) -> list[psutil.Process]:
         """Return the ranks that are alive."""
 
+    @abstractmethod
     def processes(self) -> list[psutil.Process]:
         """Return all that is alive, zombies not counted."""
 
+    @abstractmethod
     def code(self) -> int | None:
         """Return how it has ended, as a shell reports it; None if it runs."""
 
+    @abstractmethod
     def output(self) -> str:
         """Return what it has printed."""
+
+    def end(self) -> None:
+        """Kill whatever is left of it."""
+        while left := self.processes():
+            for process in left:
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGKILL)
+            time.sleep(0.02)
 
 
 Starter = Callable[[Path, int, Sequence[str]], Job]  # takes the run directory, the number of processes and the options
 
 
 @dataclass
-class LaunchedJob:
+class LaunchedJob(Job):
     """A run that the launch.sh of its project has started on this machine."""
 
     run_dir: Path
@@ -56,15 +69,11 @@ class LaunchedJob:
 
     def processes(self) -> list[psutil.Process]:
         """Return those that have the mark in their environment, which children inherit."""
-        return [process for process in psutil.process_iter() if _is_marked(process, self.mark)]
+        return marked_processes(self.mark)
 
     def ranks(self) -> list[psutil.Process]:
-        """Return those that run train.py and are no child of such a one, but for what spawns the ranks."""
-        training = {process.pid: process for process in self.processes() if _trains(process)}
-        spawning = {pid for pid, process in training.items() if "--nproc" in _command(process)}
-        parents = training.keys() - spawning
-        found = [each for pid, each in training.items() if pid in parents and _parent(each) not in parents]
-        return sorted(found, key=lambda process: process.pid)
+        """Return those that train."""
+        return ranks_among(self.processes())
 
     def code(self) -> int | None:
         """Return the exit code of launch.sh."""
@@ -76,7 +85,22 @@ class LaunchedJob:
         return self.printed.read_text(errors="replace")
 
 
-def _command(process: psutil.Process) -> list[str]:
+def marked_processes(mark: str) -> list[psutil.Process]:
+    """Return the processes that have a mark in their environment."""
+    return [process for process in psutil.process_iter() if _is_marked(process, mark)]
+
+
+def ranks_among(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Return those that run train.py and are no child of such a one, but for what spawns the ranks."""
+    training = {process.pid: process for process in processes if _trains(process)}
+    spawning = {pid for pid, process in training.items() if "--nproc" in command_of(process)}
+    parents = training.keys() - spawning
+    found = [each for pid, each in training.items() if pid in parents and _parent(each) not in parents]
+    return sorted(found, key=lambda process: process.pid)
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Return its command line; nothing if it is gone."""
     words: list[str] = []
     with suppress(psutil.Error):
         words = process.cmdline()
@@ -98,7 +122,7 @@ def _is_marked(process: psutil.Process, mark: str) -> bool:
 
 def _trains(process: psutil.Process) -> bool:
     """Whether it is Python with train.py, or what Python's multiprocessing has spawned of it."""
-    program, *words = _command(process) or [""]
+    program, *words = command_of(process) or [""]
     if not Path(program).name.startswith("python"):
         return False
     script = next((word for word in words if word not in ("-u", "-X", "-P")), "")
@@ -107,13 +131,13 @@ def _trains(process: psutil.Process) -> bool:
 
 def launch(
     project: Path, folder: Path, words: Sequence[str], variables: Mapping[str, str], before: Sequence[str] = ()
-) -> Starter:
+) -> Callable[[Path, int, Sequence[str]], LaunchedJob]:
     """Return what starts a project by its launch.sh; words go before the options of train.py, "{processes}" filled in.
 
     Another command may come before launch.sh, which becomes it. What it prints is in the folder.
     """
 
-    def start(run_dir: Path, processes: int, options: Sequence[str]) -> Job:
+    def start(run_dir: Path, processes: int, options: Sequence[str]) -> LaunchedJob:
         mark = uuid.uuid4().hex
         printed = folder / f"output-{mark}.log"
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -132,12 +156,3 @@ def launch(
         return LaunchedJob(run_dir, process, printed, mark)
 
     return start
-
-
-def kill_all(job: Job) -> None:
-    """End whatever is left of a job."""
-    while left := job.processes():
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGKILL)
-        time.sleep(0.02)

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,10 +12,11 @@ from pathlib import Path
 from generator.chaos import invariants
 from generator.chaos.clock import Clock
 from generator.chaos.disk import failing_disk
-from generator.chaos.faults import BY_ITSELF, DONE, FAULTS, Need, NoVictim, Stateful, Surroundings
+from generator.chaos.faults import BY_ITSELF, DONE, FAILED, FAULTS, Machines, Need, NoVictim, Stateful, Surroundings
 from generator.chaos.invariants import Calm, newest_step
-from generator.chaos.job import Job, Starter, kill_all
+from generator.chaos.job import Job, Starter
 from generator.chaos.schedule import PROCESSES, STARTING, TOGETHER, TRAINING, Fault, Schedule, Start, draw
+from generator.check.train.records import READERS, History
 
 SAVE_EVERY = LOG_EVERY = 5  # steps
 STEPS = 200  # of a run, which has time for AT_ONCE faults
@@ -75,6 +76,10 @@ class Nemesis:
     kinds: Sequence[str]  # of FAULTS
     clock: Clock | None = None
     link: Stateful | None = None
+    machines: Machines | None = None  # of a scheduler, which starts jobs that it has lost anew
+    server: Stateful | None = None  # that takes the metrics
+    hides: Collection[int] = ()  # codes by which a launcher hides that of the rank which failed first
+    read: Callable[[Path], History] | None = None  # what reads the records, if not the reader of the logger
     options: Sequence[str] = ()  # of train.py
     steps: int = STEPS
     slowness: Callable[[], float] = lambda: 1.0  # of this machine, now: limits are multiples of it
@@ -93,8 +98,8 @@ class Nemesis:
             if (code := self._end_of(job, DONE_WITHIN)) != DONE:
                 raise Unfit(f"exit code {code} without a fault: {job.output().strip()[-2000:]}")
         finally:
-            kill_all(job)
-        return Calm(run_dir, invariants.recorded(run_dir, self.logger))
+            job.end()
+        return Calm(run_dir, self._recorded(run_dir))
 
     def befall_until(self, faults: int, seed: int) -> Iterator[Verdict]:
         """Draw schedules, from this seed on, until so many faults have happened; yield each verdict as it comes."""
@@ -111,7 +116,7 @@ class Nemesis:
         place = next(place for number in range(1000) if not (place := self._place(schedule.seed, number)).exists())
         place.mkdir()
         with ExitStack() as stack:
-            around = Surroundings(clock=self.clock, link=self.link)
+            around = Surroundings(clock=self.clock, link=self.link, machines=self.machines, server=self.server)
             run_dir = files = place / "run"
             if any(FAULTS[fault.kind].need == Need.DISK for fault in schedule.faults):
                 around.disk = stack.enter_context(failing_disk(place))
@@ -132,13 +137,18 @@ class Nemesis:
         job = self.start(run_dir, start.processes, self._options_of(start, resume=before > 0))
         try:
             happened = [fault for fault in start.faults if self._happens(fault, job, files, around, before)]
-            ends = [FAULTS[fault.kind].patience for fault in happened if FAULTS[fault.kind].is_end]
+            ends = [
+                FAULTS[fault.kind].patience for fault in happened if FAULTS[fault.kind].is_end and not self.machines
+            ]
             code = self._end_of(job, max(ends, default=DONE_WITHIN))
             verdict.befallen.append(Befallen(start, happened, code, time.monotonic() - began))
-            wrong = [] if code == DONE and newest_step(files) >= self.steps else _wrong_end(job, happened, code)
-            wrong += [f"a process is left: {left}" for left in (invariants.orphans(job) if code is not None else [])]
+            wrong = [] if code == DONE and newest_step(files) >= self.steps else self._wrong_end(job, happened, code)
+            wrong += [
+                f"a process is left: {left}"
+                for left in (invariants.orphans(job, self.slowness()) if code is not None else [])
+            ]
         finally:
-            kill_all(job)
+            job.end()
             around.calm_down()
             if around.link:
                 around.link.be("sound")
@@ -190,28 +200,33 @@ class Nemesis:
             same = ours["progress"]["samples_seen"] == theirs["progress"]["samples_seen"]
             return [] if same else ["other samples were trained than without faults"]
         wrong = [f"{part} is another than without faults" for part in invariants.differing_parts(ours, theirs)]
-        may_lack = self.logger in invariants.MAY_LACK
-        found = invariants.recorded(files, self.logger)
-        return wrong + invariants.wrong_records(found, calm.recorded, may_lack=may_lack)
+        resumed, happened = len(verdict.befallen) > 1, {fault.kind for fault in verdict.happened}
+        may_lack = resumed and not happened.isdisjoint(invariants.MAY_LACK.get(self.logger, ()))
+        return wrong + invariants.wrong_records(self._recorded(files), calm.recorded, may_lack=may_lack)
 
+    def _wrong_end(self, job: Job, happened: Sequence[Fault], code: int | None) -> list[str]:
+        """Return in what the end of a start is none that its faults lead to."""
+        names = ", ".join(fault.kind for fault in happened) or "nothing"
+        output = job.output()
+        lines = [line for line in output.splitlines() if not line.startswith(STACK)]
+        shown = "\n".join([f"after {names}", *lines[-SHOWN:]])
+        if code is None:
+            return [f"it does not end {shown}"]
+        ends = [FAULTS[fault.kind].ends for fault in happened]
+        if not any(code in each for each in [*ends, self.hides]):
+            return [f"exit code {code} {shown}"]
+        wrong = []
+        if not any(re.search(cause, output, re.DOTALL) for each in ends for cause in each.values()):
+            wrong.append(f"exit code {code}, and no line that has the cause, {shown}")
+        hidden = code in self.hides and any(FAILED in each for each in ends)
+        by_itself = code in BY_ITSELF and not hidden
+        if by_itself and "Traceback (most" in output and not any(thread in output for thread in THREADS):
+            wrong.append(f"a traceback {shown}")
+        return wrong
 
-def _wrong_end(job: Job, happened: Sequence[Fault], code: int | None) -> list[str]:
-    """Return in what the end of a start is none that its faults lead to."""
-    names = ", ".join(fault.kind for fault in happened) or "nothing"
-    output = job.output()
-    lines = [line for line in output.splitlines() if not line.startswith(STACK)]
-    shown = "\n".join([f"after {names}", *lines[-SHOWN:]])
-    if code is None:
-        return [f"it does not end {shown}"]
-    ends = [FAULTS[fault.kind].ends for fault in happened]
-    if not any(code in each for each in ends):
-        return [f"exit code {code} {shown}"]
-    wrong = []
-    if not any(re.search(cause, output, re.DOTALL) for each in ends for cause in each.values()):
-        wrong.append(f"exit code {code}, and no line that has the cause, {shown}")
-    if code in BY_ITSELF and "Traceback (most" in output and not any(thread in output for thread in THREADS):
-        wrong.append(f"a traceback {shown}")
-    return wrong
+    def _recorded(self, run_dir: Path) -> History:
+        of_logger = READERS.get(self.logger) if self.logger != "console" else None  # a log has all that was ever told
+        return invariants.recorded(run_dir, self.read or of_logger)
 
 
 def _temporary_files(run_dir: Path) -> set[tuple[str, int]]:

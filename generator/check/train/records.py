@@ -99,7 +99,11 @@ def mlflow_run(run_dir: Path) -> Any:
 
 def read_mlflow(run_dir: Path) -> History:
     """Read the metrics in the order in which they were recorded."""
-    client, run = mlflow_client(run_dir), mlflow_run(run_dir)
+    return mlflow_history(mlflow_client(run_dir), mlflow_run(run_dir))
+
+
+def mlflow_history(client: Any, run: Any) -> History:
+    """Return the metrics of a run in the order in which they were recorded."""
     histories = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
     return {
         name: [(metric.step, metric.value) for metric in sorted(metrics, key=lambda metric: metric.timestamp)]

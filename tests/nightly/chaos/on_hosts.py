@@ -34,7 +34,7 @@ class HostLink:
 
 
 @dataclass
-class HostsJob:
+class HostsJob(Job):
     """A launch.sh on each of two hosts."""
 
     run_dir: Path
