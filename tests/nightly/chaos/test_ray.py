@@ -17,7 +17,7 @@ from tests.ray_cluster import RayCluster
 
 from .conftest import Note, slowness
 
-FAULTS = 70
+FAULTS = 35
 NODES = 2
 
 
