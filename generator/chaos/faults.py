@@ -255,9 +255,10 @@ def jump(job: Job, around: Surroundings, victim: float, length: float) -> None:
 
 
 WORKERS = {"workers": "1"}
-# torchrun, Open MPI and MPICH have their own words for it.
+# torchrun, Open MPI, MPICH and Slurm have their own words for it.
 LOST_LINE = (
-    r"rank \d+ (is silent|has ended|does not come)|store at which the ranks met is silent|SIGKILL|[Ss]ignal:? 9|KILLED"
+    r"rank \d+ (is silent|has ended|does not come)|store at which the ranks met is silent"
+    r"|SIGKILL|[Ss]ignal:? 9|KILLED|task \d+: Killed"
 )
 UNMET_LINE = r"error: rank \d+ could not meet the others"
 LOADER_LINE = r"rank \d+: a process that loads its data has gone"
