@@ -267,7 +267,15 @@ SERVER_ENDS = {REFUSED: "error: .* does not start with"}
 CUT_ENDS = {LOST: LOST_LINE + "|machine 0 is lost", KILLED: "has been out of reach"}
 # Imports do not tell the user, oneDNN does not say for want of what, and C and C++ may only end the program.
 NO_MEMORY = "MemoryError|bad_alloc|[Cc]an('t|not) (allocate memory|start new thread)|failed to map|create a primitive"
-MEMORY_ENDS = {REFUSED: r"rank \d+ is out of memory", FAILED: NO_MEMORY, ABORTED: "", CRASHED: "", 127: NO_MEMORY}
+# A thread that ends for it before it begins lets Python's start() wait for ever, and the other ranks lose this one.
+MEMORY_ENDS = {
+    REFUSED: r"rank \d+ is out of memory",
+    FAILED: NO_MEMORY,
+    LOST: LOST_LINE,
+    ABORTED: "",
+    CRASHED: "",
+    127: NO_MEMORY,
+}
 # A signal that comes before the training ends the program as it does any other: no metrics were told before.
 BEFORE_TRAINING = r"\A(?!.* INFO step \d)"
 STOP_ENDS = {STOPPED: "stopped after step"} | {128 + number: BEFORE_TRAINING for number in STOPS}

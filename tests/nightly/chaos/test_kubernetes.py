@@ -25,7 +25,7 @@ from tests.jobset import Cluster, JobSet, Pod, missing
 from .conftest import Note, slowness
 from .on_hosts import HEAD_TIMEOUT, HostLink
 
-FAULTS = 70
+FAULTS = 50
 # Pods have no terminal, and start again and again where they never meet.
 EXCLUDED = ("close the terminal", "link cut for good")
 KINDS = [kind for kind in possible_faults(Need.LAUNCHER, Need.DISK, Need.LINK, Need.MACHINES) if kind not in EXCLUDED]

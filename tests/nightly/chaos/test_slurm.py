@@ -22,9 +22,9 @@ from .conftest import Note, slowness
 FAULTS = 70
 WITHOUT_TERMINAL = [kind for kind in possible_faults(Need.LAUNCHER, Need.MACHINES) if kind != "close the terminal"]
 LOOKS_EVERY = 0.2  # seconds: each look starts a program
-# srun ends with the highest code of all tasks: also of one that it ends itself before that task listens to signals, and
-# of those that only miss the one which failed.
-HIDES = [LOST, 128 + signal.SIGTERM]
+# srun ends with the highest code of all tasks: also of one that it ends itself, before that task listens to signals or
+# when it hangs, and of those that only miss the one which failed.
+HIDES = [LOST, 128 + signal.SIGTERM, 128 + signal.SIGKILL]
 STATE_OF_LOSS = "NODE_FAIL"
 
 
