@@ -3,6 +3,8 @@
 import importlib
 import os
 import re
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +22,7 @@ from tests.chaos import run_in_session
 from tests.conftest import Render
 from tests.gpus import see_gpus
 from tests.launching import module_of
+from tests.pace import seconds
 from tests.ranks import newest_step, run_train, start_ranks
 
 
@@ -147,3 +150,19 @@ def test_a_killed_loader_worker_ends_all_ranks_in_one_line(project: Render, tmp_
     assert "error: rank 1: a process that loads its data has gone" in printed
     assert "Traceback" not in printed
     assert "error: rank 1 has ended: LoaderLost " in one.ends_with(69, timeout=20)
+
+
+def test_a_task_of_slurm_that_refuses_keeps_its_code(project: Render) -> None:
+    """Though srun sends TERM, as soon as another one has left, to those that wait for it to speak."""
+    place = {"STEP_TASKS_PER_NODE": "2", "PROCID": "1", "LOCALID": "1", "NODEID": "0"}
+    env = os.environ | {f"SLURM_{name}": value for name, value in place.items()}
+    command = [sys.executable, "train.py", "--epochs", "0"]
+    rank = subprocess.Popen(command, cwd=project(launcher="slurm"), env=env, stderr=subprocess.DEVNULL)
+    ignored, deadline = 0, time.monotonic() + seconds(30)
+    while not ignored >> (signal.SIGTERM - 1) & 1:
+        assert rank.poll() is None
+        assert time.monotonic() < deadline
+        status = Path(f"/proc/{rank.pid}/status").read_text()
+        ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
+    rank.terminate()
+    assert rank.wait(seconds(10)) == 2

@@ -264,13 +264,6 @@ def test_a_cancelled_job_does_not_come_back_though_its_time_was_up(
     job.assert_stopped()
 
 
-def test_a_refusal_ends_the_job_with_its_code(own_project: Render, slurm_cluster: Cluster, tmp_path: Path) -> None:
-    """Though srun sends TERM to the task on the other node, which refuses, too."""
-    request = [*TWO_NODES, f"--output={tmp_path}/job.log"]
-    job = slurm_cluster.launch(own_project(launcher="slurm"), *ON_CPU, "--epochs", "0", request=request)
-    assert slurm_cluster.wait(job).exit_code == 2
-
-
 @contextmanager
 def launched(mpirun: str, place: Path, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run launch.sh with one of the two launchers of MPI, on this machine alone, and go on once it has trained."""
