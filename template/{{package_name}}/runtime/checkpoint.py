@@ -140,13 +140,10 @@ class Checkpoints:
         with averaged_buffers(self.model):
             checkpoint = about | {name: part.state_dict() for name, part in self.parts.items()}
             write = self._begin if self.config.async_saves else self._write
-            on_main(lambda: self._on_main(write, checkpoint, entry))
+            on_main(self.before_save)
+            on_main(lambda: write(lambda file: torch.save(checkpoint | {"code": provenance()}, file), entry))
         if wait:
             self.finish()
-
-    def _on_main(self, write: Callable[..., None], checkpoint: dict[str, Any], entry: dict[str, Any]) -> None:
-        self.before_save()
-        write(lambda file: torch.save(checkpoint | {"code": provenance()}, file), entry)
 
     def finish(self) -> None:
         """Wait until the disk has what was saved last. All ranks call it. Raises UserError if it does not take it."""

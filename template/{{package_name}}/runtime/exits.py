@@ -80,9 +80,8 @@ def raise_if_out_of_memory(error: Exception, rank: int) -> None:
         reason = ". ".join(found[0].split(". ")[:3])
         raise OutOfMemory(f"rank {rank} is out of memory: {lower}, or end what else uses its GPU ({reason})") from error
     if isinstance(error, MemoryError) or re.search(r"can't start new thread|[Cc]an(no|')t allocate memory", str(error)):
-        lower = "lower --workers, raise --accum-steps, or end what else its machine does"
-        reason = in_one_line(error)
-        raise OutOfMemory(f"rank {rank} is out of memory, that of its machine: {lower} ({reason:.200})") from error
+        lower = f"lower --workers, raise --accum-steps, or end what else its machine does ({in_one_line(error):.200})"
+        raise OutOfMemory(f"rank {rank} is out of memory, that of its machine: {lower}") from error
 
 
 def raise_for_user(error: Exception, rank: int) -> None:
