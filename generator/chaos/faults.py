@@ -38,6 +38,7 @@ class Need(Enum):
     LINK = 4
     MACHINES = 5
     SERVER = 6
+    TERMINAL = 7
 
 
 class Stateful(Protocol):
@@ -287,7 +288,7 @@ FAULTS: Mapping[str, Kind] = {
     "kill everything": Kind(kill_everything, {KILLED: ""}, is_end=True),
     "stop": Kind(stop, STOP_ENDS, is_end=True, weight=3),
     "stop twice": Kind(stop_twice, STOP_ENDS, is_end=True),
-    "close the terminal": Kind(close_terminal, STOP_ENDS | {HUNG_UP: ""}, is_end=True, need=Need.LAUNCHER),
+    "close the terminal": Kind(close_terminal, STOP_ENDS | {HUNG_UP: ""}, is_end=True, need=Need.TERMINAL),
     "freeze a rank for a moment": Kind(freeze(a_rank)),
     "freeze a rank for good": Kind(
         freeze_for_good, {LOST: LOST_LINE, KILLED: LOST_LINE, REFUSED: UNMET_LINE}, is_end=True, weight=1, patience=90.0

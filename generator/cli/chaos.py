@@ -72,7 +72,7 @@ def prepare(project: Path, folder: Path, options: Sequence[str], steps: int) -> 
         raise SelectionError(f"{project} is no project of this template: it has no .copier-answers.yml") from error
     if launcher not in WORDS:
         raise SelectionError(f"launcher={launcher} does not start ranks from this machine alone: {', '.join(WORDS)} do")
-    clock, needs = None, [Need.LAUNCHER]
+    clock, needs = None, [Need.LAUNCHER, Need.TERMINAL]
     try:
         clock = build_clock(folder)
         needs.append(Need.CLOCK)

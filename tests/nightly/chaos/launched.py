@@ -20,5 +20,5 @@ def befall_launched(launcher: str, project: Render, folder: Path) -> Counter[str
     """Let faults befall the project of a launcher. Returns how often each kind did."""
     place, clock = project(launcher=launcher, logging="csv"), build_clock(folder)
     start = launch(place, folder, WORDS[launcher], OPEN_MPI | clock.variables)
-    kinds = possible_faults(Need.LAUNCHER, Need.DISK, Need.CLOCK)
+    kinds = possible_faults(Need.LAUNCHER, Need.TERMINAL, Need.DISK, Need.CLOCK)
     return befall(Nemesis(place, start, "csv", folder, kinds, clock, slowness=slowness), FAULTS, seed=0)

@@ -26,9 +26,9 @@ from .conftest import Note, slowness
 from .on_hosts import HEAD_TIMEOUT, HostLink
 
 FAULTS = 50
-# Pods have no terminal, and start again and again where they never meet.
-EXCLUDED = ("close the terminal", "link cut for good")
-KINDS = [kind for kind in possible_faults(Need.LAUNCHER, Need.DISK, Need.LINK, Need.MACHINES) if kind not in EXCLUDED]
+NEEDS = (Need.LAUNCHER, Need.DISK, Need.LINK, Need.MACHINES)
+# Pods that never meet start again and again.
+KINDS = [kind for kind in possible_faults(*NEEDS) if kind != "link cut for good"]
 
 
 class MarkedJobSet(JobSet):

@@ -20,7 +20,6 @@ from tools.slurm import NODES
 from .conftest import Note, slowness
 
 FAULTS = 70
-WITHOUT_TERMINAL = [kind for kind in possible_faults(Need.LAUNCHER, Need.MACHINES) if kind != "close the terminal"]
 LOOKS_EVERY = 0.2  # seconds: each look starts a program
 # srun ends with the highest code of all tasks: also of one that it ends itself, before that task listens to signals or
 # when it hangs, and of those that only miss the one which failed.
@@ -107,6 +106,6 @@ def test_faults_that_nobody_chose_are_survived(
 ) -> None:
     place = own_project(launcher="slurm", logging="csv")
     start, nodes = submitted(place, tmp_path, slurm_cluster), Nodes(slurm_cluster)
-    kinds = WITHOUT_TERMINAL
+    kinds = possible_faults(Need.LAUNCHER, Need.MACHINES)
     nemesis = Nemesis(place, start, "csv", tmp_path, kinds, machines=nodes, hides=HIDES, slowness=slowness)
     note("Slurm on two nodes", befall(nemesis, FAULTS, seed=900))

@@ -20,7 +20,7 @@ def test_faults_that_nobody_chose_are_survived(project: Render, tmp_path: Path, 
     if reason := hosts.missing("nft"):
         pytest.skip(reason)
     place = project(logging="csv")
-    kinds = possible_faults(Need.LAUNCHER, Need.DISK, Need.LINK)
+    kinds = possible_faults(Need.LAUNCHER, Need.TERMINAL, Need.DISK, Need.LINK)
     with hosts.two_hosts() as both:
         start, link = on_hosts(place, tmp_path, both), HostLink(both)
         nemesis = Nemesis(place, start, "csv", tmp_path, kinds, link=link, slowness=slowness)
