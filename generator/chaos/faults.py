@@ -199,31 +199,15 @@ def thaw(process: psutil.Process) -> None:
         send(signal.SIGCONT, process)
 
 
-def spoil(part: Callable[[Surroundings], Stateful | None], state: str) -> Act:
-    """Let a part of the surroundings be in a state for some time."""
+def spoil(part: str, state: str) -> Act:
+    """Let a part of the surroundings ("disk", "link" or "server") be in a state for some time."""
 
     def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
-        spoiled = part(around)
-        assert spoiled
+        spoiled: Stateful = getattr(around, part)
         spoiled.be(state)
         around.later(length, lambda: spoiled.be("sound"))
 
     return act
-
-
-def the_disk(around: Surroundings) -> Stateful | None:
-    """Return what the run directory is on."""
-    return around.disk
-
-
-def the_link(around: Surroundings) -> Stateful | None:
-    """Return what connects the machines."""
-    return around.link
-
-
-def the_server(around: Surroundings) -> Stateful | None:
-    """Return what takes the metrics."""
-    return around.server
 
 
 def cut_link(job: Job, around: Surroundings, victim: float, length: float) -> None:
@@ -295,19 +279,19 @@ FAULTS: Mapping[str, Kind] = {
     ),
     "freeze a loader worker": Kind(freeze(a_loader_worker), weight=1, options=WORKERS),
     "freeze the launcher": Kind(freeze(a_launcher), need=Need.LAUNCHER),
-    "full disk": Kind(spoil(the_disk, "full"), {REFUSED: DISK_LINE}, need=Need.DISK),
-    "failing disk": Kind(spoil(the_disk, "failing"), {REFUSED: DISK_LINE}, need=Need.DISK),
-    "read-only disk": Kind(spoil(the_disk, "read-only"), {REFUSED: DISK_LINE}, need=Need.DISK),
-    "short writes": Kind(spoil(the_disk, "short"), need=Need.DISK),
-    "slow disk": Kind(spoil(the_disk, "slow"), need=Need.DISK),
+    "full disk": Kind(spoil("disk", "full"), {REFUSED: DISK_LINE}, need=Need.DISK),
+    "failing disk": Kind(spoil("disk", "failing"), {REFUSED: DISK_LINE}, need=Need.DISK),
+    "read-only disk": Kind(spoil("disk", "read-only"), {REFUSED: DISK_LINE}, need=Need.DISK),
+    "short writes": Kind(spoil("disk", "short"), need=Need.DISK),
+    "slow disk": Kind(spoil("disk", "slow"), need=Need.DISK),
     "little memory": Kind(limit_memory, MEMORY_ENDS, weight=1),
     "clock jumps": Kind(jump, need=Need.CLOCK),
     "link cut for good": Kind(cut_link, CUT_ENDS, is_end=True, need=Need.LINK, weight=1, patience=90.0),
-    "link cut for a moment": Kind(spoil(the_link, "cut"), need=Need.LINK),
-    "slow link": Kind(spoil(the_link, "slow"), need=Need.LINK),
-    "lossy link": Kind(spoil(the_link, "lossy"), need=Need.LINK),
-    "no tracking server": Kind(spoil(the_server, "gone"), SERVER_ENDS, need=Need.SERVER),
-    "silent tracking server": Kind(spoil(the_server, "silent"), SERVER_ENDS, need=Need.SERVER),
+    "link cut for a moment": Kind(spoil("link", "cut"), need=Need.LINK),
+    "slow link": Kind(spoil("link", "slow"), need=Need.LINK),
+    "lossy link": Kind(spoil("link", "lossy"), need=Need.LINK),
+    "no tracking server": Kind(spoil("server", "gone"), SERVER_ENDS, need=Need.SERVER),
+    "silent tracking server": Kind(spoil("server", "silent"), SERVER_ENDS, need=Need.SERVER),
     "take a machine": Kind(take_machine, {LOST: LOST_LINE, KILLED: LOST_LINE}, is_end=True, need=Need.MACHINES),
 }
 
