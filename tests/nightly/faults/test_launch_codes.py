@@ -73,11 +73,15 @@ def test_it_is_what_ends_restarts(project: Render, tmp_path: Path) -> None:
 
 
 @LAUNCHERS
-@pytest.mark.parametrize("to_launcher", [True, False])
-def test_a_stop_is_75(launcher: str, to_launcher: bool, project: Render, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("to_launcher", "number"), [(True, signal.SIGTERM), (True, signal.SIGUSR1), (False, signal.SIGTERM)]
+)
+def test_a_stop_is_75(
+    launcher: str, to_launcher: bool, number: signal.Signals, project: Render, tmp_path: Path
+) -> None:
     with launched(project(launcher=launcher), tmp_path / "run", *FOR_EVER) as process:
         wait_for_steps(tmp_path / "run")
-        os.kill(process.pid if to_launcher else ranks_of(tmp_path / "run")[1], signal.SIGTERM)
+        os.kill(process.pid if to_launcher else ranks_of(tmp_path / "run")[1], number)
         assert code_of(process) == 75, (tmp_path / "output.log").read_text()
     assert "stopped after step" in (tmp_path / "run" / "train.log").read_text()
 
