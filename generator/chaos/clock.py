@@ -34,6 +34,6 @@ def build_clock(folder: Path) -> Clock:
     command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(clock.library), str(SOURCE), "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise OSError(f"cc fails: {done.stderr.strip().splitlines()[0]}")
+        raise OSError(f"cc fails: {(done.stderr.strip().splitlines() or ['it says nothing'])[0]}")
     clock.jump(0)
     return clock

@@ -29,6 +29,7 @@ class Disk:
 
     def be(self, state: str) -> None:
         """Be so from now on."""
+        assert state in STATES
         self.orders.write(f"{state}\n")
         self.orders.flush()
 

@@ -6,6 +6,7 @@ next line.
 
 import errno
 import os
+import signal
 import sys
 import time
 from threading import Thread
@@ -28,9 +29,10 @@ class FailingFolder(mfusepy.Operations):  # type: ignore[misc]
         self.state = "sound"
 
     def obey(self, orders: IO[str]) -> None:
-        """Take states from lines until there are no more."""
+        """Take states from lines, and end when there are no more: who gave them is gone."""
         for line in orders:
             self.state = line.strip()
+        os.kill(os.getpid(), signal.SIGTERM)  # whereupon libfuse unmounts it
 
     def _at(self, path: str) -> str:
         return self.folder + path

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from generator.chaos.job import Job
+from generator.chaos.job import Job, command_of
 from generator.check.train.judgement import digest
 from generator.check.train.records import History
 
@@ -19,6 +20,7 @@ PARTS = ("model", "optimizer", "ranks", "progress")  # of a checkpoint: all that
 # By logger, after what a resumed run may lack records: the process of W&B that writes its file is killed with what it
 # has in memory, and so is a rank with what a server of MLflow did not take.
 MAY_LACK = {"wandb": {"kill everything"}, "mlflow": {"no tracking server", "silent tracking server"}}
+NOT_THE_OWNERS = {"__pycache__", ".git", ".venv", "runs", ".mypy_cache", ".ruff_cache", ".pytest_cache"}  # folders
 OF_CLOCK = ("samples_per_second", "peak_memory_gib")
 
 
@@ -71,7 +73,7 @@ def orphans(job: Job, slowness: float) -> list[str]:
     deadline = time.monotonic() + ORPHANS * max(1.0, slowness / 2)
     while left := job.processes():
         if time.monotonic() > deadline:
-            return [f"{process.pid} {' '.join(process.cmdline())[:200]}" for process in left]
+            return [f"{process.pid} {' '.join(command_of(process))[:200]}" for process in left]
         time.sleep(0.02)
     return []
 
@@ -107,6 +109,10 @@ def differing_parts(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[st
 
 def digests(project: Path) -> dict[str, str]:
     """Return the digest of each file of a project, to see whether a run touches one."""
-    skipped = ("__pycache__", ".git", "runs", ".mypy_cache", ".ruff_cache", ".pytest_cache")
-    files = (file for file in project.rglob("*") if file.is_file() and not {*file.parts} & {*skipped})
-    return {str(file.relative_to(project)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    found = {}
+    for folder, folders, names in os.walk(project):
+        folders[:] = {*folders} - NOT_THE_OWNERS
+        for file in (Path(folder, name) for name in names):
+            if file.is_file():
+                found[str(file.relative_to(project))] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return found

@@ -30,7 +30,7 @@ OPEN_MPI = {
 def launchers_ready(launchers: Iterable[str], folder: Path) -> Iterator[Mapping[str, str]]:
     """Yield the variables that the launchers need, with a Slurm cluster behind them where one is wanted and can be."""
     if "slurm" not in launchers or "SLURM_CONF" in os.environ:
-        yield OPEN_MPI
+        yield OPEN_MPI | {name: value for name, value in os.environ.items() if name == "SLURM_CONF"}
         return
     command = [sys.executable, "-m", "tools.slurm", str(folder)]
     cluster = subprocess.Popen(command, cwd=TEMPLATE, stdin=PIPE, stdout=PIPE, text=True, start_new_session=True)

@@ -1,6 +1,7 @@
 """The command `ddp-template chaos`: faults that nobody chose befall a project, until one is not survived."""
 
 import os
+import shlex
 import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -18,16 +19,11 @@ from generator.chaos.faults import Need, possible_faults
 from generator.chaos.job import launch
 from generator.chaos.nemesis import AT_ONCE, STEPS, Nemesis, Unfit, Verdict
 from generator.chaos.schedule import Schedule, draw, shrink
-from generator.cli.options import errors_in_one_line
+from generator.check.launchers import OPEN_MPI
+from generator.cli.options import errors_in_one_line, term_as_ctrl_c
 
 # What goes before the options of train.py, by launcher; another one starts its ranks elsewhere, or later.
 WORDS: dict[str, Sequence[str]] = {"torchrun": (), "launch": (), "spawn": (), "mpirun": ("{processes}",)}
-# Open MPI refuses root and more ranks than cores; MPICH does not read these.
-OPEN_MPI = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-}
 ERRORS = Console(stderr=True)
 
 
@@ -49,9 +45,11 @@ def chaos(
     no more than one interval between two is lost. At the end, weights and records are those of the run left alone, bit
     for bit. A run that fails is repeated with fewer faults, and the command for the fewest is shown.
     """
+    term_as_ctrl_c()
     with errors_in_one_line(), tempfile.TemporaryDirectory(prefix="ddp-chaos-") as folder:
+        wanted = None if only is None else numbers(only)
         nemesis = prepare(project.resolve(), Path(folder), options or [], steps)
-        chosen = only and draw(seed, AT_ONCE, nemesis.kinds).only(numbers(only))
+        chosen = None if wanted is None else draw(seed, AT_ONCE, nemesis.kinds).only(wanted)
         happened = 0
         for verdict in [nemesis.befall(chosen)] if chosen else nemesis.befall_until(faults, seed):
             show(verdict)
@@ -68,8 +66,9 @@ def prepare(project: Path, folder: Path, options: Sequence[str], steps: int) -> 
     try:
         answers = yaml.safe_load((project / ".copier-answers.yml").read_text())
         launcher, logger = answers["launcher"], answers["logging"]
-    except (OSError, LookupError, TypeError) as error:
-        raise SelectionError(f"{project} is no project of this template: it has no .copier-answers.yml") from error
+    except (OSError, LookupError, TypeError, yaml.YAMLError) as error:
+        missing = "it has no .copier-answers.yml that can be read"
+        raise SelectionError(f"{project} is no project of this template: {missing}") from error
     if launcher not in WORDS:
         raise SelectionError(f"launcher={launcher} does not start ranks from this machine alone: {', '.join(WORDS)} do")
     clock, needs = None, [Need.LAUNCHER, Need.TERMINAL]
@@ -100,10 +99,11 @@ def slowness() -> float:
 
 
 def numbers(words: str) -> Collection[int]:
-    """Return the numbers of faults. Raises SelectionError if they are none."""
-    if not all(word.strip().isdecimal() for word in words.split(",")):
-        raise SelectionError(f"--only {words}: give numbers of faults, such as 0,3")
-    return {int(word) for word in words.split(",")}
+    """Return the numbers of faults. Raises SelectionError if they are none of a run."""
+    given = [word.strip() for word in words.split(",")]
+    if not {*given} <= {*map(str, range(AT_ONCE))}:
+        raise SelectionError(f"--only {words}: give numbers of faults from 0 to {AT_ONCE - 1}, such as 0,3")
+    return {*map(int, given)}
 
 
 def fails(nemesis: Nemesis, schedule: Schedule) -> bool:
@@ -129,4 +129,4 @@ def show_command(project: Path, schedule: Schedule, options: Sequence[str], step
     kept = ",".join(str(fault.number) for fault in schedule.faults)
     given = [] if steps == STEPS else ["--steps", str(steps)]
     words = ["ddp-template", "chaos", str(project), "--seed", str(schedule.seed), "--only", kept, *given]
-    print(" ".join([*words, *(["--", *options] if options else [])]))
+    print(shlex.join([*words, *(["--", *options] if options else [])]))

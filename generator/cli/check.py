@@ -67,18 +67,13 @@ def check(
             selection=", ".join(filter(None, selection)) or "all",
         )
         verdict = run_check(order, workers)
-    written = {}
+    reports = [("JUnit", junit, write_junit), ("JSON", json, write_json), ("page", html, write_page)]
+    show(verdict, Console(), {name: path for name, path, _ in reports if path})
     with errors_in_one_line():
-        for name, path, write in (
-            ("JUnit", junit, write_junit),
-            ("JSON", json, write_json),
-            ("page", html, write_page),
-        ):
-            if path is not None:
+        for _, path, write in reports:
+            if path:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write(verdict, path)
-                written[name] = path
-    show(verdict, Console(), written)
     if verdict.kept:
         typer.echo(f"projects and runs: {verdict.kept}")
     raise typer.Exit(0 if verdict.passed else 1)

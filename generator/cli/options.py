@@ -27,7 +27,7 @@ from generator.answers.combinations import (
 from generator.answers.questions import TEMPLATE
 from generator.check.results import Advance
 from generator.diff.changes import changed_combinations
-from generator.diff.versions import read_version
+from generator.diff.versions import read_version, template_errors
 from generator.render.cache import Cache
 from generator.render.project import RenderError
 from generator.render.snapshot import snapshot_of_revision, take_snapshot
@@ -115,7 +115,8 @@ def term_as_ctrl_c() -> None:
 def errors_in_one_line() -> Iterator[None]:
     """End the command with exit code 2, and one line, if the user can mend what is wrong."""
     try:
-        yield
+        with template_errors(TEMPLATE):
+            yield
     except (RenderError, SelectionError, OSError) as error:
         typer.echo(f"error: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(2) from None

@@ -73,13 +73,16 @@ def test_the_last_step_that_was_told_is_read_from_the_log() -> None:
     ("arguments", "said"),
     [
         (["."], "is no project of this template: it has no .copier-answers.yml"),
+        (["conflict"], "is no project of this template: it has no .copier-answers.yml that can be read"),
+        ([".", "--only", "0,9"], "--only 0,9: give numbers of faults from 0 to 7, such as 0,3"),
         (["slurm"], "launcher=slurm does not start ranks from this machine alone: torchrun, launch, spawn, mpirun do"),
     ],
 )
 def test_a_folder_that_is_not_to_be_started_is_refused(arguments: list[str], said: str, tmp_path: Path) -> None:
-    (tmp_path / "slurm").mkdir()
-    (tmp_path / "slurm" / ".copier-answers.yml").write_text("launcher: slurm\nlogging: csv\n")
-    done = CliRunner().invoke(app, ["chaos", *(str(tmp_path / word) for word in arguments)])
+    for folder, answers in (("slurm", "launcher: slurm\nlogging: csv\n"), ("conflict", "<<<<<<< before\n- a: b: c\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / ".copier-answers.yml").write_text(answers)
+    done = CliRunner().invoke(app, ["chaos", str(tmp_path / arguments[0]), *arguments[1:]])
     assert done.exit_code == 2
     assert said in done.stderr
     assert done.stderr.count("\n") == 1

@@ -97,7 +97,6 @@ def changed(build: Any = build_model) -> nn.Module:
 
 build_model = changed
 '''
-CLASSIFIER = "network.classifier[2]"
 UNUSED = "network.unused = nn.Linear(3, 3)"
 ON_ONE_RANK = f"""
     network.sometimes = nn.Linear(10, 10)

@@ -7,7 +7,8 @@ from generator.chaos.clock import build_clock
 from generator.chaos.faults import Need, possible_faults
 from generator.chaos.job import launch
 from generator.chaos.nemesis import Nemesis
-from generator.cli.chaos import OPEN_MPI, WORDS
+from generator.check.launchers import OPEN_MPI
+from generator.cli.chaos import WORDS
 from tests.chaos import befall
 from tests.conftest import Render
 

@@ -64,7 +64,7 @@ def test_a_mistake_is_found(name: str, own_project: Render, tmp_path: Path) -> N
     assert mistake.said in "\n".join(wrong)
 
 
-def test_the_command_shows_how_to_repeat_what_fails(own_project: Render, tmp_path: Path) -> None:
+def test_the_command_shows_how_to_repeat_what_fails(own_project: Render) -> None:
     place = own_project(logging="csv")
     mistake = MISTAKES["an epoch begins anew after a resume"]
     mistake.edit.apply(place / "ddp_project" / mistake.file)

@@ -152,7 +152,7 @@ def test_uneven_counts_arrive_where_plain_pytorch_does(
 def train_in_spite_of_it() -> None:
     """What a rank does that does not look whether another has its GPU."""
     placement: Any = importlib.import_module("ddp_project.runtime.placement")
-    placement.problem_of = lambda places: None
+    placement.problem_of = lambda places, gpus: None
     run_train()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import hosts
-from tests.conftest import Measured, Render
+from tests.conftest import Render
 from tests.launching import ON_CPU, output_of
 from tests.nightly.faults.test_preemption import EACH_MPIRUN, environment
 from tests.pace import seconds
@@ -193,7 +193,7 @@ def findings(printed: str) -> list[str]:
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "launch"])
-def test_sound_machines_are_called_sound(launcher: str, pair: Callable[..., Pair], measured: Measured) -> None:
+def test_sound_machines_are_called_sound(launcher: str, pair: Callable[..., Pair]) -> None:
     told = pair(launcher).examine(Fault({}))
     assert [code for code, _ in told.values()] == [0, 0], told
     assert [findings(printed) for _, printed in told.values()] == [[], []]

@@ -106,7 +106,7 @@ def test_each_project_is_told_of_and_none_is_touched(projects: Path) -> None:
     assert f"{projects / 'edited'}: v1.0.0, clean\n" in printed
 
 
-def test_what_fleet_foretells_is_what_an_update_does(history: History, projects: Path, tmp_path: Path) -> None:
+def test_what_fleet_foretells_is_what_an_update_does(history: History, tmp_path: Path) -> None:
     folder = tmp_path / "own"
     copy_project(history.folder, "v1.0.0", {}, folder)
     new_option(folder)
