@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import math
+import os
 import re
 import signal
 import sys
@@ -146,7 +147,12 @@ class StopSignals:
         self.signalled = True
 
 
-def end_with_parent() -> None:
-    """Let the kernel kill this process as soon as what started it is gone: it would train on, or wait forever."""
+def end_with_parent(parent: int | None = None) -> None:
+    """Let the kernel kill this process as soon as what started it is gone: it would train on, or wait forever.
+
+    With the process ID of the parent, it also ends if that was gone before.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent not in (None, os.getppid()):
+        os.kill(os.getpid(), signal.SIGKILL)

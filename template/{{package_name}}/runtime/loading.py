@@ -225,7 +225,7 @@ def outlive_signals(rank: int, worker: int) -> None:
 
     It ends when its rank, which has this process ID, wants it to, or is gone.
     """
-    end_with_parent()
+    end_with_parent(rank)
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     if sys.platform == "linux":
         Thread(target=end_at_a_signal_of, args=(rank,), daemon=True).start()
