@@ -148,7 +148,8 @@ def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> No
         assert option in shown.stdout, f"README.md names {option}"
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+# A job on Ray has variables of its nodes, not those of the worker, by which W&B knows its sweep.
+@pytest.mark.parametrize("launcher", [*filter(lambda launcher: launcher != "ray", LAUNCHERS)])
 def test_the_sweep_of_wandb_that_a_readme_shows_is_one_of_the_project(launcher: str, project: Render) -> None:
     place = project(launcher=launcher, logging="wandb")
     shown = re.findall(r"^```yaml\n(.*?)^```", (place / "README.md").read_text(), re.MULTILINE | re.DOTALL)
