@@ -21,7 +21,7 @@ from generator.answers.combinations import Combination, covering
 from tests.chaos import run_in_session
 from tests.conftest import Render
 from tests.gpus import see_gpus
-from tests.launching import module_of
+from tests.launching import ON_CPU, module_of
 from tests.pace import seconds
 from tests.ranks import newest_step, run_train, start_ranks
 
@@ -166,3 +166,25 @@ def test_a_task_of_slurm_that_refuses_keeps_its_code(project: Render) -> None:
         ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
     rank.terminate()
     assert rank.wait(seconds(10)) == 2
+
+
+# The last thing that Python does, after its handlers of signals are gone, is to drop what sys holds.
+SIGNALLED_LATE = """
+import os, runpy, sys
+
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid()):
+        kill(pid, 15)
+
+sys.late = Late()
+sys.argv[0] = "train.py"
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+def test_a_signal_while_a_rank_ends_does_not_change_its_code(project: Render, tmp_path: Path) -> None:
+    options = [*ON_CPU, "--max-steps", "1", "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED_LATE, *options], cwd=project(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
