@@ -11,6 +11,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from generator.chaos.job import Job, command_of
 from generator.check.train.judgement import digest
 from generator.check.train.records import History
@@ -18,8 +20,11 @@ from generator.check.train.records import History
 ORPHANS = 10.0  # seconds after the end of a run, in which all of its processes are to be gone
 PARTS = ("model", "optimizer", "ranks", "progress")  # of a checkpoint: all that decides how a run goes on
 # By logger, after what a resumed run may lack records: the process of W&B that writes its file is killed with what it
-# has in memory, and so is a rank with what a server of MLflow did not take.
-MAY_LACK = {"wandb": {"kill everything"}, "mlflow": {"no tracking server", "silent tracking server"}}
+# has in memory, or its disk does not take that; a rank is killed with what a server of MLflow did not take.
+MAY_LACK = {
+    "wandb": {"kill everything", "full disk", "failing disk", "read-only disk"},
+    "mlflow": {"no tracking server", "silent tracking server"},
+}
 NOT_THE_OWNERS = {"__pycache__", ".git", ".venv", "runs", ".mypy_cache", ".ruff_cache", ".pytest_cache"}  # folders
 OF_CLOCK = ("samples_per_second", "peak_memory_gib")
 
@@ -73,9 +78,17 @@ def orphans(job: Job, slowness: float) -> list[str]:
     deadline = time.monotonic() + ORPHANS * max(1.0, slowness / 2)
     while left := job.processes():
         if time.monotonic() > deadline:
-            return [f"{process.pid} {' '.join(command_of(process))[:200]}" for process in left]
+            return [f"{process.pid} ({waits_for(process)}) {' '.join(command_of(process))[:200]}" for process in left]
         time.sleep(0.02)
     return []
+
+
+def waits_for(process: psutil.Process) -> str:
+    """Return in which function of the kernel a process waits."""
+    try:
+        return Path(f"/proc/{process.pid}/wchan").read_text()
+    except OSError:
+        return "unknown"
 
 
 def recorded(run_dir: Path, read: Callable[[Path], History] | None) -> History:
