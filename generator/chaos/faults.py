@@ -263,7 +263,8 @@ MEMORY_ENDS = {
 }
 # A signal that comes before the training ends the program as it does any other: no metrics were told before.
 BEFORE_TRAINING = r"\A(?!.* INFO step \d)"
-STOP_ENDS = {STOPPED: "stopped after step"} | {128 + number: BEFORE_TRAINING for number in STOPS}
+# If a rank is killed before it has stopped, the launcher knows of the signal alone.
+STOP_ENDS = {STOPPED: "stopped after step"} | {128 + number: f"{BEFORE_TRAINING}|{LOST_LINE}" for number in STOPS}
 
 FAULTS: Mapping[str, Kind] = {
     "kill a rank": Kind(kill(a_rank), {LOST: LOST_LINE, KILLED: LOST_LINE}, is_end=True, weight=4),

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from enum import IntEnum
+from multiprocessing import get_start_method
 from types import FrameType
 from typing import Any
 
@@ -150,9 +151,10 @@ class StopSignals:
 def end_with_parent(parent: int | None = None) -> None:
     """Let the kernel kill this process as soon as what started it is gone: it would train on, or wait forever.
 
-    With the process ID of the parent, it also ends if that was gone before.
+    With the process ID of what has started it by multiprocessing, it also ends if that was gone before.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if parent not in (None, os.getppid()):
+    # The parent of all processes of a fork server is that server, which ends with what has started it.
+    if parent not in (None, os.getppid()) and get_start_method(allow_none=True) != "forkserver":
         os.kill(os.getpid(), signal.SIGKILL)
