@@ -214,6 +214,8 @@ class Nemesis:
         shown = "\n".join([f"after {names}", *lines[-SHOWN:]])
         if code is None:
             return [f"it does not end {shown}"]
+        if code == DONE:
+            return [f"it is done, and no checkpoint is that of step {self.steps}, {shown}"]
         ends = [FAULTS[fault.kind].ends for fault in happened]
         if not any(code in each for each in [*ends, self.hides]):
             return [f"exit code {code} {shown}"]

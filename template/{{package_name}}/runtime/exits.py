@@ -95,10 +95,7 @@ def raise_for_user(error: Exception, rank: int) -> None:
 
 
 def reported_by_first(error: UserError, *, first: bool) -> UserError:
-    """Return an error that the first rank of a machine reports, or this one after a while, if the first is stuck.
-
-    Else the first has left by then, and its launcher has ended the others.
-    """
+    """Return an error that the first rank of a machine reports; if it is stuck, and has not left, this one does."""
     if not first:
         time.sleep(3)
         error.speaks = True
@@ -149,10 +146,7 @@ class StopSignals:
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Let the kernel kill this process as soon as what started it is gone: it would train on, or wait forever.
-
-    With the process ID of what has started it by multiprocessing, it also ends if that was gone before.
-    """
+    """Let the kernel kill this process as soon as what started it is gone; end now, if that had this ID and is gone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # The parent of all processes of a fork server is that server, which ends with what has started it.
