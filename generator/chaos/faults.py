@@ -251,7 +251,10 @@ DISK_LINE = r"error: .*(No space left|Input/output error|Read-only file system|c
 SERVER_ENDS = {REFUSED: "error: .* does not start with"}
 CUT_ENDS = {LOST: LOST_LINE + "|machine 0 is lost", KILLED: "has been out of reach"}
 # Imports do not tell the user, oneDNN does not say for want of what, and C and C++ may only end the program.
-NO_MEMORY = "MemoryError|bad_alloc|[Cc]an('t|not) (allocate memory|start new thread)|failed to map|create a primitive"
+NO_MEMORY = (
+    "MemoryError|bad_alloc|[Cc]an('t|not) (allocate memory|start new thread)|failed to map|create a primitive"
+    "|SystemError: error return without exception set"
+)
 # A thread that ends for it before it begins lets Python's start() wait for ever, and the other ranks lose this one.
 MEMORY_ENDS = {
     REFUSED: r"rank \d+ is out of memory",
