@@ -14,7 +14,6 @@ from multiprocessing import get_start_method
 from types import FrameType
 from typing import Any
 
-PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -136,8 +135,7 @@ class StopSignals:
         return self.signalled or time.monotonic() >= self.ends
 
     def leave(self, step: int) -> ExitCode:
-        """Ignore further signals: a launcher sends TERM to the others as soon as the first rank has left."""
-        ignore_stop_signals()
+        """Log after which step the run stops, and return the exit code."""
         logging.info("stopped after step %d; --resume goes on from here", step)
         return ExitCode.STOPPED
 
@@ -148,7 +146,7 @@ class StopSignals:
 def end_with_parent(parent: int | None = None) -> None:
     """Let the kernel kill this process as soon as what started it is gone; end now, if that had this ID and is gone."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of <sys/prctl.h>
     # The parent of all processes of a fork server is that server, which ends with what has started it.
     if parent not in (None, os.getppid()) and get_start_method(allow_none=True) != "forkserver":
         os.kill(os.getpid(), signal.SIGKILL)
