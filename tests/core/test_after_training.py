@@ -328,7 +328,10 @@ def test_what_does_not_fit_is_named_and_the_rest_is_loaded(project: Render, trai
     (began,) = [line for line in log(run_dir).splitlines() if "began with 12 of 64 tensors" in line]
     lines = [line.partition(" INFO ")[2] for line in log(run_dir).splitlines() if " tensors " in line and line != began]
     assert lines[0] == "1 tensors are not in it, and stay as build_model() made them: classifier.2.bias"
-    assert lines[1] == "1 tensors have another shape in it, and stay as build_model() made them: classifier.2.weight"
+    assert (
+        lines[1]
+        == "1 tensors have another shape or are of_data, and stay as build_model() made them: classifier.2.weight"
+    )
     assert lines[2].startswith(
         "51 tensors are not in the model, and were left out: head.bias, layer0, layer1, layer10, "
     )
@@ -343,6 +346,25 @@ def test_a_name_of_tied_weights_is_enough(package: Package, tmp_path: Path, capl
         weights.load_what_fits(model, tmp_path / "model.safetensors")
     assert model.head.weight.sum() == 15
     assert "1 tensors are not in it, and stay as build_model() made them: turned" in caplog.text
+
+
+def test_what_describes_the_data_stays_that_of_the_run(package: Package, tmp_path: Path) -> None:
+    """Names of classes are as long as others now and then, and a table has as many columns as another one."""
+    weights, linear = package("runtime.weights"), torch.nn.Linear(2, 1)
+    own = torch.zeros(3)
+    linear.register_buffer("names", own.clone())
+    vars(linear)["of_data"] = ("names",)
+    save_file({"weight": torch.ones(1, 2), "names": torch.ones(3)}, tmp_path / "model.safetensors")
+    weights.load_what_fits(linear, tmp_path / "model.safetensors")
+    assert linear.weight.tolist() == [[1, 1]]
+    assert torch.equal(linear.get_buffer("names"), own)
+
+
+@pytest.mark.parametrize("task", ["images", "tabular"])
+def test_the_models_of_tasks_say_what_describes_their_data(task: str, package: Package) -> None:
+    network = package("model", task=task).Network
+    buffers = {name for name, kind in network.__annotations__.items() if kind is torch.Tensor}
+    assert {*network.of_data} == buffers
 
 
 def nothing_fits(folder: Path, run_dir: Path) -> Path:

@@ -97,7 +97,15 @@ def test_gpus_are_those_that_nvidia_smi_tells(machine: Any, tmp_path: Path, monk
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     config = SimpleNamespace(device="auto")
     assert machine.gpus_and_driver(config) == (["GPU-a", "GPU-b"], "550.54")
-    for visible, gpus in (("1", ["GPU-b"]), ("GPU-a", ["GPU-a"]), ("", [])):
+    for visible, gpus in (
+        ("1", ["GPU-b"]),
+        ("GPU-a", ["GPU-a"]),
+        ("", []),
+        ("-1", []),
+        ("1,-1,0", ["GPU-b"]),
+        ("0,2", ["GPU-a"]),
+        ("MIG-c", ["MIG-c"]),
+    ):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert machine.gpus_and_driver(config) == (gpus, "550.54")
     assert machine.gpus_and_driver(CONFIG) == ([], "none")

@@ -132,3 +132,17 @@ def test_a_mistake_is_named_in_one_line(name: str, submitted: tuple[Path, Cluste
     printed = cluster.submit(project, *command, code=2, **variables)
     assert printed.splitlines()[-1].startswith(line)
     assert not (cluster.folder / "job.json").exists()
+
+
+def test_a_trial_of_a_sweep_has_the_processes_of_its_node(project: Render, tmp_path: Path) -> None:
+    """Without PET_NNODES a node is a machine alone; torchrun would take the other variables for its options."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$@"\nenv | grep ^PET_\n')
+    python.chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PET_NPROC_PER_NODE": "3", "PET_NODE_RANK": "1"}
+    done = subprocess.run(
+        ["./launch.sh"], cwd=project(launcher="kubernetes"), env=variables, capture_output=True, text=True
+    )
+    words, *left = done.stdout.splitlines()
+    assert {"--nnodes=1", "--nproc-per-node=3"} <= set(words.split()), done.stderr
+    assert left == []

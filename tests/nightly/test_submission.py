@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from generator.render.git import run
 from generator.update.replay import put_under_git
 from tests.conftest import Measured, Render
 from tests.launching import ON_CPU, checkpoint, differences
-from tests.pace import seconds
+from tests.pace import wait_until
 from tests.slurm import Cluster
 from tools.rewriting import Rewrite
 
@@ -57,10 +56,7 @@ def python(place: Path, tmp_path: Path) -> Path:
 
 def wait_for(text: str, file: Path) -> None:
     """Wait until a file has a text. Fails after a minute."""
-    deadline = time.monotonic() + seconds(60)
-    while text not in text_of(file):
-        assert time.monotonic() < deadline, text_of(file)
-        time.sleep(0.05)
+    wait_until(lambda: text in text_of(file), told=lambda: text_of(file))
 
 
 def text_of(file: Path) -> str:
@@ -137,11 +133,16 @@ def test_each_task_of_an_array_runs_the_copy(place: Path, slurm_cluster: Cluster
 
 
 def test_ranks_run_in_the_image(own_project: Render, slurm_cluster: Cluster, tmp_path: Path) -> None:
-    """Apptainer becomes the program that it is told to run; this one tells what it was told, and does the same."""
+    """Apptainer becomes the program that it is told to run; this one tells what it was told, and has no Slurm."""
     apptainer, image, log = tmp_path / "bin" / "apptainer", str(tmp_path / "an image.sif"), tmp_path / "job.log"
-    apptainer.parent.mkdir()
-    apptainer.write_text('#!/bin/sh\necho "$1 of $2: $3" && shift 2 && exec "$@"\n')
-    apptainer.chmod(0o755)
+    programs = {
+        apptainer: f'echo "$1 of $2: $3" && shift 2 && PATH="{tmp_path}/image:$PATH" exec "$@"',
+        tmp_path / "image" / "scontrol": "exit 127",
+    }
+    for program, does in programs.items():
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\n{does}\n")
+        program.chmod(0o755)
     path = f"{apptainer.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     options = [*ON_CPU, "--max-steps", "2"]
     request = [*TWO_NODES, f"--output={log}"]

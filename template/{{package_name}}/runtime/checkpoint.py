@@ -24,11 +24,12 @@ from .heartbeat import HERE, RECORDS
 from .launcher import job_name
 from .meter import Progress
 from .reproducibility import generator_states, provenance, set_generator_states
-from .storage import HashedFile, Manifest, link_atomically, sha256_of_json, sync_folder, whole_file
+from .storage import HashedFile, Manifest, link_atomically, lock, sha256_of_json, sync_folder, whole_file
 
 RUNS = Path("runs")
 STARTS = "starts"  # a file of the run directory
 RESULT = "result.json"  # another one
+RESUMED = "resumed"  # a file of runs/JOB: the run directory with which a job that was started with --resume goes on
 STARTS_WITHOUT_PROGRESS = 3  # in a row, with --resume auto; then something is wrong that no restart fixes
 IF_IT_DOES_NOT_FIT = "go on with the version of the program that wrote it, or start a run in another --run-dir"
 
@@ -50,10 +51,16 @@ def choose_run_dir(config: Config) -> Path:
     if config.run_dir != Path(AUTO):
         return config.run_dir
     job = job_name()
+    resumed = RUNS / (job or "") / RESUMED
     if job and config.resume != NEWEST:
-        return RUNS / job
+        return Path(os.fsdecode(resumed.read_bytes())) if config.resume == AUTO and resumed.exists() else RUNS / job
     newest = newest_run()
     if newest and config.resume in (NEWEST, AUTO):
+        if not take(newest):
+            raise UserError(f"{newest}, the newest run, is still training: say which one goes on by --run-dir")
+        if job:  # to know it after a restart, when another run may be the newest
+            resumed.parent.mkdir(exist_ok=True)
+            resumed.write_bytes(os.fsencode(newest))
         return newest
     name = time.strftime("%Y-%m-%d_%H-%M-%S")
     names = [name, *(f"{name}_{number}" for number in range(2, 100))]
@@ -64,6 +71,11 @@ def newest_run() -> Path | None:
     """Return the run directory in runs/ with the newest checkpoint, if there is one."""
     saved = sorted(RUNS.glob("*/checkpoints/last.pt"), key=lambda file: file.stat().st_mtime_ns)
     return saved[-1].parent.parent if saved else None
+
+
+def take(run_dir: Path) -> bool:
+    """Take a run for this program, until it ends. Returns False if another one has it."""
+    return lock(os.open(run_dir / "in-use", os.O_RDWR | os.O_CREAT))
 
 
 def claim(config: Config) -> list[Path]:
@@ -79,6 +91,8 @@ def claim(config: Config) -> list[Path]:
         raise UserError(f"there is no file {config.init_from}: leave out --init-from to begin with random weights")
     try:
         config.run_dir.mkdir(parents=True, exist_ok=True)
+        if not take(config.run_dir) and config.resume is None:
+            raise UserError(f"{config.run_dir} is that of a run that is training: choose another --run-dir")
         count_starts(config, newest)
         (config.run_dir / RESULT).unlink(missing_ok=True)  # of a start before
         with whole_file(config.run_dir / "config.json") as file:

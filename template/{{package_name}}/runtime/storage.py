@@ -1,5 +1,6 @@
 """Files that are there whole or not at all, and the manifest that tells which checkpoints are whole."""
 
+import fcntl
 import hashlib
 import io
 import json
@@ -98,6 +99,15 @@ def sync_folder(folder: Path) -> None:
     with suppress(OSError):  # some file systems cannot
         os.fsync(descriptor)
     os.close(descriptor)
+
+
+def lock(file: int) -> bool:
+    """Lock an open file until it is closed, if its file system has locks. Returns False if somebody else has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
+    return True
 
 
 class Manifest:

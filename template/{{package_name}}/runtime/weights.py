@@ -116,16 +116,18 @@ def load_what_fits(model: nn.Module, path: Path) -> None:
     """Load the weights that have a name and a shape of the model's, and log what does not fit."""
     own, weights = model.state_dict(), read_weights(path)
     shapes = [{name: getattr(value, "shape", None) for name, value in each.items()} for each in (weights, own)]
-    fitting = {name: weights[name] for name, _ in shapes[0].items() & shapes[1].items()}
+    same_shape = {name for name, _ in shapes[0].items() & shapes[1].items()}
+    fitting = {name: weights[name] for name in same_shape.difference(getattr(model, "of_data", ()))}
     if not fitting:
         raise UserError(f"--init-from {path}: nothing in it has a name and a shape of the model's: {some(weights)}")
     model.load_state_dict(fitting, strict=False)
     loaded = {place_of(own[name]) for name in fitting}  # tied weights, by whichever of their names
     logging.info("began with %d of %d tensors of %s", len(fitting), len(weights), path)
     missing = {name for name in own.keys() - weights.keys() if place_of(own[name]) not in loaded}
+    stay = "stay as build_model() made them"
     for names, what in (
-        (missing, "are not in it, and stay as build_model() made them"),
-        (weights.keys() & own.keys() - fitting.keys(), "have another shape in it, and stay as build_model() made them"),
+        (missing, f"are not in it, and {stay}"),
+        (weights.keys() & own.keys() - fitting.keys(), f"have another shape or are of_data, and {stay}"),
         (weights.keys() - own.keys(), "are not in the model, and were left out"),
     ):
         if names:

@@ -103,8 +103,8 @@ def test_what_cannot_be_learned_is_named(language: Language, tmp_path: Path) -> 
     def said(*files: Path) -> str:
         return refusal(language, lambda: load_data(config(language, data=files))[0][0])
 
-    assert said(tmp_path / "none") == f"--data {tmp_path}/none cannot be read: No such file or directory"
-    assert said(odd) == f"--data {odd} has 101 bytes, which is no multiple of 2: its end is missing"
+    assert said(tmp_path / "none") == f"{tmp_path}/none cannot be read: No such file or directory"
+    assert said(odd) == f"{odd} has 101 bytes, which is no multiple of 2: its end is missing"
     assert said(few) == "--data has 13 windows of 8 tokens: 20 are the least"
     assert said(large) == f"{large} has the token 70000: give --vocabulary 70001, or more"
     wide = config(language, width=9)
@@ -162,9 +162,9 @@ def test_a_prediction_is_what_follows(language: Language, tmp_path: Path) -> Non
     """With a model that says the next byte, whatever came before."""
 
     class Next(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self, words: int = 256) -> None:
             super().__init__()
-            self.position_embedding = nn.Embedding(8, 1)
+            self.token_embedding, self.position_embedding = nn.Embedding(words, 1), nn.Embedding(8, 1)
 
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
             assert tokens.shape[1] <= 8
@@ -176,3 +176,8 @@ def test_a_prediction_is_what_follows(language: Language, tmp_path: Path) -> Non
     (tmp_path / "empty").touch()
     said = refusal(language, lambda: [*language("task").predict(Next(), tmp_path / "empty")])
     assert said == f"{tmp_path}/empty is empty: there is nothing to continue"
+    [answer] = language("task").predict(Next(1000), tmp_path / "start")
+    assert answer == {"continuation": [*range(6, 106)]}, "tokens of a tokenizer are no bytes"
+    np.array([7, 9], np.uint16).tofile(tmp_path / "words.u16")
+    said = refusal(language, lambda: [*language("task").predict(Next(9), tmp_path / "words.u16")])
+    assert said == f"{tmp_path}/words.u16 has the token 9, and the model knows 9: is it of another tokenizer?"

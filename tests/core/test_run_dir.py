@@ -1,0 +1,88 @@
+"""Which run goes on with --resume: after a restart the same one, and none that another program is training."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_MAX_RESTARTS": "3"}, {"TORCHELASTIC_RESTART_COUNT": "1"}
+# The variables that name a job, and those that it finds after a restart.
+JOBS = {
+    "torchrun": TORCHRUN,
+    "launch": TORCHRUN,
+    "slurm": ({"SLURM_JOB_ID": "job"}, {"SLURM_RESTART_COUNT": "1"}),
+    "ray": ({"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_MAX_RESTARTS": "0"}, {"TORCHELASTIC_RESTART_COUNT": "1"}),
+}
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "ab")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+Package = Callable[..., Any]
+
+
+def saved(name: str) -> Path:
+    """Make a run that has a checkpoint, the newest one in runs/. Returns its directory."""
+    checkpoints = Path("runs", name, "checkpoints")
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "last.pt").touch()
+    return checkpoints.parent
+
+
+@contextmanager
+def training(run_dir: Path) -> Iterator[None]:
+    """Inside, another process has a run."""
+    command = [sys.executable, "-c", HOLD, str(run_dir / "in-use")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "held\n"
+        yield
+        process.kill()
+
+
+@pytest.mark.parametrize("launcher", JOBS)
+def test_a_restarted_job_goes_on_with_the_run_that_it_resumed(
+    launcher: str, package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, start = (package(f"runtime.{name}", launcher=launcher) for name in ("checkpoint", "launcher"))
+    config = package("config", launcher=launcher).Config
+    monkeypatch.chdir(tmp_path)
+    named, restarted = JOBS[launcher]
+    for name, value in named.items():
+        monkeypatch.setenv(name, value)
+    resumed = saved("before")
+    assert checkpoint.choose_run_dir(start.after_restart(config(resume="newest"))) == resumed
+    saved("of-another-job")
+    for name, value in restarted.items():
+        monkeypatch.setenv(name, value)
+    assert checkpoint.choose_run_dir(start.after_restart(config(resume="newest"))) == resumed
+
+
+def test_a_run_that_is_training_is_not_taken_over(
+    package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, config, exits = (package(name) for name in ("runtime.checkpoint", "config", "runtime.exits"))
+    monkeypatch.chdir(tmp_path)
+    crashed, live = saved("crashed"), saved("live")
+    with training(live):
+        for resume in ("newest", "auto"):
+            with pytest.raises(exits.UserError, match=r"^runs/live, the newest run, is still training: say which"):
+                checkpoint.choose_run_dir(config.Config(resume=resume))
+        named = config.Config(resume="newest", run_dir=crashed)
+        assert checkpoint.choose_run_dir(named) == crashed
+    assert checkpoint.choose_run_dir(config.Config(resume="newest")) == live
+
+
+def test_a_new_run_shares_its_directory_with_no_other(package: Package, tmp_path: Path) -> None:
+    checkpoint, config, exits = (package(name) for name in ("runtime.checkpoint", "config", "runtime.exits"))
+    with training(tmp_path), pytest.raises(exits.UserError, match=r"is that of a run that is training: choose another"):
+        checkpoint.claim(config.Config(run_dir=tmp_path))
+    assert not (tmp_path / "config.json").exists()
+    assert checkpoint.claim(config.Config(run_dir=tmp_path)) == []
+    assert (tmp_path / "config.json").exists()
