@@ -1,18 +1,19 @@
-"""Copies of this repository whose template a test may change, and the check that they make of themselves."""
+"""Checks in a process of their own: of this repository, and of copies of it whose template a test may change."""
 
+import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from generator.answers.questions import TEMPLATE
 from generator.render.snapshot import PARTS
+from tests.commands import COMMAND
 from tests.launching import output_of
 
-COMMAND = Path(sys.executable).with_name("ddp-template")
 MYPY = Path(".cache") / "mypy"
 
 
@@ -46,6 +47,17 @@ def environment(clone: Path) -> dict[str, str]:
 def check(clone: Path, *arguments: str, code: int = 0) -> str:
     """Run the command of the clone, and return all that it printed. Fails where it ends with another exit code."""
     return output_of([COMMAND, "check", *arguments], clone, environment(clone), code=code)
+
+
+def check_report(
+    report: Path, *arguments: str, code: int | None = 0, timeout: float = 600, **variables: str
+) -> list[dict[str, Any]]:
+    """Check this repository in a process of its own, and return what is reported of each combination."""
+    command: list[str | Path] = [COMMAND, "check", *arguments, "--json", report]
+    printed = output_of(command, Path.cwd(), {**os.environ, **variables}, code=code, timeout=timeout)
+    assert report.exists(), printed
+    combinations: list[dict[str, Any]] = json.loads(report.read_text())["combinations"]
+    return combinations
 
 
 def left_behind(clone: Path) -> list[Path]:

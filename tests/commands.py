@@ -1,5 +1,6 @@
 """Runs the ddp-template command in this process: its own process would take a second to import Copier."""
 
+import sys
 from collections.abc import Mapping
 from contextlib import chdir
 from pathlib import Path
@@ -8,7 +9,9 @@ from typer.testing import CliRunner, Result
 
 from generator.cli.main import app
 
-__all__ = ["Result", "ddp_template"]
+__all__ = ["COMMAND", "Result", "ddp_template"]
+
+COMMAND = Path(sys.executable).with_name("ddp-template")  # for what needs a process of its own
 
 
 def ddp_template(

@@ -20,10 +20,11 @@ from generator.render.git import SETTINGS
 from generator.render.project import render
 from generator.render.snapshot import take_snapshot
 from generator.render.workers import Workers, legal_combinations
+from tests.commands import ddp_template
 from tests.slurm import Cluster
 from tools import slurm
 
-pytest_plugins = ["tests.folders", "tests.durations", "tests.schedule"]
+pytest_plugins = ["tests.folders", "tests.durations", "tests.schedule", "tests.skips"]
 
 Render = Callable[..., Path]
 Measured = Callable[[str, str, float], None]
@@ -50,6 +51,12 @@ def legal(snapshot: Path) -> list[Combination]:
     """Every legal combination, in the order of copier.yml: the commands that tests run find it in the same cache."""
     with Workers() as workers:
         return legal_combinations(snapshot, workers, Cache())
+
+
+@pytest.fixture(scope="session")
+def all_names() -> list[str]:
+    """What `ddp-template matrix --format names` prints."""
+    return ddp_template("matrix", "--format", "names").stdout.splitlines()
 
 
 @pytest.fixture(scope="session")

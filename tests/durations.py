@@ -19,7 +19,7 @@ import pytest
 from benchmarks.machines import machine
 from tools.docs.tests import folder_table
 
-from .folders import TESTS
+from .folders import LIMITS, TESTS, files_in
 
 RESULTS = TESTS.parent / "benchmarks" / "results" / "tests.json"
 EVERY = 0.2  # seconds between two looks at the processes
@@ -103,6 +103,7 @@ class Collector:
 
     def __init__(self) -> None:
         self.files: dict[str, dict[str, float]] = {}
+        self.failed: set[str] = set()  # files with a test that failed: what they cost says nothing
 
     @staticmethod
     def of(config: pytest.Config) -> "Collector":
@@ -117,17 +118,24 @@ class Collector:
             before = self.files.get(name, {})
             self.files[name] = {key: round(before.get(key, 0) + value, 1) for key, value in costs.items()}
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note which file has a test that failed, or whose fixtures did."""
+        if report.failed:
+            self.failed.add(report.nodeid.partition("::")[0].removeprefix(f"{TESTS.name}/"))
+
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Take what a worker of pytest-xdist has measured."""
         self.take(getattr(node, "workeroutput", {}).get("costs", {}))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write the file, but for a slice, and show the table."""
+        """Write the file, but for a slice, and show the table. Only a run of all default tests changes its date."""
         record = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        files = {**record.get("files", {}), **self.files}
+        passed = {name: costs for name, costs in self.files.items() if name not in self.failed}
+        files = {**record.get("files", {}), **passed}
         record["files"] = {name: files[name] for name in sorted(files) if (TESTS / name).exists()}
-        record |= {"date": date.today().isoformat(), "machine": machine(), "cold_start": seconds_of_cold_start()}
+        if "date" not in record or passed.keys() >= set(files_in(*LIMITS)):
+            record |= {"date": date.today().isoformat(), "machine": machine(), "cold_start": seconds_of_cold_start()}
         if not terminalreporter.config.getoption("--slice"):  # other slices are cut by what the file says
             RESULTS.write_text(json.dumps(record, indent=2) + "\n")
         terminalreporter.section("where the time went")

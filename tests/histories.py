@@ -11,9 +11,12 @@ from generator.render.git import run
 from generator.render.scratch import scratch_folder
 from generator.render.snapshot import take_snapshot
 from generator.render.workers import Workers
-from generator.update.history import FILE, NEXT, History, read_releases
+from generator.update.history import FILE, NEXT, TOLD, History, read_releases
 from generator.update.replay import commit_all, copy_project, put_under_git
 from tools.rewriting import Rewrite
+
+# Of CHANGELOG.md.
+SECTION = f"# Changes\n\n## 1.1.0\n\n{TOLD[0]}\n\n- Nothing.\n\n{TOLD[1]}\n\n- Nothing.\n"
 
 
 @pytest.fixture(scope="session")
@@ -89,6 +92,15 @@ def made_up(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> MadeUp:
     shutil.copytree(take_snapshot(tmp_path / "snapshot"), versions.folder, dirs_exist_ok=True)
     versions.release("1.0.0")
     return versions
+
+
+@pytest.fixture
+def ready(made_up: MadeUp) -> MadeUp:
+    """A history of which 1.1.0 can be released."""
+    (made_up.folder / "CHANGELOG.md").write_text(SECTION)
+    (made_up.folder / "pyproject.toml").write_text('[project]\nversion = "1.1.0"\n')
+    commit_all(made_up.folder)
+    return made_up
 
 
 def replace(file: Path, old: str, new: str) -> None:

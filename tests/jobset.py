@@ -23,7 +23,7 @@ import psutil
 import yaml
 
 from tests import hosts
-from tests.pace import seconds
+from tests.pace import seconds, wait_until
 
 CORES = [str(core) for core in sorted(os.sched_getaffinity(0))[:2]]
 # The image is what docker is given to build, and the API server takes what kubectl would send it.
@@ -251,10 +251,12 @@ class JobSet:
 
     def wait(self) -> list[int | None]:
         """Wait until a pod has failed, whereupon the Job deletes the others, or all are done. Returns their codes."""
-        deadline = time.monotonic() + seconds(180)
-        while all(pod.code in (None, 0) for pod in self.pods) and any(pod.code is None for pod in self.pods):
-            assert time.monotonic() < deadline, self.output
-            time.sleep(0.1)
+        wait_until(
+            lambda: any(pod.code for pod in self.pods) or all(pod.code == 0 for pod in self.pods),
+            180,
+            told=lambda: self.output,
+            pause=0.1,
+        )
         codes = [pod.code for pod in self.pods]
         self.delete()
         return codes

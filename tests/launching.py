@@ -111,6 +111,14 @@ def differences(one: Any, other: Any, place: str = "") -> list[str]:
     return [] if one == other or (one != one and other != other) else [place]  # NaN is no difference to NaN
 
 
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and no zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def module_of(file: Path) -> ModuleType:
     """Import a file of a rendered project that imports nothing of the project itself."""
     spec = importlib.util.spec_from_file_location(f"rendered_{file.stem}", file)

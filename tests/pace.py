@@ -1,18 +1,35 @@
 """How fast this machine is, and how busy: limits in seconds are multiples of a measured unit, not constants."""
 
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 SQUARES = 300_000
 REFERENCE = 0.02  # seconds that a unit takes on an idle core of the machine on which the limits were chosen
 
+Found = TypeVar("Found")
 
-def unit() -> float:
-    """Return how long a fixed piece of work takes now (seconds)."""
-    started = time.perf_counter()
+
+def unit(clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return how long a fixed piece of work takes now (seconds of this clock)."""
+    started = clock()
     sum(number * number for number in range(SQUARES))
-    return time.perf_counter() - started
+    return clock() - started
 
 
-def seconds(number: float) -> float:
+def seconds(number: float, clock: Callable[[], float] = time.perf_counter) -> float:
     """Return the time in which this machine, as busy as it is, does what takes so many seconds on the reference."""
-    return number * max(1.0, max(unit() for _ in range(3)) / REFERENCE)
+    return number * max(1.0, max(unit(clock) for _ in range(3)) / REFERENCE)
+
+
+def wait_until(
+    condition: Callable[[], Found | None], limit: float = 60, told: Callable[[], object] = str, pause: float = 0.02
+) -> Found:
+    """Wait until something is there or holds, and return it. Fails after the limit (seconds), with what is told."""
+    started = time.monotonic()
+    while not (found := condition()):
+        # The pace is measured after the limit alone: until then, nothing is to come between two looks.
+        late = time.monotonic() > started + limit and time.monotonic() > started + seconds(limit)
+        assert not late, f"after {limit} s, it has not come: {told()}"
+        time.sleep(pause)
+    return found

@@ -16,13 +16,11 @@ from typing import Any
 from generator.check.train.forking import free_ports
 from tests.launching import ON_CPU, differences
 
-from .pace import seconds
+from .pace import seconds, wait_until
 
 # Importing torch takes 20 times as long as the few steps of these tests: one process imports it and forks each rank.
 FORKING = multiprocessing.get_context("forkserver")
-FORKING.set_forkserver_preload(
-    [__name__, "torch._dynamo", "torch.distributed.nn.functional", "tqdm", "typeguard", "tyro"]
-)
+PRELOAD = [__name__, "torch._dynamo", "torch.distributed.nn.functional", "tqdm", "typeguard", "tyro"]
 # Importing this has looked for GPUs, after which no process that is forked can use one.
 SPAWNING = multiprocessing.get_context("spawn")
 
@@ -88,6 +86,7 @@ def start_ranks(
 
     What rank 0 prints is in a file beside the run directory, RUN-rank-0.out, or in this folder for outputs.
     """
+    FORKING.set_forkserver_preload(PRELOAD)  # each time, for what others do with the server resets it
     port = next(PORTS)
     size = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -145,10 +144,14 @@ def newest_step(run_dir: Path) -> int:
     return max((int(file.stem[5:]) for file in (run_dir / "checkpoints").glob("step-*.pt")), default=0)
 
 
+def any_ended(ranks: list[Rank]) -> bool:
+    """Whether one of the ranks is not alive."""
+    return not all(rank.process.is_alive() for rank in ranks)
+
+
 def kill_after(ranks: list[Rank], run_dir: Path, step: int, delay: float) -> bool:
     """Kill all ranks at once, some time after a step was saved. Returns False if they ended before."""
-    while newest_step(run_dir) < step and all(rank.process.is_alive() for rank in ranks):
-        time.sleep(0.001)
+    wait_until(lambda: newest_step(run_dir) >= step or any_ended(ranks), told=ranks[0].output.read_text, pause=0.001)
     time.sleep(delay)
     for rank in ranks:
         rank.process.kill()

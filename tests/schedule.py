@@ -11,7 +11,7 @@ import pytest
 from tools.docs.tests import seconds
 
 from .durations import RESULTS
-from .folders import TESTS
+from .folders import TESTS, files_in
 
 SIZE_OF_SLICE = 900  # seconds of its tests, one after another: half of that on two cores
 UNKNOWN = 30.0  # seconds of a file that was never measured
@@ -79,19 +79,14 @@ CHOSEN = pytest.StashKey[Slice]()
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the slice."""
     if text := config.getoption("--slice"):
-        config.stash[CHOSEN] = read_slice(text, seconds_of(nightly_files()))
-
-
-def nightly_files() -> list[str]:
-    """Return all files of nightly tests."""
-    return sorted(str(path.relative_to(TESTS)) for path in (TESTS / "nightly").rglob("test_*.py"))
+        config.stash[CHOSEN] = read_slice(text, seconds_of(files_in("nightly")))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the tests of the slice. Where files run side by side, those that take longest begin."""
     if CHOSEN in config.stash:
-        wanted = config.stash[CHOSEN].files(seconds_of(nightly_files()))
+        wanted = config.stash[CHOSEN].files(seconds_of(files_in("nightly")))
         config.hook.pytest_deselected(items=[item for item in items if file_of(item) not in wanted])
         items[:] = [item for item in items if file_of(item) in wanted]
     if config.getoption("numprocesses", None) or hasattr(config, "workerinput"):

@@ -21,6 +21,7 @@ from typing import Any
 import copier
 import jinja2
 import pytest
+import tomllib
 import yaml
 from copier.errors import UnsafeTemplateError
 from jinja2.sandbox import SandboxedEnvironment
@@ -29,11 +30,7 @@ from packaging.utils import canonicalize_name
 from generator.answers.questions import read_questions
 from generator.render.project import NAME, RenderError, recorded_answers, render
 from tests.conftest import Render
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from tests.pace import seconds
 
 QUESTIONS = read_questions()
 TEXT_QUESTIONS = [question.key for question in QUESTIONS if not question.choices]
@@ -349,9 +346,9 @@ class Terminal:
         os.close(programs_end)
         self.shown = ""
 
-    def wait_for(self, text: str, seconds: float = 60) -> None:
+    def wait_for(self, text: str, limit: float = 60) -> None:
         """Read until the text is on the screen; colours and movements of the cursor are left out."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds(limit)
         raw = b""
         while text not in self.shown:
             assert time.monotonic() < deadline, f"no {text!r} in:\n{self.shown}"

@@ -4,7 +4,6 @@ import itertools
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,8 +22,7 @@ from generator.render.git import GitError
 from generator.render.project import RenderError, render, tree_digest
 from generator.render.snapshot import snapshot_of_revision, take_snapshot
 from generator.render.workers import Workers
-
-COMMAND = Path(sys.executable).with_name("ddp-template")
+from tests.commands import COMMAND
 
 # A template of six combinations, of which five are legal.
 FILES = {

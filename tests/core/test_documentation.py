@@ -15,7 +15,7 @@ from generator.check.results import STAGES
 from tests.conftest import Render
 from tests.launching import LAUNCHERS
 from tests.maintaining import read_page
-from tests.nightly.test_mutants import MUTANTS
+from tests.mutants import MUTANTS
 from tools.docs.check import NOT_MEASURED
 from tools.docs.pages import documented_files
 

@@ -3,20 +3,15 @@
 Each combination of the other answers has one task here, in turn; tests/nightly/test_every_task.py has all of them.
 """
 
-import json
-import subprocess
-import sys
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from generator.answers.combinations import Combination
+from tests.clones import check_report
 from tests.conftest import Measured
-from tests.pace import seconds
 
-COMMAND = str(Path(sys.executable).with_name("ddp-template"))
 STAGES = {"render", "format", "lint", "types", "train", "resume", "agree"}
 
 
@@ -24,11 +19,7 @@ STAGES = {"render", "format", "lint", "types", "train", "resume", "agree"}
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What one check of combinations says of each."""
     report = tmp_path_factory.mktemp("check") / "check.json"
-    command = [COMMAND, "check", "--rotate", "task", "--json", str(report)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds(1800))
-    assert done.returncode == 0, done.stdout
-    combinations: list[dict[str, Any]] = json.loads(report.read_text())["combinations"]
-    return combinations
+    return check_report(report, "--rotate", "task", timeout=1800)
 
 
 def test_every_combination_passes(results: list[dict[str, Any]], legal: list[Combination]) -> None:

@@ -1,16 +1,16 @@
 """scripts/gpu.sh goes on after a failure, repeats nothing that has succeeded, and says how each step ended."""
 
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
 from generator.answers.questions import TEMPLATE
+from tests.launching import is_running
+from tests.pace import wait_until
 from tools import gpu
 from tools.gpu import Step
 
@@ -117,7 +117,5 @@ def test_a_step_that_does_not_end_is_ended_with_what_it_started(
     monkeypatch.setattr(gpu, "LIMIT", 2.0)
     assert invoke().exit_code == 1
     assert summary(tmp_path) == {"stuck": "failed: no end after 2 s"}
-    deadline, pid = time.monotonic() + 10, int((tmp_path / "out" / "pid").read_text())
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    pid = int((tmp_path / "out" / "pid").read_text())
+    wait_until(lambda: not is_running(pid), 10)

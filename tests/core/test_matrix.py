@@ -33,12 +33,6 @@ from tests.conftest import Render
 from tools.docs.pages import question_table
 
 
-@pytest.fixture(scope="module")
-def all_names() -> list[str]:
-    """What `ddp-template matrix --format names` prints."""
-    return ddp_template("matrix", "--format", "names").stdout.splitlines()
-
-
 def test_the_matrix_has_no_illegal_pair_and_misses_nothing_else(all_names: list[str]) -> None:
     """The template has one illegal pair of answers: the backend mpi without the launcher mpirun."""
     illegal = {name_of(one) for one in PRODUCT if one["backend"] == "mpi" and one["launcher"] != "mpirun"}

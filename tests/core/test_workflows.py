@@ -177,6 +177,18 @@ def test_a_night_passes_where_all_succeeded(tmp_path: Path) -> None:
         assert not passes("nightly.yml", good | {job: result}, {}, tmp_path), f"{job}: {result}"
 
 
+def test_a_night_runs_every_slice() -> None:
+    slices = read("nightly.yml")["jobs"]["tests"]["strategy"]["matrix"]["slice"]
+    assert slices == [f"{number}/{len(slices)}" for number in range(1, len(slices) + 1)]
+
+
+@pytest.mark.parametrize("name", ["ci.yml", "nightly.yml"])
+def test_no_test_skips_unseen(name: str) -> None:
+    *_, step = read(name)["jobs"]["tests"]["steps"]
+    assert step["env"]["NO_SKIPS"] == 1
+    assert "--preserve-env=PATH,NO_SKIPS " in step["run"]
+
+
 def test_the_check_is_skipped_just_where_the_matrix_is_empty() -> None:
     """`pass` compares with the same text; GitHub would fail a job whose matrix is empty."""
     condition = read("ci.yml")["jobs"]["check"]["if"]

@@ -5,15 +5,15 @@ import re
 import shlex
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from tests.clones import COMMAND, append, check, clone_of_the_template, environment, flowing, left_behind
-from tests.pace import seconds
+from tests.clones import append, check, clone_of_the_template, environment, flowing, left_behind
+from tests.commands import COMMAND
+from tests.pace import seconds, wait_until
 from tools.rewriting import Rewrite, extend
 
 CSV = "partials/tracking/csv.py.jinja"
@@ -100,17 +100,11 @@ def test_whatever_ends_it_leaves_no_process_behind(number: signal.Signals, clone
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + seconds(120)
-        while not training(process.pid):
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline, members(process.pid)
-            time.sleep(0.02)
+        wait_until(lambda: training(process.pid) or process.poll() is not None, 120, lambda: members(process.pid))
+        assert process.poll() is None, process.communicate()[0]
         process.send_signal(number)
         process.wait(timeout=seconds(20))
-        until = time.monotonic() + seconds(10)
-        while members(process.pid) and time.monotonic() < until:
-            time.sleep(0.1)
-        assert members(process.pid) == []
+        wait_until(lambda: not members(process.pid), 10, lambda: members(process.pid))
     finally:
         subprocess.run(["pkill", "-KILL", "-s", str(process.pid)])
     assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 130)

@@ -53,7 +53,7 @@ def test_what_takes_too_long_is_killed_and_what_it_said_is_kept(ended: dict[str,
     assert ended["late"].codes == [None]
     assert ended["late"].output == ["sleeping\n"]
     assert "was killed, for it did not end" in ended["late"].complaint
-    assert 3 <= ended["late"].seconds < 10
+    assert 3 <= ended["late"].seconds < seconds(10)
 
 
 def test_a_failure_is_told_with_its_traceback(ended: dict[str, Ended]) -> None:

@@ -14,7 +14,8 @@ import pytest
 from generator.answers.questions import TEMPLATE
 from generator.render.git import git
 from generator.render.snapshot import PARTS
-from tests.clones import COMMAND, check, clone_of_the_template, environment, flowing
+from tests.clones import check, clone_of_the_template, environment, flowing
+from tests.commands import COMMAND
 from tests.launching import output_of
 from tests.maintaining import read_page
 from tests.pace import seconds

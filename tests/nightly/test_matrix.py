@@ -20,11 +20,9 @@ from generator.answers.questions import TEMPLATE
 from generator.render.project import NAME
 from generator.render.workers import Workers, ask, legal_combinations
 from tests.answer_space import PRODUCT, name_of, names
-from tests.commands import ddp_template
+from tests.commands import COMMAND
 from tests.core.test_matrix import everything_in
-from tests.pace import seconds
-
-COMMAND = Path(sys.executable).with_name("ddp-template")
+from tests.pace import seconds, wait_until
 
 
 def copier_accepts(answers: dict[str, Any], template: Path, destination: Path) -> bool:
@@ -34,12 +32,6 @@ def copier_accepts(answers: dict[str, Any], template: Path, destination: Path) -
     except ValueError:
         return False
     return True
-
-
-@pytest.fixture(scope="module")
-def all_names() -> list[str]:
-    """What `ddp-template matrix --format names` prints."""
-    return ddp_template("matrix", "--format", "names").stdout.splitlines()
 
 
 def test_a_sample_is_in_the_matrix_where_copier_accepts_it(
@@ -142,14 +134,6 @@ def processes_of(group: int) -> list[str]:
     return found
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait for something, and fail where it does not come."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def rendering_has_begun(folder: Path, group: int) -> bool:
     """Whether some projects are there."""
     return len(list(folder.glob("*/.ddp-template-*/projects/*/train.py"))) >= 5
@@ -183,7 +167,7 @@ def test_an_interrupt_ends_it_at_once_and_leaves_nothing(
     assert running.returncode == 130
     assert printed == ""
     assert "Traceback" not in told
-    wait_until(lambda: not processes_of(running.pid), seconds=5)
+    wait_until(lambda: not processes_of(running.pid), 5)
     assert everything_in(tmp_path) == {}
 
 
@@ -209,5 +193,5 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         wait_until(lambda: rendering_has_begun(tmp_path, running.pid))
         assert len(processes_of(running.pid)) >= 2
         running.kill()
-    wait_until(lambda: not processes_of(running.pid), seconds=10)
+    wait_until(lambda: not processes_of(running.pid), 10)
     assert not (tmp_path / "new" / "projects").exists()

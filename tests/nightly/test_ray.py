@@ -137,7 +137,7 @@ def test_a_killed_driver_leaves_no_process(project: Render, cluster: RayCluster,
         ranks, [driver] = cluster.ranks(), cluster.drivers()
         assert len(ranks) == 2
         os.kill(driver, signal.SIGKILL)
-        seconds_until_gone(ranks, limit=seconds(10))
+        seconds_until_gone(ranks, limit=10)
         assert code_of(process, output) == 128 + signal.SIGKILL, output.read_text()
 
 

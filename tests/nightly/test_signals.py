@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +12,12 @@ import pytest
 
 from tests import mpi
 from tests.conftest import Render
-from tests.launching import ON_CPU, assert_same_weights, checkpoint, launch_command, train
-from tests.pace import seconds
+from tests.launching import ON_CPU, assert_same_weights, checkpoint, is_running, launch_command, train
+from tests.pace import seconds, wait_until
 from tests.slurm import Cluster
 
+NEEDS_OPENMPI = pytest.mark.skipif(not mpi.openmpi_mpirun(), reason="there is no Open MPI")
+NEEDS_MPICH = pytest.mark.skipif(not mpi.mpich_mpirun(), reason="there is no MPICH")
 FOR_EVER = ("--epochs", "1000", "--eval-every", "1000")
 
 
@@ -39,10 +40,8 @@ def running(project: Path, run_dir: Path, launcher: str, *options: str) -> Itera
 
 def wait_for_steps(run_dir: Path, timeout: float = 60) -> None:
     """Wait until the log of the run tells of step 30."""
-    log, deadline = run_dir / "train.log", time.monotonic() + seconds(timeout)
-    while not (log.exists() and "step 30 " in log.read_text()):
-        assert time.monotonic() < deadline, "no step was trained"
-        time.sleep(0.1)
+    log = run_dir / "train.log"
+    wait_until(lambda: log.exists() and "step 30 " in log.read_text(), timeout, pause=0.1)
 
 
 def ranks_of(run_dir: Path) -> list[int]:
@@ -70,8 +69,8 @@ def ranks_of(run_dir: Path) -> list[int]:
         ("spawn", signal.SIGTERM, 75),
         ("spawn", signal.SIGINT, 75),
         ("spawn", signal.SIGUSR1, 75),
-        pytest.param("mpirun", signal.SIGUSR1, 75, marks=pytest.mark.skipif(not mpi.openmpi_mpirun(), reason="MPI")),
-        pytest.param("mpich", signal.SIGTERM, 75, marks=pytest.mark.skipif(not mpi.mpich_mpirun(), reason="MPI")),
+        pytest.param("mpirun", signal.SIGUSR1, 75, marks=NEEDS_OPENMPI),
+        pytest.param("mpich", signal.SIGTERM, 75, marks=NEEDS_MPICH),
     ],
 )
 def test_a_signal_to_the_launcher_stops_all_ranks(
@@ -135,18 +134,7 @@ def test_workers_end_with_a_rank_that_is_killed(project: Render, tmp_path: Path)
         workers = ranks_of(run_dir)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        deadline = time.monotonic() + seconds(5)
-        while [worker for worker in workers if is_alive(worker)]:
-            assert time.monotonic() < deadline, "a worker lives on"
-            time.sleep(0.1)
-
-
-def is_alive(process: int) -> bool:
-    """Whether a process is there and no zombie."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+        wait_until(lambda: not any(map(is_running, workers)), 5)
 
 
 def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(project: Render, tmp_path: Path) -> None:

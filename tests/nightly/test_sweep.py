@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,9 +15,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from tests.conftest import Render
-from tests.launching import ON_CPU, assert_same_weights, checkpoint, train
-from tests.nightly.test_signals import is_alive, ranks_of
-from tests.pace import seconds
+from tests.launching import ON_CPU, assert_same_weights, checkpoint, is_running, train
+from tests.nightly.test_signals import ranks_of
+from tests.pace import seconds, wait_until
 from tools.rewriting import Rewrite
 
 SHORT = ("--max-steps=6", "--log-every=2")
@@ -38,11 +37,8 @@ def edited(own_project: Render) -> Edit:
 
     def get(options: str, launcher: str = "torchrun", pruner: str = "NopPruner()") -> Path:
         project = own_project(launcher=launcher)
-        program = (project / "sweep.py").read_text()
-        program = re.sub(r"MedianPruner\(.*\)", pruner, program)
-        shown = program[program.index("    lr = trial") : program.index("\n\nif __name__")]
-        program = program.replace(shown, f"    return [*{ON_CPU}, *{options}]\n")
-        (project / "sweep.py").write_text(program)
+        Rewrite("$P.MedianPruner($$$A)", f"$P.{pruner}").apply(project / "sweep.py")
+        Rewrite("return [$$$A]", f"return [*{ON_CPU}, *{options}]", "suggest").apply(project / "sweep.py")
         return project
 
     return get
@@ -94,10 +90,7 @@ def log_of(project: Path, number: int) -> str:
 
 def wait_for(text: str, project: Path, number: int = 0) -> None:
     """Wait until the log of a trial has the text."""
-    deadline = time.monotonic() + seconds(60)
-    while text not in log_of(project, number):
-        assert time.monotonic() < deadline, log_of(project, number)
-        time.sleep(0.05)
+    wait_until(lambda: text in log_of(project, number), told=lambda: log_of(project, number))
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn", "launch"])
@@ -135,10 +128,7 @@ def test_what_a_worker_leaves_ends_as_if_it_had_not_left(
     assert len(ranks) == 2
     worker.send_signal(number)
     end(worker, -9 if number == signal.SIGKILL else 75)
-    deadline = time.monotonic() + seconds(5)
-    while any(map(is_alive, ranks)):
-        assert time.monotonic() < deadline, "a rank trains on"
-        time.sleep(0.1)
+    wait_until(lambda: not any(map(is_running, ranks)), 5)
     assert states_of(project) == ["RUNNING"]
     stopped = log_of(project, 0).count("stopped after step")
     assert stopped == (number == signal.SIGTERM), "TERM costs no step"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,10 +11,10 @@ from typing import Any
 import pytest
 
 from generator.check.train.samples import samples_of
-from tests.cold.test_launchers import COMMAND
+from tests.clones import check_report
 from tests.conftest import Render
 from tests.launching import LAUNCHERS, output_of, train
-from tests.pace import seconds
+from tools import slurm
 
 # What is promised of the best evaluation of a run: a metric, and its smallest and its largest value.
 PROMISED = {
@@ -44,12 +43,10 @@ def checked() -> Iterator[dict[tuple[str, str], dict[str, Any]]]:
 def check_tasks(place: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """Check each task on each launcher, and keep the projects and runs in a folder."""
     answers = ["backend=auto", "amp=none", "sync_bn=false", "logging=csv"]
-    command = [COMMAND, "check", *answers, "--launchers", "real", "--keep", "--json", str(place / "check.json")]
-    env = {**os.environ, "TMPDIR": str(place)}
-    subprocess.run(command, env=env, capture_output=True, timeout=seconds(1800))
-    report = json.loads((place / "check.json").read_text())
+    options = ["--launchers", "real", "--keep"]
+    reported = check_report(place / "check.json", *answers, *options, code=None, timeout=1800, TMPDIR=str(place))
     folders = {folder.name: str(folder) for folder in place.glob("*/*-*")}
-    found = [each | {"folder": folders[each["name"]]} for each in report["combinations"]]
+    found = [each | {"folder": folders[each["name"]]} for each in reported]
     return {(each["answers"]["task"], each["answers"]["launcher"]): each for each in found}
 
 
@@ -80,6 +77,8 @@ def test_every_launcher_trains_stops_and_resumes_a_task_whose_export_predicts(
     said = "\n".join(failure["text"] for failure in result["failures"])
     if "is not installed here" in said:
         pytest.skip(f"the launcher of {launcher} is not installed here: run tests/clusters/install.sh")
+    if launcher == "slurm" and (reason := slurm.missing()):  # installed, it may still have no namespaces
+        pytest.skip(reason)
     assert said == ""
     found = predictions(task, Path(result["folder"]))
     assert len(found) > 0

@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from tests.folders import LIMITS, TESTS, Guard, Limit, Outgrown, folder_of
+from tests.folders import DEARER, LIMITS, TESTS, Guard, Limit, Outgrown, files_in, folder_of, limit_of
 
 STARTS: dict[str, Callable[[], object]] = {
     "subprocess": lambda: subprocess.run(["true"]),
@@ -43,3 +43,11 @@ def test_every_folder_of_tests_is_known() -> None:
     assert folders == {*LIMITS, "nightly"}
     assert folder_of(TESTS / "core" / "exact" / "test_resume.py") == "core"
     assert folder_of(Path("/elsewhere/test_it.py")) == ""
+
+
+def test_a_file_may_have_a_limit_of_its_own() -> None:
+    assert DEARER.keys() <= {*files_in(*LIMITS)}
+    for name, limit in DEARER.items():
+        assert limit_of(TESTS / name) == limit
+    assert limit_of(TESTS / "core" / "test_folders.py") == LIMITS["core"]
+    assert limit_of(Path("/elsewhere/test_it.py")) == Limit()

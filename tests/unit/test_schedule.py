@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.schedule import Slice, nightly_files, read_slice, seconds_of
+from tests.folders import files_in
+from tests.schedule import Slice, read_slice, seconds_of
 
 SECONDS = {"a.py": 300.0, "b.py": 200.0, "c.py": 110.0, "d.py": 90.0, "e.py": 60.0, "f.py": 40.0}
 
@@ -19,7 +20,7 @@ def test_slices_have_about_as_much_to_do() -> None:
 
 
 def test_a_file_that_was_never_measured_is_in_a_slice_too() -> None:
-    seconds = seconds_of([*nightly_files(), "nightly/test_new.py"])
+    seconds = seconds_of([*files_in("nightly"), "nightly/test_new.py"])
     assert sum("nightly/test_new.py" in Slice(number, 5).files(seconds) for number in range(1, 6)) == 1
     assert all(value > 0 for value in seconds.values())
 

@@ -27,7 +27,7 @@ EXACT, FAULTS = map(Path, ("docs/exact.md", "docs/faults.md"))
 SPEED, TESTING = Path("docs/speed.md"), Path("docs/testing.md")
 EXAMPLE = Path("docs/example/train.py")
 TESTS = Path("tests")
-MUTANTS = TESTS / "nightly" / "test_mutants.py"
+MUTANTS = TESTS / "mutants.py"
 RESULTS = Path("benchmarks/results")
 COSTS = RESULTS / "check.json"
 PROOFS = RESULTS / "tests.json"
@@ -90,7 +90,7 @@ def asking_table(what: str, questions: Mapping[str, str]) -> str:
 
 
 def mutant_table(tests: str) -> str:
-    """Return the mistakes that must be found as a Markdown table, from the calls of Mutant() in their test's code."""
+    """Return the mistakes that must be found as a Markdown table, from the calls of Mutant() in their module."""
     rows = []
     for node in ast.walk(ast.parse(tests)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Mutant":

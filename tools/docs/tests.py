@@ -41,13 +41,16 @@ def row(costs: Costs, cold_start: float) -> str:
 
 
 def dearest_table(record: Mapping[str, Any], tests: Path) -> str:
-    """Return the files that cost most as a Markdown table, with what their docstrings say that they prove."""
+    """Return the files that cost most as a Markdown table, with what they prove; below it, those never measured."""
     ordered = sorted(record["files"].items(), key=lambda item: -seconds(item[1]))[:DEAREST]
     head = "| file of tests | waiting (s) | computing (CPU s) | what it proves |\n|---|---:|---:|---|\n"
-    return head + "".join(
+    rows = [
         f"| `{name}` | {costs['waiting']:.0f} | {costs['cpu']:.0f} | {purpose(tests / name)} |\n"
         for name, costs in ordered
-    )
+    ]
+    unknown = sorted({str(file.relative_to(tests)) for file in tests.rglob("test_*.py")} - record["files"].keys())
+    told = f"\nNot measured yet: {', '.join(f'`{name}`' for name in unknown)}.\n" if unknown else ""
+    return head + "".join(rows) + told
 
 
 def purpose(file: Path) -> str:

@@ -32,9 +32,9 @@ def test_a_collective_of_one_rank_alone_would_end_the_run(
     project = shutil.copytree(small(), tmp_path / "project")
     name, edit = PLACES[place]
     edit.apply(project / name)
-    options = OPTIONS | {"timeout": TIMEOUT}
-    run_all([[Program(small(), tmp_path / "sound", options, deadline=20)]])
-    [[ended]] = ends_of([[Program(project, tmp_path / "spoiled", options, deadline=20)]])
+    run_all([[Program(small(), tmp_path / "sound", OPTIONS, deadline=20)]])
+    spoiled = Program(project, tmp_path / "spoiled", OPTIONS | {"timeout": TIMEOUT}, deadline=20)
+    [[ended]] = ends_of([[spoiled]])
     assert None not in ended.codes, "a rank was left waiting"
     assert ended.codes != [0, 0]
     # What rank 0 alone saves is written while its main thread tells the others that it is still at work.

@@ -1,10 +1,12 @@
 """A disk that takes no more ends all ranks with one line, and what was saved before stays as it was."""
 
 import importlib
+import math
 import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -53,8 +55,9 @@ def test_a_full_disk_leaves_what_was_saved(option: str, project: Render, tmp_pat
 
 
 def train_on_a_slow_disk() -> None:
-    """What a rank does whose disk takes 5 seconds for each file that it must have."""
-    vars(os)["fsync"] = lambda descriptor: time.sleep(5)
+    """What a rank does whose disk takes longer for each file that it must have than a collective waits."""
+    patience = float(sys.argv[sys.argv.index("--timeout") + 1])
+    vars(os)["fsync"] = lambda descriptor: time.sleep(patience + 3)
     run_train()
 
 
@@ -109,7 +112,7 @@ def test_a_save_is_completed_after_an_error_of_all_ranks(project: Render, tmp_pa
 
 
 def test_a_save_may_take_longer_than_a_collective_waits(project: Render, tmp_path: Path) -> None:
-    options = ("--max-steps", "2", "--timeout", "2")
+    options = ("--max-steps", "2", "--timeout", str(math.ceil(seconds(2))))
     train_on_ranks(project(), tmp_path / "run", *options, entry=train_on_a_slow_disk)
     assert checkpoint(tmp_path / "run")["progress"]["step"] == 2
 

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -21,8 +20,8 @@ from generator.answers.combinations import Combination, covering
 from tests.chaos import run_in_session
 from tests.conftest import Render
 from tests.gpus import see_gpus
-from tests.launching import ON_CPU, module_of
-from tests.pace import seconds
+from tests.launching import ON_CPU, module_of, output_of
+from tests.pace import seconds, wait_until
 from tests.ranks import newest_step, run_train, start_ranks
 
 
@@ -143,8 +142,7 @@ def test_a_killed_loader_worker_ends_all_ranks_in_one_line(project: Render, tmp_
     run_dir = tmp_path / "run"
     options = ("--workers", "1", "--save-every", "1", "--epochs", "1000")
     one, other = start_ranks(project(), run_dir, *options, entry=run_in_session)
-    while newest_step(run_dir) < 3 and one.process.is_alive():
-        time.sleep(0.01)
+    wait_until(lambda: newest_step(run_dir) >= 3 or not one.process.is_alive(), told=one.output.read_text)
     psutil.Process(other.process.pid).children()[0].kill()
     printed = other.ends_with(69, timeout=20)
     assert "error: rank 1: a process that loads its data has gone" in printed
@@ -158,12 +156,13 @@ def test_a_task_of_slurm_that_refuses_keeps_its_code(project: Render) -> None:
     env = os.environ | {f"SLURM_{name}": value for name, value in place.items()}
     command = [sys.executable, "train.py", "--epochs", "0"]
     rank = subprocess.Popen(command, cwd=project(launcher="slurm"), env=env, stderr=subprocess.DEVNULL)
-    ignored, deadline = 0, time.monotonic() + seconds(30)
-    while not ignored >> (signal.SIGTERM - 1) & 1:
+
+    def ignores_term() -> bool:
         assert rank.poll() is None
-        assert time.monotonic() < deadline
         status = Path(f"/proc/{rank.pid}/status").read_text()
-        ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
+        return bool(int(status.partition("SigIgn:")[2].split()[0], 16) >> (signal.SIGTERM - 1) & 1)
+
+    wait_until(ignores_term, 30, pause=0)
     rank.terminate()
     assert rank.wait(seconds(10)) == 2
 
@@ -184,7 +183,4 @@ runpy.run_path("train.py", run_name="__main__")
 
 def test_a_signal_while_a_rank_ends_does_not_change_its_code(project: Render, tmp_path: Path) -> None:
     options = [*ON_CPU, "--max-steps", "1", "--run-dir", str(tmp_path / "run")]
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED_LATE, *options], cwd=project(), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    output_of([sys.executable, "-c", SIGNALLED_LATE, *options], project(), os.environ)

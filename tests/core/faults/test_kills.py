@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tests.conftest import Measured, Render
 from tests.launching import checkpoint
-from tests.ranks import Rank, assert_same_state, kill_after, names, start_ranks, train_on_ranks
+from tests.pace import wait_until
+from tests.ranks import Rank, any_ended, assert_same_state, kill_after, names, start_ranks, train_on_ranks
 
 LATER = 10  # steps that the last start, which nobody kills, still has to take
 
@@ -25,9 +26,7 @@ def temporary_files(run_dir: Path) -> set[tuple[str, int]]:
 def kill_while_saving(ranks: list[Rank], run_dir: Path, delay: float) -> bool:
     """Kill all ranks some time after a checkpoint has begun to be written. Returns False if they ended before."""
     before = temporary_files(run_dir)  # left by the kill before
-    while temporary_files(run_dir) <= before:
-        if not all(rank.process.is_alive() for rank in ranks):
-            return False
+    wait_until(lambda: any_ended(ranks) or not temporary_files(run_dir) <= before, pause=0)
     return kill_after(ranks, run_dir, 0, delay)
 
 

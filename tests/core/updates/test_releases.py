@@ -24,18 +24,7 @@ from generator.update.history import (
     tells_of_checkpoints,
 )
 from generator.update.replay import carry, commit_all
-from tests.histories import MadeUp
-
-SECTION = f"# Changes\n\n## 1.1.0\n\n{TOLD[0]}\n\n- Nothing.\n\n{TOLD[1]}\n\n- Nothing.\n"
-
-
-@pytest.fixture
-def ready(made_up: MadeUp) -> MadeUp:
-    """A history of which 1.1.0 can be released."""
-    (made_up.folder / "CHANGELOG.md").write_text(SECTION)
-    (made_up.folder / "pyproject.toml").write_text('[project]\nversion = "1.1.0"\n')
-    commit_all(made_up.folder)
-    return made_up
+from tests.histories import SECTION, MadeUp
 
 
 def test_all_released_versions_are_in_this_clone_and_told_of() -> None:

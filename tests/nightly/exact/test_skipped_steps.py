@@ -10,6 +10,7 @@ from tests.conftest import Measured, Render
 from tests.core.exact.test_resume import END, OPTIONS, assert_ends_like, stopped_at
 from tests.launching import checkpoint
 from tests.programs import Program, metrics, run_all
+from tools.rewriting import extend
 
 STEP, MICRO_BATCH, IN_EPOCH = 24, 12, 5
 # Counted from the first sample of an epoch: in the second half of the second micro-batch of step 3, so on rank 1.
@@ -52,8 +53,7 @@ def overflows(small: Render, orders: list[list[int]], tmp_path_factory: pytest.T
     bright = BRIGHT.replace("SAMPLE", str(orders[0][PLACE]))
     calm = small(bright, amp="torch", logging="csv")
     project = shutil.copytree(calm, tmp_path_factory.mktemp("overflows") / "project")
-    file = project / "ddp_project" / "model.py"
-    file.write_text("from typing import Any\n" + file.read_text() + OVERFLOW)
+    extend(project / "ddp_project" / "model.py", OVERFLOW, imports="from typing import Any\n")
     return project
 
 

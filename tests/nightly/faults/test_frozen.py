@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from tests.conftest import Measured, Render
-from tests.launching import ON_CPU, ON_GPU
-from tests.nightly.faults.test_death import NEEDS_OPENMPI, is_running
-from tests.nightly.test_signals import ranks_of, running
-from tests.pace import seconds
+from tests.launching import ON_CPU, ON_GPU, is_running
+from tests.nightly.test_signals import NEEDS_OPENMPI, ranks_of, running
+from tests.pace import seconds, wait_until
 from tests.ranks import start_ranks
 from tools.rewriting import extend
 
@@ -25,11 +24,8 @@ PLACE = r"(loading data|training|reducing|saving|evaluating), after step \d+"
 
 def wait_for_line(output: Path, pattern: str, limit: float) -> str:
     """Wait until a line of the output matches, and return it. Fails after the limit (seconds)."""
-    deadline = time.monotonic() + seconds(limit)
-    while not (found := re.search(rf"^.*{pattern}.*$", output.read_text(), re.MULTILINE)):
-        assert time.monotonic() < deadline, output.read_text()
-        time.sleep(0.05)
-    return found[0]
+    line = re.compile(rf"^.*{pattern}.*$", re.MULTILINE)
+    return wait_until(lambda: line.search(output.read_text()), limit, output.read_text)[0]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from tests import mpi
 from tests.conftest import Measured, Render
 from tests.launching import ON_CPU, assert_same_weights, checkpoint, train
-from tests.pace import seconds
+from tests.pace import seconds, wait_until
 from tests.slurm import ENDED, Cluster, Job
 from tools.rewriting import Rewrite
 
@@ -27,14 +27,6 @@ TWO_NODES = ("--nodes=2", "--ntasks-per-node=1")
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 KILLED, STOPPED = 137, 75
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
-
-def wait_until(true: Callable[[], bool], what: str, timeout: float = 60) -> None:
-    """Wait until something holds. Fails after the timeout (seconds)."""
-    deadline = time.monotonic() + seconds(timeout)
-    while not true():
-        assert time.monotonic() < deadline, f"it did not happen: {what}"
-        time.sleep(0.05)
 
 
 def ranks_of(run_dir: Path) -> list[int]:
@@ -103,7 +95,7 @@ class Batch:
 
     def wait_for_training(self) -> None:
         """Return when it has trained: its ranks answer to signals, and no step of it is the last."""
-        wait_until(lambda: has_trained(self.run_dir), "a step is trained")
+        wait_until(lambda: has_trained(self.run_dir))
 
     def cancel(self, *options: str) -> None:
         """Send it what scancel sends with these options."""
@@ -118,7 +110,7 @@ class Batch:
             assert text in log or state not in ENDED, log
             return text in log
 
-        wait_until(told, text, timeout=90)
+        wait_until(told, 90)
 
     def end(self, *, restarts: int) -> Job:
         """Wait until it has ended for good and return its state; it was queued again so often."""
@@ -141,7 +133,7 @@ class Batch:
         """
         started = time.perf_counter()
         log = self.run_dir / "train.log"
-        wait_until(lambda: "resumed from" in log.read_text(), "the job goes on")
+        wait_until(lambda: "resumed from" in log.read_text())
         seconds = since(started)
         job = self.end(restarts=1)
         assert (job.state, job.exit_code) == ("COMPLETED", 0), self.log.read_text()
@@ -212,7 +204,7 @@ def test_a_job_whose_rank_was_killed_goes_on_when_it_is_queued_again(
     victim: int, paced: Paced, whole: dict[str, Any], slurm_cluster: Cluster, tmp_path: Path, measured: Measured
 ) -> None:
     job = Batch(slurm_cluster, paced("slurm"), tmp_path, saving=10)
-    wait_until((job.run_dir / "checkpoints" / "last.pt").exists, "a checkpoint is written")
+    wait_until((job.run_dir / "checkpoints" / "last.pt").exists)
     started = time.perf_counter()
     os.kill(ranks_of(job.run_dir)[victim], signal.SIGKILL)
     ended = job.end(restarts=0)
@@ -273,7 +265,7 @@ def launched(mpirun: str, place: Path, folder: Path) -> Iterator[subprocess.Pope
             command, cwd=place, env=environment(mpirun, folder), stdout=output, stderr=output, start_new_session=True
         )
         try:
-            wait_until(lambda: has_trained(folder / "run"), "a step is trained")
+            wait_until(lambda: has_trained(folder / "run"))
             yield process
         finally:
             process.kill()
@@ -357,7 +349,7 @@ def test_a_killed_launch_script_of_mpirun_takes_its_ranks_along(mpirun: str, pac
     with launched(mpirun, paced("mpirun"), tmp_path) as process:
         assert len(ranks_of(tmp_path / "run")) == 2
         process.kill()
-        wait_until(lambda: ranks_of(tmp_path / "run") == [], "the ranks are gone", timeout=2)
+        wait_until(lambda: ranks_of(tmp_path / "run") == [], 2)
 
 
 @pytest.mark.parametrize("mpirun", [pytest.param(name, marks=NEEDS[name]) for name in NEEDS])

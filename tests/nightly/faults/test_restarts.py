@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from tests.conftest import Measured, Render
 from tests.launching import ON_CPU, assert_same_weights, checkpoint
 from tests.nightly.test_signals import ranks_of
-from tests.pace import seconds
+from tests.pace import seconds, wait_until
 from tests.ranks import newest_step, train_on_ranks
 from tools.rewriting import Rewrite
 
@@ -52,11 +51,9 @@ def restarting(
 
 def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str]) -> None:
     """Wait until a checkpoint of this step or a later one is there."""
-    deadline = time.monotonic() + seconds(60)
-    while not (run_dir / "checkpoints").exists() or newest_step(run_dir) < step:
-        assert process.poll() is None, (run_dir.parent / "output.log").read_text()
-        assert time.monotonic() < deadline, f"no checkpoint of step {step}"
-        time.sleep(0.02)
+    printed = (run_dir.parent / "output.log").read_text
+    wait_until(lambda: newest_step(run_dir) >= step or process.poll() is not None, told=printed)
+    assert newest_step(run_dir) >= step, printed()
 
 
 def slowed(project: Path) -> Path:
@@ -88,6 +85,21 @@ def test_a_killed_rank_is_restarted_and_the_run_goes_on(
     train_on_ranks(project(launcher=launcher), tmp_path / "whole", *options)
     assert_same_weights(checkpoint(run_dir), checkpoint(tmp_path / "whole"))
     measured("restarts", f"{launcher}: restarts that went on by themselves, of {kills}", log.count("resumed from "))
+
+
+def test_a_restart_goes_on_with_the_run_that_was_resumed(own_project: Render, tmp_path: Path) -> None:
+    project, called = slowed(own_project()), tmp_path / "called"
+    before = project / "runs" / "before"
+    before.parent.mkdir()
+    train_on_ranks(project, before, "--max-steps", "2")
+    options = ("--save-every", "1", "--max-steps", "9", "--resume", "--run-dir", "auto")
+    with restarting("torchrun", project, called, 3, *options) as process:
+        wait_until(lambda: newest_step(before) >= 5 or process.poll() is not None)
+        os.kill(ranks_of(called)[1], signal.SIGKILL)
+        assert process.wait(timeout=seconds(120)) == 0, (tmp_path / "output.log").read_text()
+    log = (before / "train.log").read_text()
+    assert log.count("resumed from ") == 2
+    assert checkpoint(before)["progress"]["step"] == 9
 
 
 def test_restarts_that_lead_nowhere_end(own_project: Render, tmp_path: Path, measured: Measured) -> None:

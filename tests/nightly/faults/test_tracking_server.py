@@ -13,7 +13,8 @@ from pathlib import Path
 from generator.check.train.records import read_log, read_mlflow
 from tests.conftest import Measured, Render
 from tests.nightly.faults.test_frozen import wait_for_line
-from tests.nightly.faults.test_preemption import STOPPED, since, wait_until
+from tests.nightly.faults.test_preemption import STOPPED, since
+from tests.pace import wait_until
 from tests.ranks import Rank, start_ranks
 
 
@@ -25,7 +26,7 @@ def mlflow_server(folder: Path, port: int) -> Iterator[None]:
     with open(folder / "server.log", "a") as output:
         server = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, start_new_session=True)
         try:
-            wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), "the server answers", timeout=90)
+            wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), 90)
             yield
         finally:
             os.killpg(server.pid, signal.SIGKILL)
@@ -51,7 +52,7 @@ def test_mlflow_gets_what_was_measured_while_its_server_was_away(
         with mlflow_server(tmp_path, free_port):
             ranks += start_ranks(project(logging="mlflow"), run_dir, "--epochs", "9999", "--eval-every", "999", env=env)
             output = ranks[0].output
-            wait_until(output.exists, "rank 0 starts")
+            wait_until(output.exists)
             wait_for_line(output, "step 20 ", limit=120)
         wait_for_line(output, "WARNING metrics were not recorded: ", limit=60)
         with mlflow_server(tmp_path, free_port):

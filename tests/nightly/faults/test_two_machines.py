@@ -15,7 +15,7 @@ import pytest
 from tests import hosts
 from tests.conftest import Measured, Render
 from tests.launching import ON_CPU, assert_same_weights, checkpoint, launch_command, output_of
-from tests.pace import seconds
+from tests.pace import seconds, wait_until
 
 CORES = [str(core) for core in sorted(os.sched_getaffinity(0))[:2]]
 HEAD_TIMEOUT = 10  # of launch.sh
@@ -41,8 +41,9 @@ class Machine:
 
     def wait(self, since: float, limit: float) -> float:
         """Wait until nothing runs on the host any more; give how long after the moment since that was."""
+        deadline = since + seconds(limit)
         while self.host.processes() or self.agent.poll() is None:
-            assert time.perf_counter() < since + limit, f"still running: {self.output.read_text()}"
+            assert time.perf_counter() < deadline, f"still running: {self.output.read_text()}"
             time.sleep(0.02)
         return time.perf_counter() - since
 
@@ -98,11 +99,13 @@ class Cluster:
 
     def wait_for(self, what: str, begin: int = 0, timeout: float = 90) -> re.Match[str]:
         """Wait until the log, from a place on, has a regular expression, and return the match."""
-        deadline = time.monotonic() + seconds(timeout)
-        while not (found := re.compile(what, re.DOTALL).search(self.log, begin)):
-            assert time.monotonic() < deadline, "\n".join(file.read_text() for file in self.folder.glob("*.log"))
-            time.sleep(0.05)
-        return found
+        pattern = re.compile(what, re.DOTALL)
+        return wait_until(lambda: pattern.search(self.log, begin), timeout, lambda: self.printed)
+
+    @property
+    def printed(self) -> str:
+        """What both launchers have printed."""
+        return "\n".join(file.read_text() for file in self.folder.glob("*.log"))
 
 
 Start = Callable[[str], Cluster]

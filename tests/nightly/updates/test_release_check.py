@@ -3,20 +3,8 @@
 import json
 from pathlib import Path
 
-import pytest
-
-from generator.update.replay import commit_all
-from tests.core.updates.test_releases import SECTION, run_command
+from tests.core.updates.test_releases import run_command
 from tests.histories import MadeUp
-
-
-@pytest.fixture
-def ready(made_up: MadeUp) -> MadeUp:
-    """A history of which 1.1.0 can be released."""
-    (made_up.folder / "CHANGELOG.md").write_text(SECTION)
-    (made_up.folder / "pyproject.toml").write_text('[project]\nversion = "1.1.0"\n')
-    commit_all(made_up.folder)
-    return made_up
 
 
 def test_the_gate_as_a_command(ready: MadeUp, tmp_path: Path) -> None:
