@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -17,6 +17,7 @@ from generator.chaos.nemesis import Nemesis
 from tests.ranks import Rank, run_train, start_ranks
 
 GRACE = 8.0  # seconds in which ranks end after the first has failed, as launchers have it
+OFTEN = 6  # times that a kind is drawn, of which it must happen once
 
 
 def run_in_session() -> None:
@@ -33,6 +34,7 @@ class ForkedJob(Job):
     run_dir: Path
     started: list[Rank]
     failed: float | None = None  # time.monotonic() at which a rank had failed
+    late: set[int | None] = field(default_factory=set)  # process IDs of ranks that were killed because others failed
 
     def launchers(self) -> list[psutil.Process]:
         """Return none."""
@@ -46,6 +48,10 @@ class ForkedJob(Job):
                 if rank.process.is_alive():
                     alive.append(psutil.Process(rank.process.pid))
         return alive
+
+    def number_of(self, process: psutil.Process) -> int | None:
+        """Return its place among the ranks: what they have been told is not in the environment that Linux shows."""
+        return next((number for number, rank in enumerate(self.started) if rank.process.pid == process.pid), None)
 
     def processes(self) -> list[psutil.Process]:
         """Return those of the sessions of the ranks."""
@@ -65,6 +71,7 @@ class ForkedJob(Job):
             self.failed, self.first = time.monotonic(), failures[0]
         if self.failed is not None and time.monotonic() > self.failed + GRACE:
             for rank in self.started:
+                self.late |= {rank.process.pid} if rank.process.is_alive() else set()
                 rank.process.kill()
         if None in codes:
             return None
@@ -76,7 +83,8 @@ class ForkedJob(Job):
         """Return what all ranks have printed."""
         printed = [rank.output.read_text(errors="replace") for rank in self.started if rank.output.exists()]
         killed = [rank for rank in self.started if rank.process.exitcode == -signal.SIGKILL]
-        return "".join(printed) + "a rank was ended by SIGKILL\n" * len(killed)  # a launcher would say so
+        told = [rank for rank in killed if rank.process.pid not in self.late]
+        return "".join(printed) + "a rank was ended by SIGKILL\n" * len(told)  # a launcher would say so
 
 
 def forked(project: Path, outputs: Path) -> Starter:
@@ -90,10 +98,17 @@ def forked(project: Path, outputs: Path) -> Starter:
 
 
 def befall(nemesis: Nemesis, faults: int, seed: int) -> Counter[str]:
-    """Let faults happen, from a seed on. Returns how often each kind did; fails if one was not survived."""
+    """Let faults happen, from a seed on. Returns how often each kind did.
+
+    Fails if one was not survived, or if a kind never happened that was drawn often.
+    """
     happened: Counter[str] = Counter()
+    drawn: Counter[str] = Counter()
     for verdict in nemesis.befall_until(faults, seed):
         story = "\n".join([f"seed {verdict.schedule.seed}", *map(str, verdict.befallen), *verdict.wrong])
         assert not verdict.wrong, story
         happened.update(fault.kind for fault in verdict.happened)
+        drawn.update(fault.kind for fault in verdict.schedule.faults)
+    never = [f"{kind}, drawn {times} times" for kind, times in drawn.items() if times >= OFTEN and not happened[kind]]
+    assert not never, f"never happened: {'; '.join(never)}"
     return happened

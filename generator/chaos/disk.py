@@ -21,11 +21,13 @@ STATES = {
 class Disk:
     """What tells the disk how to be."""
 
-    def __init__(self, folder: Path, mount: Path, orders: IO[str]) -> None:
-        """Take the folder with the files, and the one where programs see them."""
+    def __init__(self, folder: Path, mount: Path, orders: IO[str], changes: Path) -> None:
+        """Take the folder with the files, the one where programs see them, and what tells which calls were changed."""
         self.folder = folder
         self.mount = mount
         self.orders = orders
+        self.changes = changes
+        self.known = 0
 
     def be(self, state: str) -> None:
         """Be so from now on."""
@@ -33,10 +35,17 @@ class Disk:
         self.orders.write(f"{state}\n")
         self.orders.flush()
 
+    def met(self) -> set[str]:
+        """Return the states that have changed a call since this was asked last."""
+        told = self.changes.read_text().splitlines()
+        new, self.known = told[self.known :], len(told)
+        return {*new}
 
-def last_line(log: Path) -> str:
-    """Return the last line of a file."""
-    return (log.read_text().strip().splitlines() or ["it says nothing"])[-1]
+
+def reason_in(log: Path) -> str:
+    """Return the first line of a file that is no part of a traceback but its end, if it has one."""
+    lines = [line for line in log.read_text().splitlines() if line.strip() and not line.startswith((" ", "Traceback"))]
+    return [*lines, "it says nothing"][0]
 
 
 @contextmanager
@@ -45,16 +54,17 @@ def failing_disk(place: Path) -> Iterator[Disk]:
     folder, mount = place / "files", place / "disk"
     for each in (folder, mount):
         each.mkdir(parents=True)
-    with open(place / "disk.log", "w") as log:
+    changes = place / "disk.changes"
+    with open(place / "disk.log", "w") as log, open(changes, "w") as told:
         command = [sys.executable, "-m", "generator.chaos.fuse", str(folder), str(mount)]
-        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True)
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=told, stderr=log, text=True)
     assert server.stdin
     try:
         while not mount.is_mount():
             if server.poll() is not None:
-                raise OSError(f"FUSE does not serve a disk: {last_line(place / 'disk.log')}")
+                raise OSError(f"FUSE does not serve a disk: {reason_in(place / 'disk.log')}")
             time.sleep(0.01)
-        yield Disk(folder, mount, server.stdin)
+        yield Disk(folder, mount, server.stdin, changes)
     finally:
         subprocess.run(["umount", "--lazy", str(mount)], capture_output=True)
         server.kill()

@@ -1,21 +1,22 @@
 """The faults: what each does to a run, and how the run may end for it."""
 
+import math
 import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from threading import Timer
-from typing import Protocol
+from threading import RLock, Timer
+from typing import Any, Protocol
 
 import psutil
 
 from generator.chaos.clock import Clock
 from generator.chaos.disk import Disk
-from generator.chaos.job import Job
+from generator.chaos.job import Job, loader_workers
 
 # Codes of the exits.py of every project, and of a shell.
 DONE, FAILED, REFUSED, LOST, STOPPED = 0, 1, 2, 69, 75
@@ -39,6 +40,7 @@ class Need(Enum):
     MACHINES = 5
     SERVER = 6
     TERMINAL = 7
+    LIMIT = 8  # on the memory of another process, which Linux has
 
 
 class Stateful(Protocol):
@@ -60,18 +62,36 @@ class Machines(Protocol):
 
 @dataclass
 class Surroundings:
-    """What a run has around it, beside its processes."""
+    """What a run has around it, beside its processes, and what was done to it."""
 
     disk: Disk | None = None
     clock: Clock | None = None
     link: Stateful | None = None
     machines: Machines | None = None
     server: Stateful | None = None
+    pace: float = 1.0  # what passes takes so many times as long as its length
+    hit: int | None = None  # the number of the rank that was killed or frozen last, or whose process was
     timers: list[Timer] = field(default_factory=list)
+    changes: dict[Hashable, object] = field(default_factory=dict)  # the last one of each thing
+    lock: Any = field(default_factory=RLock)
+
+    def change(self, thing: Hashable, begin: Callable[[], None], end: Callable[[], None], length: float) -> None:
+        """Change a thing for some time; if another change of it comes meanwhile, that one decides how it ends."""
+        with self.lock:
+            begin()
+            self.changes[thing] = mine = object()
+
+        def is_over() -> None:
+            with self.lock:
+                if self.changes[thing] is mine:
+                    end()
+
+        if length < math.inf:
+            self.later(length, is_over)
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do something after some seconds."""
-        self.timers.append(Timer(seconds, action))
+        """Do something after some seconds, longer for a run that is slow."""
+        self.timers.append(Timer(seconds * self.pace, action))
         self.timers[-1].start()
 
     def calm_down(self) -> None:
@@ -100,6 +120,7 @@ class Kind:
     patience: float = 15.0  # seconds in which the run ends, if it does
     need: Need = Need.NOTHING
     options: Mapping[str, str] = field(default_factory=dict)  # without which it finds no victim
+    state: str = ""  # of a disk: until it has changed a call, nothing has happened
 
 
 def one_of(processes: Sequence[psutil.Process], victim: float) -> psutil.Process:
@@ -115,12 +136,8 @@ def a_rank(job: Job, victim: float) -> psutil.Process:
 
 
 def a_loader_worker(job: Job, victim: float) -> psutil.Process:
-    """Return one of the processes that load data: ranks fork them."""
-    found: list[psutil.Process] = []
-    for rank in job.ranks():
-        with suppress(psutil.NoSuchProcess):
-            found += [child for child in rank.children() if child.cmdline() == rank.cmdline()]
-    return one_of(found, victim)
+    """Return one of the processes that load data."""
+    return one_of([worker for rank in job.ranks() for worker in loader_workers(rank)], victim)
 
 
 def a_launcher(job: Job, victim: float) -> psutil.Process:
@@ -143,14 +160,25 @@ def send(number: int, process: psutil.Process) -> None:
 
 def kill(choose: Chooser) -> Act:
     """Send KILL to a process."""
-    return lambda job, around, victim, length: send(signal.SIGKILL, choose(job, victim))
+
+    def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
+        process = choose(job, victim)
+        number = job.number_of(process)
+        send(signal.SIGKILL, process)
+        around.hit = number
+
+    return act
 
 
 def kill_everything(job: Job, around: Surroundings, victim: float, length: float) -> None:
     """Send KILL to all at once, as near as can be to a machine that loses its power."""
+    killed = 0
     for process in job.processes():
         with suppress(NoVictim):
             send(signal.SIGKILL, process)
+            killed += 1
+    if not killed:
+        raise NoVictim
 
 
 def stop(job: Job, around: Surroundings, victim: float, length: float) -> None:
@@ -179,7 +207,9 @@ def freeze_for_good(job: Job, around: Surroundings, victim: float, length: float
     ranks = job.ranks()
     if len(ranks) < 2:
         raise NoVictim  # nobody would wait for it
-    send(signal.SIGSTOP, one_of(ranks, victim))
+    process = one_of(ranks, victim)
+    around.change(process.pid, lambda: send(signal.SIGSTOP, process), lambda: None, math.inf)
+    around.hit = job.number_of(process)
 
 
 def freeze(choose: Chooser) -> Act:
@@ -187,8 +217,7 @@ def freeze(choose: Chooser) -> Act:
 
     def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
         process = choose(job, victim)
-        send(signal.SIGSTOP, process)
-        around.later(length, lambda: thaw(process))
+        around.change(process.pid, lambda: send(signal.SIGSTOP, process), lambda: thaw(process), length)
 
     return act
 
@@ -199,21 +228,14 @@ def thaw(process: psutil.Process) -> None:
         send(signal.SIGCONT, process)
 
 
-def spoil(part: str, state: str) -> Act:
-    """Let a part of the surroundings ("disk", "link" or "server") be in a state for some time."""
+def spoil(part: str, state: str, *, for_good: bool = False) -> Act:
+    """Let a part of the surroundings ("disk", "link" or "server") be in a state, for some time or for good."""
 
     def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
         spoiled: Stateful = getattr(around, part)
-        spoiled.be(state)
-        around.later(length, lambda: spoiled.be("sound"))
+        around.change(part, lambda: spoiled.be(state), lambda: spoiled.be("sound"), math.inf if for_good else length)
 
     return act
-
-
-def cut_link(job: Job, around: Surroundings, victim: float, length: float) -> None:
-    """Let nothing pass between two machines any more."""
-    assert around.link
-    around.link.be("cut")
 
 
 def take_machine(job: Job, around: Surroundings, victim: float, length: float) -> None:
@@ -228,7 +250,9 @@ def limit_memory(job: Job, around: Surroundings, victim: float, length: float) -
     process = a_rank(job, victim)
     try:
         size = process.memory_info().vms + HEADROOM
-        resource.prlimit(process.pid, resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
+        _, hard = resource.prlimit(process.pid, resource.RLIMIT_AS)  # which only root may raise
+        size = size if hard == resource.RLIM_INFINITY else min(size, hard)
+        resource.prlimit(process.pid, resource.RLIMIT_AS, (size, hard))
     except (psutil.NoSuchProcess, ProcessLookupError) as error:
         raise NoVictim from error
 
@@ -240,14 +264,14 @@ def jump(job: Job, around: Surroundings, victim: float, length: float) -> None:
 
 
 WORKERS = {"workers": "1"}
+VICTIM = r"(?#victim)\d+"  # in a pattern: the rank whose number is to be said
 # torchrun, Open MPI, MPICH and Slurm have their own words for it.
 LOST_LINE = (
-    r"rank \d+ (is silent|has ended|does not come)|store at which the ranks met is silent"
+    rf"rank {VICTIM} (is silent|has ended|does not come)|store at which the ranks met is silent"
     r"|SIGKILL|[Ss]ignal:? 9|KILLED|task \d+: Killed"
 )
 UNMET_LINE = r"error: rank \d+ could not meet the others"
-LOADER_LINE = r"rank \d+: a process that loads its data has gone"
-DISK_LINE = r"error: .*(No space left|Input/output error|Read-only file system|could not be written)"
+LOADER_LINE = rf"rank {VICTIM}: a process that loads its data has gone"
 SERVER_ENDS = {REFUSED: "error: .* does not start with"}
 CUT_ENDS = {LOST: LOST_LINE + "|machine 0 is lost", KILLED: "has been out of reach"}
 # Imports do not tell the user, oneDNN does not say for want of what, and C and C++ may only end the program.
@@ -269,6 +293,13 @@ BEFORE_TRAINING = r"\A(?!.* INFO step \d)"
 # If a rank is killed before it has stopped, the launcher knows of the signal alone.
 STOP_ENDS = {STOPPED: "stopped after step"} | {128 + number: f"{BEFORE_TRAINING}|{LOST_LINE}" for number in STOPS}
 
+
+def disk_that_is(state: str, reason: str = "") -> Kind:
+    """Return the fault that a disk is in a state, in which calls fail for a reason, if they do."""
+    ends = {REFUSED: rf"error: [^\n]*({reason})"} if reason else {}
+    return Kind(spoil("disk", state), ends, need=Need.DISK, state=state)
+
+
 FAULTS: Mapping[str, Kind] = {
     "kill a rank": Kind(kill(a_rank), {LOST: LOST_LINE, KILLED: LOST_LINE}, is_end=True, weight=4),
     "kill a loader worker": Kind(kill(a_loader_worker), {LOST: LOADER_LINE}, weight=3, options=WORKERS),
@@ -283,14 +314,17 @@ FAULTS: Mapping[str, Kind] = {
     ),
     "freeze a loader worker": Kind(freeze(a_loader_worker), weight=1, options=WORKERS),
     "freeze the launcher": Kind(freeze(a_launcher), need=Need.LAUNCHER),
-    "full disk": Kind(spoil("disk", "full"), {REFUSED: DISK_LINE}, need=Need.DISK),
-    "failing disk": Kind(spoil("disk", "failing"), {REFUSED: DISK_LINE}, need=Need.DISK),
-    "read-only disk": Kind(spoil("disk", "read-only"), {REFUSED: DISK_LINE}, need=Need.DISK),
-    "short writes": Kind(spoil("disk", "short"), need=Need.DISK),
-    "slow disk": Kind(spoil("disk", "slow"), need=Need.DISK),
-    "little memory": Kind(limit_memory, MEMORY_ENDS, weight=1),
+    # SQLite, in which MLflow stores, has its own words.
+    "full disk": disk_that_is("full", "No space left on device|disk is full"),
+    "failing disk": disk_that_is("failing", "Input/output error|disk I/O error"),
+    "read-only disk": disk_that_is("read-only", "Read-only file system|readonly database|open database file"),
+    "short writes": disk_that_is("short"),
+    "slow disk": disk_that_is("slow"),
+    "little memory": Kind(limit_memory, MEMORY_ENDS, weight=1, need=Need.LIMIT),
     "clock jumps": Kind(jump, need=Need.CLOCK),
-    "link cut for good": Kind(cut_link, CUT_ENDS, is_end=True, need=Need.LINK, weight=1, patience=90.0),
+    "link cut for good": Kind(
+        spoil("link", "cut", for_good=True), CUT_ENDS, is_end=True, need=Need.LINK, weight=1, patience=90.0
+    ),
     "link cut for a moment": Kind(spoil("link", "cut"), need=Need.LINK),
     "slow link": Kind(spoil("link", "slow"), need=Need.LINK),
     "lossy link": Kind(spoil("link", "lossy"), need=Need.LINK),
@@ -301,5 +335,6 @@ FAULTS: Mapping[str, Kind] = {
 
 
 def possible_faults(*needs: Need) -> list[str]:
-    """Return the faults that can happen if this much is there."""
-    return [name for name, kind in FAULTS.items() if kind.need in (Need.NOTHING, *needs)]
+    """Return the faults that can happen if this much is there, beside what this system brings along."""
+    there = (Need.NOTHING, *([Need.LIMIT] if hasattr(resource, "prlimit") else []), *needs)
+    return [name for name, kind in FAULTS.items() if kind.need in there]

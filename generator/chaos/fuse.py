@@ -1,7 +1,7 @@
 """Serves a folder of this machine through FUSE, as a disk that is sound, full, slow or worse.
 
 python -m generator.chaos.fuse FOLDER MOUNT obeys lines on its standard input: each is a state of disk.STATES, until the
-next line.
+next line. Once a state has changed a call, it is a line on standard output.
 """
 
 import errno
@@ -27,26 +27,37 @@ class FailingFolder(mfusepy.Operations):  # type: ignore[misc]
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.state = "sound"
+        self.is_told = False
 
     def obey(self, orders: IO[str]) -> None:
         """Take states from lines, and end when there are no more: who gave them is gone."""
         for line in orders:
-            self.state = line.strip()
+            self.state, self.is_told = line.strip(), False
         os.kill(os.getpid(), signal.SIGTERM)  # whereupon libfuse unmounts it
 
     def _at(self, path: str) -> str:
         return self.folder + path
 
+    def _tell(self, state: str) -> None:
+        """Say that this state has changed a call."""
+        if not self.is_told:
+            self.is_told = True
+            print(state, flush=True)
+
+    def _fails(self, state: str, number: int) -> None:
+        if self.state == state:
+            self._tell(state)
+            raise OSError(number, os.strerror(number))
+
     def _changes(self) -> None:
-        if self.state == "read-only":
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        self._fails("read-only", errno.EROFS)
 
     def _stores(self) -> None:
         self._changes()
-        number = {"full": errno.ENOSPC, "failing": errno.EIO}.get(self.state)
-        if number:
-            raise OSError(number, os.strerror(number))
+        self._fails("full", errno.ENOSPC)
+        self._fails("failing", errno.EIO)
         if self.state == "slow":
+            self._tell("slow")
             time.sleep(SLOW)
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
@@ -82,7 +93,10 @@ class FailingFolder(mfusepy.Operations):  # type: ignore[misc]
     def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
         """Write to a file."""
         self._stores()
-        return os.pwrite(fh, data[: max(1, len(data) // 2)] if self.state == "short" else data, offset)
+        if self.state == "short" and len(data) > 1:
+            self._tell("short")
+            data = data[: len(data) // 2]
+        return os.pwrite(fh, data, offset)
 
     def fsync(self, path: str, datasync: int, fh: int) -> None:
         """Bring a file to the disk; the files are only as safe as the tests need them."""

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,18 @@ from generator.check.train.judgement import digest
 from generator.check.train.records import History
 
 ORPHANS = 10.0  # seconds after the end of a run, in which all of its processes are to be gone
-PARTS = ("model", "optimizer", "ranks", "progress")  # of a checkpoint: all that decides how a run goes on
+START = ("config", "code")  # parts of a checkpoint that tell of the start which wrote it, not of the run
+COUNTED = ("step", "epoch", "samples_in_epoch", "samples_seen")  # in the progress, whatever the number of processes
 # By logger, after what a resumed run may lack records: the process of W&B that writes its file is killed with what it
 # has in memory, or its disk does not take that; a rank is killed with what a server of MLflow did not take.
 MAY_LACK = {
     "wandb": {"kill everything", "full disk", "failing disk", "read-only disk"},
     "mlflow": {"no tracking server", "silent tracking server"},
 }
+KILLED_ALONG = {"wandb"}  # loggers whose process ends without a write once its rank is killed, and waited for
 NOT_THE_OWNERS = {"__pycache__", ".git", ".venv", "runs", ".mypy_cache", ".ruff_cache", ".pytest_cache"}  # folders
 OF_CLOCK = ("samples_per_second", "peak_memory_gib")
-
-
-@dataclass(frozen=True)
-class Calm:
-    """A run that nothing has befallen."""
-
-    run_dir: Path
-    recorded: History
+Files = Mapping[str, tuple[int, int, int]]  # size, time of the last change and inode, by path
 
 
 def newest_step(run_dir: Path) -> int:
@@ -115,17 +110,35 @@ def wrong_records(found: History, calm: History, *, may_lack: bool = False) -> l
     return wrong
 
 
+def only_steps(history: History) -> History:
+    """Return at which steps there is a record: values are others if other numbers of processes add them up."""
+    return {name: [(step, 0.0) for step, _ in pairs] for name, pairs in history.items()}
+
+
 def differing_parts(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Return the parts of two checkpoints that are not the same, bit for bit."""
-    return [part for part in PARTS if digest(one[part]) != digest(other[part])]
+    parts = sorted((one.keys() | other.keys()) - {*START})
+    return [part for part in parts if digest(one.get(part)) != digest(other.get(part))]
 
 
-def digests(project: Path) -> dict[str, str]:
-    """Return the digest of each file of a project, to see whether a run touches one."""
+def differing_counts(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return which counts of the progress in two checkpoints are not the same."""
+    return [name for name in COUNTED if one["progress"].get(name) != other["progress"].get(name)]
+
+
+def look_at_files(project: Path) -> Files:
+    """Return what tells of each file of a project whether it was changed, without reading it."""
     found = {}
     for folder, folders, names in os.walk(project):
         folders[:] = {*folders} - NOT_THE_OWNERS
         for file in (Path(folder, name) for name in names):
-            if file.is_file():
-                found[str(file.relative_to(project))] = hashlib.sha256(file.read_bytes()).hexdigest()
+            with suppress(OSError):
+                stat = os.lstat(file)
+                found[str(file.relative_to(project))] = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
     return found
+
+
+def changed_files(project: Path, before: Files) -> list[str]:
+    """Return which of the files of a project that were there are not, or are changed."""
+    now = look_at_files(project)
+    return sorted(name for name, facts in before.items() if now.get(name) != facts)

@@ -1,6 +1,7 @@
 """A run that was started: which of its processes is what, how it ends and what it has printed."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,13 @@ from pathlib import Path
 
 import psutil
 
+from generator.answers.combinations import SelectionError
+from generator.check.train.trial import WANDB
+
 MARK = "DDP_CHAOS"  # the variable by which the processes of a job are found
+RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")  # variables of launchers, for their ranks
+TRACKING = ("WANDB_", "MLFLOW_")  # what variables begin with that say where records go
+LOOKS_FOR_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 
 
 class Job(ABC):
@@ -29,6 +36,13 @@ class Job(ABC):
     @abstractmethod
     def ranks(self) -> list[psutil.Process]:
         """Return the ranks that are alive."""
+
+    def number_of(self, process: psutil.Process) -> int | None:
+        """Return the number of a rank, or that of a process which it has started; None if nothing tells it."""
+        variables: dict[str, str] = {}
+        with suppress(psutil.Error):
+            variables = process.environ()
+        return next((int(variables[name]) for name in RANK if variables.get(name, "").isdecimal()), None)
 
     @abstractmethod
     def processes(self) -> list[psutil.Process]:
@@ -99,6 +113,19 @@ def ranks_among(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     return sorted(found, key=lambda process: process.pid)
 
 
+def loader_workers(rank: psutil.Process) -> list[psutil.Process]:
+    """Return what loads data for a rank: processes that it has forked or spawned, or its fork server has forked."""
+    found: list[psutil.Process] = []
+    with suppress(psutil.Error):
+        own = command_of(rank)
+        for child in rank.children():
+            if command_of(child) == own or _trains(child):
+                found.append(child)
+            elif any("multiprocessing.forkserver" in word for word in command_of(child)):
+                found += child.children()
+    return found
+
+
 def command_of(process: psutil.Process) -> list[str]:
     """Return its command line; nothing if it is gone."""
     words: list[str] = []
@@ -129,25 +156,46 @@ def _trains(process: psutil.Process) -> bool:
     return Path(script).name == "train.py" or any("spawn_main" in word for word in words)
 
 
+def folder_of_python(project: Path) -> Path:
+    """Return the folder of the first Python that has torch: the project's, the active one, that of PATH, or this one.
+
+    Raises SelectionError if none has it.
+    """
+    active, found = os.environ.get("VIRTUAL_ENV"), shutil.which("python")
+    folders = [project / ".venv" / "bin", *([Path(active, "bin")] if active else [])]
+    folders += [*([Path(found).parent] if found else []), Path(sys.executable).parent]
+    for folder in folders:
+        python = folder / "python"
+        if python.exists() and subprocess.run([python, "-c", LOOKS_FOR_TORCH], cwd=project).returncode == 0:
+            return folder
+    raise SelectionError(f"no Python here has torch: make {project}/.venv as its README.md says, or activate one")
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of the user, but for those by which records would go to the user's own trackers."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(TRACKING)} | WANDB
+
+
 def launch(
     project: Path, folder: Path, words: Sequence[str], variables: Mapping[str, str], before: Sequence[str] = ()
 ) -> Callable[[Path, int, Sequence[str]], LaunchedJob]:
     """Return what starts a project by its launch.sh; words go before the options of train.py, "{processes}" filled in.
 
-    Another command may come before launch.sh, which becomes it. What it prints is in the folder.
+    Another command may come before launch.sh, which becomes it. What it prints is in the folder. Raises SelectionError
+    if no Python has torch.
     """
+    path = f"{folder_of_python(project)}:{os.environ['PATH']}"
 
     def start(run_dir: Path, processes: int, options: Sequence[str]) -> LaunchedJob:
         mark = uuid.uuid4().hex
         printed = folder / f"output-{mark}.log"
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         number = {"NPROC_PER_NODE": str(processes), "NPROC": str(processes), "OMP_NUM_THREADS": "1"}
         first = [word.format(processes=processes) for word in words]
         with open(printed, "w") as output:
             process = subprocess.Popen(
                 [*before, "./launch.sh", *first, "--run-dir", str(run_dir), *options],
                 cwd=project,
-                env={**os.environ, **number, "PATH": path, MARK: mark, **variables},
+                env={**environment(), **number, "PATH": path, MARK: mark, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

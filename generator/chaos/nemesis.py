@@ -1,7 +1,8 @@
 """Lets a schedule befall a run, resumes it after each end, and says in what it was not as it must be."""
 
+import math
 import os
-import re
+import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -10,30 +11,28 @@ from functools import cached_property
 from pathlib import Path
 
 from generator.chaos import invariants
+from generator.chaos.calm import SAVE_EVERY, Calm, Unfit, Watch, follow
 from generator.chaos.clock import Clock
 from generator.chaos.disk import failing_disk
-from generator.chaos.faults import BY_ITSELF, DONE, FAILED, FAULTS, Machines, Need, NoVictim, Stateful, Surroundings
-from generator.chaos.invariants import Calm, newest_step
+from generator.chaos.ends import shown, wrong_failure
+from generator.chaos.faults import DONE, FAULTS, Machines, Need, NoVictim, Stateful, Surroundings
+from generator.chaos.invariants import newest_step
 from generator.chaos.job import Job, Starter
 from generator.chaos.schedule import PROCESSES, STARTING, TOGETHER, TRAINING, Fault, Schedule, Start, draw
 from generator.check.train.records import READERS, History
 
-SAVE_EVERY = LOG_EVERY = 5  # steps
+LOG_EVERY = 5  # steps
 STEPS = 200  # of a run, which has time for AT_ONCE faults
 AT_ONCE = 8
 TIMEOUT = 30  # seconds: on a busy machine ranks may be far apart
 ON_CPU = ("--device", "cpu", "--backend", "gloo", "--timeout", str(TIMEOUT))
 OPTIONS = (*ON_CPU, "--epochs", "1000", "--log-every", str(LOG_EVERY))
-# Threads of PyTorch's loader, which passes tensors on, and of TensorBoard print a traceback of their own when they end.
-THREADS = ("resource_sharer", "event_file_writer")
-STACK = ("frame #", "Exception raised from", "<omitting")  # of PyTorch's C++, which a lost store makes print much
-SHOWN = 100  # lines of what a run has printed
 BEGINS_WITHIN = 60.0  # seconds until a start trains
 DONE_WITHIN = 600.0  # seconds in which a run trains that is left alone
-
-
-class Unfit(Exception):
-    """A project does not train even without faults."""
+HANGS_AFTER = TIMEOUT + 60.0  # seconds without progress, in which ranks name a lost one, and a launcher kills it
+ROOM = 4  # run directories that a disk must have room for
+OF_LAUNCHERS = [name for name, kind in FAULTS.items() if kind.need == Need.LAUNCHER]
+NOT_CALM = " than without faults"
 
 
 @dataclass
@@ -73,7 +72,7 @@ class Nemesis:
     start: Starter
     logger: str  # the answer to "logging"
     folder: Path  # for the runs
-    kinds: Sequence[str]  # of FAULTS
+    kinds: Sequence[str]  # of FAULTS, that are drawn
     clock: Clock | None = None
     link: Stateful | None = None
     machines: Machines | None = None  # of a scheduler, which starts jobs that it has lost anew
@@ -83,42 +82,70 @@ class Nemesis:
     options: Sequence[str] = ()  # of train.py
     steps: int = STEPS
     slowness: Callable[[], float] = lambda: 1.0  # of this machine, now: limits are multiples of it
-    starts_in: float = 0.0  # seconds until a run without a fault has trained some steps
+    here: Collection[str] = tuple(FAULTS)  # those of the kinds that can be on this machine
+
+    @cached_property
+    def files(self) -> invariants.Files:
+        """The files of the project before its first run."""
+        return invariants.look_at_files(self.project)
 
     @cached_property
     def calm(self) -> Calm:
-        """A run without a fault. Raises Unfit if the project does not train."""
-        run_dir, began = self.folder / "calm" / "run", time.monotonic()
+        """A run without a fault. Raises Unfit if the project does not train, or leaves nothing to compare."""
+        before, calm = self.files, self._run_calm("calm")
+        if changed := invariants.changed_files(self.project, before):
+            raise Unfit(f"a run without a fault changes {changed[0]}, a file of the project")
+        if self._reader and not any(calm.recorded.values()):
+            raise Unfit(f"a run without a fault leaves no records of logging={self.logger} in its run directory")
+        if shutil.disk_usage(self.folder).free < ROOM * calm.size:
+            room = f"{ROOM} run directories of {calm.size / 1e6:.0f} MB"
+            raise Unfit(f"{self.folder} has no room for {room}: let TMPDIR name a folder on a larger disk")
+        return calm
+
+    @cached_property
+    def second(self) -> Calm:
+        """Another run without a fault, which tells whether they are all the same."""
+        return self._run_calm("second")
+
+    def _run_calm(self, name: str) -> Calm:
+        if self.clock:
+            self.clock.jump(0)  # back from where the run before has left it
+        run_dir = self.folder / name / "run"
         run_dir.parent.mkdir()
-        job = self.start(run_dir, PROCESSES, [*OPTIONS, *self.options, "--max-steps", str(self.steps)])
+        job = self.start(run_dir, PROCESSES, self._options_of(Start(PROCESSES, {}, []), resume=False))
         try:
-            while not newest_step(run_dir) and job.code() is None:
-                time.sleep(0.01)
-            self.starts_in = time.monotonic() - began
-            if (code := self._end_of(job, DONE_WITHIN)) != DONE:
-                raise Unfit(f"exit code {code} without a fault: {job.output().strip()[-2000:]}")
+            pace = follow(job, run_dir, self.steps, DONE_WITHIN * self.slowness())
         finally:
             job.end()
-        return Calm(run_dir, self._recorded(run_dir))
+        try:
+            recorded = self._recorded(run_dir)
+        except Exception as error:  # other people's readers raise what they like
+            raise Unfit(f"the records of logging={self.logger} cannot be read: {error!r}") from error
+        return Calm(run_dir, recorded, pace.starts_in, pace.interval, pace.silence)
+
+    def drawn(self, seed: int) -> Schedule:
+        """Draw a schedule, of which what cannot be on this machine, or with this project, is left out."""
+        return draw(seed, AT_ONCE, self.kinds).fitted(self.here, self.calm.numbers)
 
     def befall_until(self, faults: int, seed: int) -> Iterator[Verdict]:
         """Draw schedules, from this seed on, until so many faults have happened; yield each verdict as it comes."""
         happened = 0
         while happened < faults:
-            yield (verdict := self.befall(draw(seed, AT_ONCE, self.kinds)))
-            happened += len(verdict.happened)
+            if (schedule := self.drawn(seed)).starts:
+                yield (verdict := self.befall(schedule))
+                happened += len(verdict.happened)
             seed += 1
 
     def befall(self, schedule: Schedule) -> Verdict:
-        """Let a schedule befall a new run, until it is at its end."""
-        verdict, calm = Verdict(schedule), self.calm
+        """Let a schedule befall a new run, until it is at its end. Raises Unfit if calm runs are not all the same."""
+        verdict, pace, before = Verdict(schedule), self.calm.pace, self.files
         if self.clock:
-            self.clock.jump(0)  # back from where the run before has left it
-        before = invariants.digests(self.project)
+            self.clock.jump(0)
         place = next(place for number in range(1000) if not (place := self._place(schedule.seed, number)).exists())
         place.mkdir()
         with ExitStack() as stack:
             around = Surroundings(clock=self.clock, link=self.link, machines=self.machines, server=self.server)
+            around.pace = pace
             run_dir = files = place / "run"
             if any(FAULTS[fault.kind].need == Need.DISK for fault in schedule.faults):
                 around.disk = stack.enter_context(failing_disk(place))
@@ -127,40 +154,46 @@ class Nemesis:
                 self._befall_start(start, run_dir, files, around, verdict)
                 if verdict.wrong or verdict.befallen[-1].code == DONE:
                     break
-        verdict.wrong += [] if verdict.wrong else self._wrong_at_the_end(files, calm, verdict)
-        verdict.wrong += [] if before == invariants.digests(self.project) else ["a file of the project was changed"]
+        verdict.wrong += [] if verdict.wrong else self._wrong_at_the_end(files, verdict)
+        if changed := invariants.changed_files(self.project, before):
+            verdict.wrong.append(f"{changed[0]}, a file of the project, was changed")
+            self.files = invariants.look_at_files(self.project)  # it was not the next run that did it
+        if not verdict.wrong:
+            shutil.rmtree(place, ignore_errors=True)
         return verdict
 
     def _place(self, seed: int, number: int) -> Path:
         return self.folder / f"seed-{seed}-{number}"
 
     def _befall_start(self, start: Start, run_dir: Path, files: Path, around: Surroundings, verdict: Verdict) -> None:
-        before, began = newest_step(files), time.monotonic()
+        before, began, around.hit = newest_step(files), time.monotonic(), None
+        if around.disk:
+            around.disk.met()  # of the start before
         job = self.start(run_dir, start.processes, self._options_of(start, resume=before > 0))
         try:
             happened = [fault for fault in start.faults if self._happens(fault, job, files, around, before)]
-            ends = [
-                FAULTS[fault.kind].patience for fault in happened if FAULTS[fault.kind].is_end and not self.machines
-            ]
-            code = self._end_of(job, max(ends, default=DONE_WITHIN))
+            code = self._end_of(job, files, happened)
+            met = around.disk.met() if around.disk else set()
+            happened = [fault for fault in happened if FAULTS[fault.kind].state in {"", *met}]
             verdict.befallen.append(Befallen(start, happened, code, time.monotonic() - began))
-            wrong = [] if code == DONE and newest_step(files) >= self.steps else self._wrong_end(job, happened, code)
-            wrong += [
-                f"a process is left: {left}"
-                for left in (invariants.orphans(job, self.slowness()) if code is not None else [])
-            ]
+            wrong = [*filter(None, [self._wrong_end(job, files, happened, code, around.hit)])]
+            left = invariants.orphans(job, self.slowness()) if code is not None else []
+            wrong += [f"a process is left: {each}" for each in left]
         finally:
             job.end()
             around.calm_down()
             if around.link:
                 around.link.be("sound")
         wrong += [f"damaged: {file}" for file in invariants.damaged_checkpoints(files)]
-        if (after := newest_step(files)) < before:
-            wrong.append(f"the newest checkpoint was that of step {before}, and is that of step {after}")
+        wrong += self._lost(job, start, before, newest_step(files), code)
+        verdict.wrong += [f"start {len(verdict.befallen)}: {each}" for each in wrong]
+
+    def _lost(self, job: Job, start: Start, before: int, after: int, code: int | None) -> Iterator[str]:
+        if after < before:
+            yield f"the newest checkpoint was that of step {before}, and is that of step {after}"
         lost = invariants.last_step_told(job.output()) - after
         if lost > (limit := (2 if "async-saves" in start.options else 1) * SAVE_EVERY) and code != DONE:
-            wrong.append(f"{lost} steps are lost, and {limit} may be")
-        verdict.wrong += [f"start {len(verdict.befallen)}: {each}" for each in wrong]
+            yield f"{lost} steps are lost, and {limit} may be"
 
     def _options_of(self, start: Start, *, resume: bool) -> list[str]:
         options = {"save-every": str(SAVE_EVERY), "max-steps": str(self.steps), **start.options}
@@ -169,7 +202,8 @@ class Nemesis:
 
     def _happens(self, fault: Fault, job: Job, files: Path, around: Surroundings, before: int) -> bool:
         """Wait for the moment, and let the fault happen. Returns whether it did: the run may end before."""
-        deadline = time.monotonic() + BEGINS_WITHIN * self.slowness()
+        trains_in = BEGINS_WITHIN + self.calm.starts_in + fault.saves * self.calm.interval
+        deadline = time.monotonic() + trains_in * self.slowness()
         old = _temporary_files(files)
 
         def is_time() -> bool:
@@ -182,58 +216,72 @@ class Nemesis:
             if job.code() is not None or time.monotonic() > deadline:
                 return False
             time.sleep(0.02 if fault.moment == STARTING else 0.002)
-        time.sleep(fault.delay * (self.starts_in if fault.moment == STARTING else 1.0))
+        time.sleep(fault.delay * (self.calm.starts_in if fault.moment == STARTING else 1.0))
+        if job.code() is not None:
+            return False
         try:
             FAULTS[fault.kind].act(job, around, fault.victim, fault.length)
         except NoVictim:
             return False
         return True
 
-    def _end_of(self, job: Job, patience: float) -> int | None:
-        """Wait for the end. Returns the exit code; None if it does not come in time."""
-        deadline = time.monotonic() + patience * self.slowness()
-        while (code := job.code()) is None and time.monotonic() < deadline:
+    def _end_of(self, job: Job, files: Path, happened: Sequence[Fault]) -> int | None:
+        """Wait for the end. Returns the exit code; None if it does not come in time, or nothing else comes."""
+        ends = [kind.patience for fault in happened if (kind := FAULTS[fault.kind]).is_end]
+        patience, silence = DONE_WITHIN, HANGS_AFTER * self.slowness() + self.calm.silence
+        if self.machines:
+            silence = math.inf  # a job may wait for a machine
+        elif ends:
+            patience = max(ends) + self.calm.silence
+        watch, deadline = Watch(job, files), time.monotonic() + patience * self.slowness()
+        while (code := job.code()) is None and time.monotonic() < deadline and watch.silence() < silence:
             time.sleep(0.01)
         return code
 
-    def _wrong_at_the_end(self, files: Path, calm: Calm, verdict: Verdict) -> list[str]:
-        ours, theirs = (invariants.load(run / "checkpoints" / "last.pt") for run in (files, calm.run_dir))
-        if not verdict.schedule.is_exact:
-            same = ours["progress"]["samples_seen"] == theirs["progress"]["samples_seen"]
-            return [] if same else ["other samples were trained than without faults"]
-        wrong = [f"{part} is another than without faults" for part in invariants.differing_parts(ours, theirs)]
+    def _wrong_at_the_end(self, files: Path, verdict: Verdict) -> list[str]:
+        is_exact = verdict.schedule.is_exact
         resumed, happened = len(verdict.befallen) > 1, {fault.kind for fault in verdict.happened}
-        may_lack = resumed and not happened.isdisjoint(invariants.MAY_LACK.get(self.logger, ()))
-        return wrong + invariants.wrong_records(self._recorded(files), calm.recorded, may_lack=may_lack)
-
-    def _wrong_end(self, job: Job, happened: Sequence[Fault], code: int | None) -> list[str]:
-        """Return in what the end of a start is none that its faults lead to."""
-        names = ", ".join(fault.kind for fault in happened) or "nothing"
-        output = job.output()
-        lines = [line for line in output.splitlines() if not line.startswith(STACK)]
-        shown = "\n".join([f"after {names}", *lines[-SHOWN:]])
-        if code is None:
-            return [f"it does not end {shown}"]
-        if code == DONE:
-            return [f"it is done, and no checkpoint is that of step {self.steps}, {shown}"]
-        ends = [FAULTS[fault.kind].ends for fault in happened]
-        if not any(code in each for each in [*ends, self.hides]):
-            return [f"exit code {code} {shown}"]
-        wrong = []
-        causes = [each[code] for each in ends if code in each]
-        if code in self.hides:
-            causes += [cause for each in ends for cause in each.values()]
-        if not any(re.search(cause, output, re.DOTALL) for cause in causes):
-            wrong.append(f"exit code {code}, and no line that has the cause, {shown}")
-        hidden = code in self.hides and any(FAILED in each for each in ends)
-        by_itself = code in BY_ITSELF and not hidden
-        if by_itself and "Traceback (most" in output and not any(thread in output for thread in THREADS):
-            wrong.append(f"a traceback {shown}")
+        killed_along = self.logger in invariants.KILLED_ALONG and not {*self.kinds}.isdisjoint(OF_LAUNCHERS)
+        lacking = killed_along or not happened.isdisjoint(invariants.MAY_LACK.get(self.logger, ()))
+        wrong = self._differences(files, self._recorded(files), is_exact=is_exact, may_lack=resumed and lacking)
+        if wrong and (unsteady := self._differences(self.second.run_dir, self.second.recorded, is_exact=is_exact)):
+            raise Unfit(f"two runs without a fault differ: {'; '.join(unsteady).replace(NOT_CALM, '')}")
         return wrong
 
-    def _recorded(self, run_dir: Path) -> History:
+    def _differences(self, run_dir: Path, recorded: History, *, is_exact: bool, may_lack: bool = False) -> list[str]:
+        """Return in what a run is not as the calm one; if the number of processes was another, values may differ."""
+        ours, theirs = (invariants.load(run / "checkpoints" / "last.pt") for run in (run_dir, self.calm.run_dir))
+        of_calm = self.calm.recorded
+        if is_exact:
+            wrong = invariants.differing_parts(ours, theirs)
+        else:
+            wrong = invariants.differing_counts(ours, theirs)
+            recorded, of_calm = invariants.only_steps(recorded), invariants.only_steps(of_calm)
+        wrong = [f"{part} is another{NOT_CALM}" for part in wrong]
+        return wrong + invariants.wrong_records(recorded, of_calm, may_lack=may_lack)
+
+    def _wrong_end(self, job: Job, files: Path, happened: Sequence[Fault], code: int | None, hit: int | None) -> str:
+        """Return in what the end of a start is none that its faults lead to; nothing if it is right."""
+        output = job.output()
+        if code is None:
+            wrong = "it does not end"
+        elif code == DONE:
+            wrong = (
+                ""
+                if newest_step(files) >= self.steps
+                else f"it is done, and no checkpoint is that of step {self.steps},"
+            )
+        else:
+            wrong = wrong_failure(happened, hit, code, output, self.hides)
+        return wrong and f"{wrong} {shown(happened, output)}"
+
+    @property
+    def _reader(self) -> Callable[[Path], History] | None:
         of_logger = READERS.get(self.logger) if self.logger != "console" else None  # a log has all that was ever told
-        return invariants.recorded(run_dir, self.read or of_logger)
+        return self.read or of_logger
+
+    def _recorded(self, run_dir: Path) -> History:
+        return invariants.recorded(run_dir, self._reader)
 
 
 def _temporary_files(run_dir: Path) -> set[tuple[str, int]]:

@@ -77,9 +77,15 @@ class Schedule:
         ]
         return replace(self, starts=[start for start in starts if start.faults])
 
+    def fitted(self, kinds: Collection[str], numbers: Collection[int]) -> "Schedule":
+        """Return it with faults of these kinds alone, and the usual number of processes for those that cannot be."""
+        starts = [start if start.processes in numbers else replace(start, processes=PROCESSES) for start in self.starts]
+        fitting = {fault.number for fault in self.faults if fault.kind in kinds}
+        return replace(self, starts=starts).only(fitting)
+
 
 def draw(seed: int, faults: int, kinds: Sequence[str]) -> Schedule:
-    """Draw a schedule of some faults, of kinds that can happen to the run at hand."""
+    """Draw a schedule of some faults, of kinds that may happen to the run at hand: with others, it is another one."""
     chance = random.Random(seed)
     processes = OTHER_NUMBERS if chance.random() < CHANGES_NUMBER else (PROCESSES,)
     numbers = iter(range(faults))

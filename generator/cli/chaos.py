@@ -2,8 +2,10 @@
 
 import os
 import shlex
+import sys
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -13,17 +15,21 @@ from rich.console import Console
 from rich.markup import escape
 
 from generator.answers.combinations import SelectionError
-from generator.chaos.clock import build_clock
+from generator.chaos.clock import Clock, build_clock
 from generator.chaos.disk import failing_disk
 from generator.chaos.faults import Need, possible_faults
 from generator.chaos.job import launch
-from generator.chaos.nemesis import AT_ONCE, STEPS, Nemesis, Unfit, Verdict
-from generator.chaos.schedule import Schedule, draw, shrink
+from generator.chaos.nemesis import AT_ONCE, STEPS, Nemesis, Verdict
+from generator.chaos.schedule import TRIES, Schedule, shrink
 from generator.check.launchers import OPEN_MPI
 from generator.cli.options import errors_in_one_line, term_as_ctrl_c
 
 # What goes before the options of train.py, by launcher; another one starts its ranks elsewhere, or later.
 WORDS: dict[str, Sequence[str]] = {"torchrun": (), "launch": (), "spawn": (), "mpirun": ("{processes}",)}
+# Faults are drawn of these on any machine, so that a seed means the same everywhere.
+NEEDS = (Need.LAUNCHER, Need.TERMINAL, Need.CLOCK, Need.DISK, Need.LIMIT)
+READS = ("torch", "numpy")  # packages by which checkpoints are compared here
+OWN_READERS = ("tensorboard", "mlflow", "wandb")  # loggers that read their records by a package of that name
 ERRORS = Console(stderr=True)
 
 
@@ -35,7 +41,7 @@ def chaos(
     faults: Annotated[int, typer.Option(min=1, help="Go on until this many faults have happened.")] = 50,
     seed: Annotated[int, typer.Option(min=0, help="Which faults are drawn: each run has the next seed.")] = 0,
     only: Annotated[
-        str | None, typer.Option(metavar="N,N", help="Only one run, of this seed, with these faults of it alone.")
+        str | None, typer.Option(metavar="N,N", help="Only runs of this seed, with these faults of it alone.")
     ] = None,
     steps: Annotated[int, typer.Option(min=20, help="Optimizer steps of a run.")] = STEPS,
 ) -> None:
@@ -49,15 +55,19 @@ def chaos(
     with errors_in_one_line(), tempfile.TemporaryDirectory(prefix="ddp-chaos-") as folder:
         wanted = None if only is None else numbers(only)
         nemesis = prepare(project.resolve(), Path(folder), options or [], steps)
-        chosen = None if wanted is None else draw(seed, AT_ONCE, nemesis.kinds).only(wanted)
         happened = 0
-        for verdict in [nemesis.befall(chosen)] if chosen else nemesis.befall_until(faults, seed):
+        for verdict in nemesis.befall_until(faults, seed) if wanted is None else repeated(nemesis, seed, wanted):
             show(verdict)
             happened += len(verdict.happened)
             if verdict.wrong:
-                smallest = verdict.schedule if chosen else shrink(verdict.schedule, lambda one: fails(nemesis, one))
+                smallest = verdict.schedule
+                if wanted is None:
+                    smallest = shrink(smallest, lambda one: fails(nemesis, one))
                 show_command(project, smallest, options or [], steps)
                 raise typer.Exit(1)
+    if not happened:
+        ERRORS.print(f"none of these faults of seed {seed} has happened here")
+        raise typer.Exit(1)
     ERRORS.print(f"{happened} faults, and each was survived")
 
 
@@ -71,6 +81,17 @@ def prepare(project: Path, folder: Path, options: Sequence[str], steps: int) -> 
         raise SelectionError(f"{project} is no project of this template: {missing}") from error
     if launcher not in WORDS:
         raise SelectionError(f"launcher={launcher} does not start ranks from this machine alone: {', '.join(WORDS)} do")
+    check_packages(logger)
+    clock, needs = find_surroundings(folder)
+    variables = OPEN_MPI | (clock.variables if clock else {})
+    start = launch(project, folder, WORDS[launcher], variables)
+    nemesis = Nemesis(project, start, logger, folder, possible_faults(*NEEDS), clock, options=options, steps=steps)
+    nemesis.slowness, nemesis.here = slowness, possible_faults(*needs)
+    return nemesis
+
+
+def find_surroundings(folder: Path) -> tuple[Clock | None, Sequence[Need]]:
+    """Find out what there is on this machine, beside what launchers bring along, and say what is missing."""
     clock, needs = None, [Need.LAUNCHER, Need.TERMINAL]
     try:
         clock = build_clock(folder)
@@ -82,15 +103,15 @@ def prepare(project: Path, folder: Path, options: Sequence[str], steps: int) -> 
             needs.append(Need.DISK)
     except OSError as error:
         ERRORS.print(f"no disk fails: {escape(str(error))}")
-    variables = OPEN_MPI | (clock.variables if clock else {})
-    start = launch(project, folder, WORDS[launcher], variables)
-    kinds = possible_faults(*needs)
-    nemesis = Nemesis(project, start, logger, folder, kinds, clock, options=options, steps=steps, slowness=slowness)
-    try:
-        nemesis.calm  # noqa: B018
-    except Unfit as error:
-        raise SelectionError(str(error)) from error
-    return nemesis
+    return clock, needs
+
+
+def check_packages(logger: str) -> None:
+    """Raise SelectionError if this Python lacks a package by which runs are compared."""
+    needed = [*READS, *([logger] if logger in OWN_READERS else [])]
+    if missing := [package for package in needed if find_spec(package) is None]:
+        remedy = f"{shlex.quote(sys.executable)} -m pip install {' '.join(missing)}"
+        raise SelectionError(f"ddp-template reads what runs leave, and has no {' and no '.join(missing)}: {remedy}")
 
 
 def slowness() -> float:
@@ -106,11 +127,19 @@ def numbers(words: str) -> Collection[int]:
     return {*map(int, given)}
 
 
+def repeated(nemesis: Nemesis, seed: int, numbers: Collection[int]) -> Iterator[Verdict]:
+    """Let the same faults of a seed befall some runs, since what happens at the same moment need not do the same."""
+    schedule = nemesis.drawn(seed).only(numbers)
+    for _ in range(TRIES if schedule.starts else 0):
+        yield nemesis.befall(schedule)
+
+
 def fails(nemesis: Nemesis, schedule: Schedule) -> bool:
     """Try a smaller schedule, and show how it ends."""
     verdict = nemesis.befall(schedule)
     kept = ",".join(str(fault.number) for fault in schedule.faults)
-    ERRORS.print(f"with {kept} alone: {'the same' if verdict.wrong else 'all is right'}")
+    said = "\n".join(verdict.wrong).split("\n")[0] or "all is right"
+    ERRORS.print(f"with {kept} alone: {escape(said)}", highlight=False)
     return bool(verdict.wrong)
 
 

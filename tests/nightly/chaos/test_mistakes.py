@@ -45,8 +45,11 @@ MISTAKES = {
     ),
     "a checkpoint is written where the last one is": Mistake(
         "runtime/checkpoint.py",
-        Rewrite('path = self.folder / f"step-{$STEP:08d}.pt"', 'path = self.folder / "step-00000005.pt"'),
-        "steps are lost|no checkpoint is that of step",
+        Rewrite(
+            'path = self.folder / f"step-{$STEP:08d}.pt"',
+            'path = self.folder / f"step-{max(5, $STEP // 20 * 20):08d}.pt"',  # four saves have one name
+        ),
+        "steps are lost",
     ),
     "a full disk is no error of the user": Mistake(
         "runtime/storage.py", Rewrite("raise UserError($TEXT) from error", "raise", "whole_file"), "exit code 1"

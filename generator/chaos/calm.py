@@ -1,0 +1,121 @@
+"""A run that nothing befalls: what others are compared with, and how fast a project is on this machine."""
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from generator.answers.combinations import SelectionError
+from generator.chaos.faults import DONE, STOPPED
+from generator.chaos.invariants import newest_step
+from generator.chaos.job import Job
+from generator.chaos.schedule import OTHER_NUMBERS
+from generator.check.train.records import History
+
+SAVE_EVERY = 5  # steps
+LOOKS_EVERY = 0.1  # seconds: each look reads all that a run has printed
+USUAL = 0.25  # seconds between two saves, for which the lengths of faults are made
+SLOWEST = 5.0  # times as long as that a fault lasts at most: what passes must not take as long as --timeout
+
+
+class Unfit(SelectionError):
+    """A project whose runs do not tell what a fault has changed."""
+
+
+@dataclass(frozen=True)
+class Calm:
+    """A run that nothing has befallen, and how fast it was (seconds)."""
+
+    run_dir: Path
+    recorded: History
+    starts_in: float  # until the first save
+    interval: float  # between two saves
+    silence: float  # the longest time without progress, from the first save on
+
+    @property
+    def pace(self) -> float:
+        """Return how many times as long a fault must last here to last as long as in a run of the usual pace."""
+        return min(max(1.0, self.interval / USUAL), SLOWEST)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Return the numbers of processes among which its global batch can be divided."""
+        config = json.loads((self.run_dir / "config.json").read_text())
+        size, accum_steps = config.get("global_batch_size", 0), config.get("accum_steps", 1)
+        return [number for number in OTHER_NUMBERS if size % (number * accum_steps) == 0]
+
+    @property
+    def size(self) -> int:
+        """Return how many bytes its run directory takes, each file counted once, whatever its names are."""
+        files = [os.lstat(Path(folder, name)) for folder, _, names in os.walk(self.run_dir) for name in names]
+        return sum({stat.st_ino: stat.st_size for stat in files}.values())
+
+
+class Watch:
+    """Looks at a run now and then: its newest checkpoint, and for how long it has made no progress."""
+
+    def __init__(self, job: Job, run_dir: Path) -> None:
+        """Begin."""
+        self.job = job
+        self.run_dir = run_dir
+        self.step = 0
+        self.printed = 0  # characters
+        self.looked = 0.0  # time.monotonic(), as the next one
+        self.moved = time.monotonic()
+
+    def silence(self) -> float:
+        """Return for how many seconds there was neither a checkpoint nor a word."""
+        now = time.monotonic()
+        if now > self.looked + LOOKS_EVERY:
+            step, printed, self.looked = newest_step(self.run_dir), len(self.job.output()), now
+            if (step, printed) != (self.step, self.printed):
+                self.step, self.printed, self.moved = step, printed, now
+        return now - self.moved
+
+
+@dataclass
+class Pace:
+    """How fast a run is, as seen by who waits for it."""
+
+    began: float  # time.monotonic()
+    first: tuple[float, int] | None = None  # time and step of the first save
+    last: tuple[float, int] = (0.0, 0)
+    silence: float = 0.0
+
+    def note(self, step: int, silence: float) -> None:
+        """Take how far the run has come."""
+        if step > self.last[1]:
+            self.last = time.monotonic(), step
+            self.first = self.first or self.last
+        if self.first:
+            self.silence = max(self.silence, silence)
+
+    @property
+    def starts_in(self) -> float:
+        """Return the seconds until the first save."""
+        return (self.first or self.last)[0] - self.began
+
+    @property
+    def interval(self) -> float:
+        """Return the seconds between two saves."""
+        (begin, first), (end, last) = self.first or self.last, self.last
+        return (end - begin) * SAVE_EVERY / max(1, last - first)
+
+
+def follow(job: Job, run_dir: Path, steps: int, limit: float) -> Pace:
+    """Wait for the end of a run without a fault. Raises Unfit if it does not come in time, or is not that of a run."""
+    pace, watch = Pace(time.monotonic()), Watch(job, run_dir)
+    while (code := job.code()) is None:
+        if time.monotonic() > pace.began + limit:
+            raise Unfit(f"a run without a fault was not done in {limit:.0f} s: give fewer --steps")
+        silence = watch.silence()
+        pace.note(watch.step, silence)
+        time.sleep(0.01)
+    if code in (DONE, STOPPED) and (step := newest_step(run_dir)) != steps:
+        sooner = "leave out what ends it sooner, such as --epochs, --patience or --max-hours"
+        raise Unfit(f"a run without a fault ended at step {step} of {steps}: {sooner}")
+    if code != DONE:
+        raise Unfit(f"exit code {code} without a fault: {job.output().strip()[-2000:]}")
+    pace.note(steps, watch.silence())
+    return pace

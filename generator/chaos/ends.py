@@ -1,0 +1,41 @@
+"""How a start may end: with a code that its faults lead to, and the line that names the cause."""
+
+import re
+from collections.abc import Collection, Sequence
+
+from generator.chaos.faults import BY_ITSELF, FAILED, FAULTS, VICTIM
+from generator.chaos.schedule import Fault
+
+# Threads of PyTorch's loader, which passes tensors on, and of TensorBoard print a traceback of their own when they end.
+THREADS = ("resource_sharer", "event_file_writer")
+STACK = ("frame #", "Exception raised from", "<omitting")  # of PyTorch's C++, which a lost store makes print much
+SHOWN = 100  # lines of what a run has printed
+
+
+def shown(happened: Sequence[Fault], output: str) -> str:
+    """Return what has happened, and the last lines of what the run has printed then."""
+    names = ", ".join(fault.kind for fault in happened) or "nothing"
+    lines = [line for line in output.splitlines() if not line.startswith(STACK)]
+    return "\n".join([f"after {names}", *lines[-SHOWN:]])
+
+
+def wrong_failure(happened: Sequence[Fault], hit: int | None, code: int, output: str, hides: Collection[int]) -> str:
+    """Return in what an end that is a failure is none that these faults lead to; nothing if it is right.
+
+    If the only fault has hit a rank, its number must be said. Codes that a launcher hides others by may mean any end.
+    """
+    ends = [FAULTS[fault.kind].ends for fault in happened]
+    if not any(code in each for each in [*ends, hides]):
+        return f"exit code {code}"
+    causes = [each[code] for each in ends if code in each]
+    if code in hides:
+        causes += [cause for each in ends for cause in each.values()]
+    if len(happened) == 1 and hit is not None:
+        causes = [cause.replace(VICTIM, str(hit)) for cause in causes]
+    if not any(re.search(cause, output, re.DOTALL) for cause in causes):
+        return f"exit code {code}, and no line that has the cause,"
+    hidden = code in hides and any(FAILED in each for each in ends)
+    by_itself = code in BY_ITSELF and not hidden
+    if by_itself and "Traceback (most" in output and not any(thread in output for thread in THREADS):
+        return "a traceback"
+    return ""
