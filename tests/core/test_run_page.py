@@ -11,7 +11,8 @@ from html import unescape
 from pathlib import Path
 
 from tests.conftest import Render
-from tests.ranks import Rank, kill_after, start_ranks, train_on_ranks
+from tests.pace import wait_until
+from tests.ranks import Rank, kill_after, newest_step, start_ranks, train_on_ranks
 
 OPTIONS = ("--epochs", "40", "--save-every", "5", "--log-every", "4")
 KINDS = {"epoch/validation_": " validation", "epoch/train_": " epoch", "train/": " training"}
@@ -50,7 +51,7 @@ def stop(ranks: list[Rank], run_dir: Path, step: int) -> None:
     """Stop all ranks by a signal to one, some time after a step was saved."""
     pid = ranks[1].process.pid
     assert pid
-    kill_after([], run_dir, step, 0.0)
+    wait_until(lambda: newest_step(run_dir) >= step, told=ranks[0].output.read_text)
     os.kill(pid, signal.SIGTERM)
     for rank in ranks:
         rank.ends_with(75, 60)
