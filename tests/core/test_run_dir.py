@@ -15,7 +15,7 @@ JOBS = {
     "torchrun": TORCHRUN,
     "launch": TORCHRUN,
     "slurm": ({"SLURM_JOB_ID": "job"}, {"SLURM_RESTART_COUNT": "1"}),
-    "ray": ({"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_MAX_RESTARTS": "0"}, {"TORCHELASTIC_RESTART_COUNT": "1"}),
+    "ray": ({"JOB_ID": "job"}, {"TORCHELASTIC_RESTART_COUNT": "1"}),
 }
 HOLD = """
 import fcntl, sys
@@ -62,6 +62,17 @@ def test_a_restarted_job_goes_on_with_the_run_that_it_resumed(
     for name, value in restarted.items():
         monkeypatch.setenv(name, value)
     assert checkpoint.choose_run_dir(start.after_restart(config(resume="newest"))) == resumed
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "launch", "ray"])
+def test_what_torchrun_starts_by_itself_is_no_job(
+    launcher: str, package: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names each run, and without --standalone all of them alike: they must not share a run directory."""
+    start = package("runtime.launcher", launcher=launcher)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
+    assert start.job_name() is None
 
 
 def test_a_run_that_is_training_is_not_taken_over(
