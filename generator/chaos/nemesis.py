@@ -265,14 +265,12 @@ class Nemesis:
         output = job.output()
         if code is None:
             wrong = "it does not end"
-        elif code == DONE:
-            wrong = (
-                ""
-                if newest_step(files) >= self.steps
-                else f"it is done, and no checkpoint is that of step {self.steps},"
-            )
-        else:
+        elif code != DONE:
             wrong = wrong_failure(happened, hit, code, output, self.hides)
+        elif newest_step(files) < self.steps:
+            wrong = f"it is done, and no checkpoint is that of step {self.steps},"
+        else:
+            wrong = ""
         return wrong and f"{wrong} {shown(happened, output)}"
 
     @property
