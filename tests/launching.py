@@ -21,9 +21,10 @@ from .pace import seconds
 
 ON_CPU = ("--device", "cpu", "--backend", "gloo")
 ON_GPU = ("--device", "cuda", "--backend", "nccl")
-ON_DEVICE = ("--device", "cuda", "--backend", "gloo") if torch.cuda.is_available() else ON_CPU  # ranks may share it
+HAS_GPU = torch.cuda.device_count() > 0  # unlike is_available(), this lets forked processes do without the GPU
+ON_DEVICE = ("--device", "cuda", "--backend", "gloo") if HAS_GPU else ON_CPU  # ranks may share it
 LAUNCHERS = [choice.value for each in read_questions() if each.key == "launcher" for choice in each.choices]
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+NEEDS_GPU = pytest.mark.skipif(not HAS_GPU, reason="there is no GPU")
 
 
 def node_launcher(launcher: str) -> str:

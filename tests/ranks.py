@@ -21,7 +21,7 @@ from .pace import seconds, wait_until
 # Importing torch takes 20 times as long as the few steps of these tests: one process imports it and forks each rank.
 FORKING = multiprocessing.get_context("forkserver")
 PRELOAD = [__name__, "torch._dynamo", "torch.distributed.nn.functional", "tqdm", "typeguard", "tyro"]
-# Importing this has looked for GPUs, after which no process that is forked can use one.
+# What is forked can use no GPU: the process that forks it may have looked for one.
 SPAWNING = multiprocessing.get_context("spawn")
 
 PORTS = free_ports()  # no other process of the tests takes from these
@@ -55,7 +55,7 @@ def own_run_dir(run_dir: Path, rank: int) -> Path:
 
 def run_train() -> None:
     """What a rank does by default."""
-    runpy.run_path("train.py", run_name="__main__")
+    runpy.run_path(os.path.abspath("train.py"), run_name="__main__")  # as processes that it spawns must find it
 
 
 def run_rank(entry: Entry, project: Path, options: list[str], env: dict[str, str], output: Path, limit: int) -> None:

@@ -32,14 +32,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # ---- float32, with TF32 and without ----
 
-TELLING = """
+TRAINED = """
 import runpy, sys, torch
 sys.argv = ["train.py", *sys.argv[1:]]
 try:
     runpy.run_path("train.py", run_name="__main__")
-finally:
-    print(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+except SystemExit as end:
+    if end.code:
+        raise
 """
+TELLING = f"{TRAINED}print(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_the_program_tells_torch_whether_tf32_will_do(
     assert done.stdout.splitlines()[-1] == told
 
 
-ROUNDED = """
+ROUNDED = f"""{TRAINED}
 draw = torch.Generator().manual_seed(0)
 left, right = (torch.randn(512, 512, generator=draw, dtype=torch.float64) for _ in range(2))
 product = left.float().cuda() @ right.float().cuda()
@@ -76,8 +78,10 @@ def test_tf32_rounds_to_three_digits(
     precision: str, least: float, most: float, project: Render, tmp_path: Path
 ) -> None:
     arguments = ["--device", "cuda", "--max-steps", "1", "--run-dir", str(tmp_path / "run"), "--precision", precision]
-    command = [sys.executable, "-c", TELLING.replace("sys.exit", "") + ROUNDED, *arguments]
-    done = subprocess.run(command, cwd=project(), capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ROUNDED, *arguments], cwd=project(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
     assert least <= float(done.stdout.splitlines()[-1]) <= most, done.stderr
 
 
