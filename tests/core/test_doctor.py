@@ -231,7 +231,7 @@ def with_a_silent_rank() -> None:
 def test_ranks_that_exchange_are_called_sound(project: Render, tmp_path: Path) -> None:
     printed = train_on_ranks(project(), tmp_path / "run", "--doctor")[0]
     first, *rows, last = printed.splitlines()
-    assert (first, last) == ("2 ranks, gloo:", "sound: a run can start here")
+    assert (first, last) == ("world size 2, gloo:", "sound: a run can start here")
     names = ["slowest pair: rank", "all-reduce", "broadcast", "gather", "all-gather of objects", "broadcast of objects"]
     assert all(row.strip().startswith(name) for row, name in zip(rows, names, strict=True)), printed
     assert not (tmp_path / "run").exists()

@@ -78,9 +78,7 @@ def test_tf32_rounds_to_three_digits(
     precision: str, least: float, most: float, project: Render, tmp_path: Path
 ) -> None:
     arguments = ["--device", "cuda", "--max-steps", "1", "--run-dir", str(tmp_path / "run"), "--precision", precision]
-    done = subprocess.run(
-        [sys.executable, "-c", ROUNDED, *arguments], cwd=project(), capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", ROUNDED, *arguments], cwd=project(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert least <= float(done.stdout.splitlines()[-1]) <= most, done.stderr
 

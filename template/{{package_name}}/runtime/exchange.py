@@ -42,7 +42,7 @@ def exchange(config: Config, world: World, device: torch.device) -> ExitCode:
         where = f"rank {world.rank} on {socket.gethostname()}: {HERE.phase} fails"
         raise Fault(f"{where} ({reason}): see how these ranks reach each other; NCCL_DEBUG=INFO tells more") from error
     if world.is_main:
-        print(f"{world.world_size} ranks, {dist.get_backend()}:", *rows, "sound: a run can start here", sep="\n")
+        print(f"world size {world.world_size}, {dist.get_backend()}:", *rows, "sound: a run can start here", sep="\n")
     return ExitCode.DONE
 
 

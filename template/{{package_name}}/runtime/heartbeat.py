@@ -1,5 +1,6 @@
 """Where each rank is: a run that loses a rank can say which one, after what step, and what it was doing."""
 
+import atexit
 import json
 import logging
 import os
@@ -51,6 +52,13 @@ def write_record(rank: int) -> str:
     return f"; {file} has the last collectives of rank {rank}" if file.exists() else ""
 
 
+def leave_before_python_ends(code: int) -> None:
+    """If a thread still waits for the store, end this process as Python begins to: an answer would abort it then."""
+    if any(thread.name == __name__ for thread in threading.enumerate()):  # which Python 3.14 would let hang
+        print(end="", flush=True)
+        atexit.register(os._exit, code)
+
+
 class SignsOfLife:
     """Tells the others where this rank is and hears where they are, through the store at which the group has met."""
 
@@ -70,7 +78,7 @@ class SignsOfLife:
         self.answered = time.monotonic()  # the store, last
         self.record = ""  # where the last collectives of this rank are, in words
         self.over = threading.Event()
-        self.thread = threading.Thread(target=self._live, daemon=True)  # it hangs forever if the store is frozen
+        self.thread = threading.Thread(target=self._live, name=__name__, daemon=True)  # hangs if the store is frozen
         self._tell()
         self.thread.start()
 

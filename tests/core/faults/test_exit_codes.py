@@ -184,3 +184,45 @@ runpy.run_path("train.py", run_name="__main__")
 def test_a_signal_while_a_rank_ends_does_not_change_its_code(project: Render, tmp_path: Path) -> None:
     options = [*ON_CPU, "--max-steps", "1", "--run-dir", str(tmp_path / "run")]
     output_of([sys.executable, "-c", SIGNALLED_LATE, *options], project(), os.environ)
+
+
+STORE = """
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+input(print(store.port, flush=True))
+"""
+# Its thread hangs in the store when main() has ended, and is answered when Python has said that it ends.
+ANSWERED_LATE = """
+import os, runpy, sys, time
+from ddp_project.runtime.heartbeat import SignsOfLife
+
+def leave(signs, end, leave=SignsOfLife.leave):
+    os.kill(int(os.environ["STORE"]), 19)
+    time.sleep(1)
+    leave(signs, end)
+
+class Late:
+    def __del__(self, kill=os.kill, pid=int(os.environ["STORE"]), sleep=time.sleep):
+        kill(pid, 18)
+        sleep(1)
+
+SignsOfLife.leave = leave
+sys.late = Late()
+sys.argv[0] = "train.py"
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+def test_a_store_that_answers_while_a_rank_ends_does_not_change_its_code(project: Render) -> None:
+    """As one that was frozen may: an answer to a thread aborts Python while it ends, before 3.14."""
+    store = subprocess.Popen([sys.executable, "-c", STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert store.stdout
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.stdout.readline().decode().strip()}
+        ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        env = os.environ | place | ranks | {"TORCHELASTIC_USE_AGENT_STORE": "True", "STORE": str(store.pid)}
+        command = [sys.executable, "-c", ANSWERED_LATE, *ON_CPU, "--resume", "nowhere"]
+        rank = subprocess.run(command, cwd=project(), env=env, stderr=subprocess.PIPE, text=True)
+        assert rank.returncode == 2, rank.stderr
+    finally:
+        store.kill()
