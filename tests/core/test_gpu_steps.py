@@ -43,7 +43,7 @@ def test_each_promise_on_gpus_names_what_has_shown_it_and_the_step_that_will() -
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     named = set()
     for _, shown, test, steps in rows[1:]:
-        assert re.match(r"(run on|simulated|read|not yet)\b", shown), shown
+        assert re.match(r"(one rank|one process|two ranks|run on|simulated|read|not yet)\b", shown), shown
         assert (TEMPLATE / test.strip("`")).is_file()
         named |= {*steps.split(", ")}
     assert named == {each.name for each in gpu.STEPS if not NO_PROMISE.fullmatch(each.name)}
