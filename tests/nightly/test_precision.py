@@ -163,11 +163,17 @@ def take_single_steps() -> None:
 
     def work(config: Any, world: Any, device: torch.device) -> int:
         seen: dict[str, Any] = {}
+
+        def new_run(name: str, dtype: str, clip_norm: float) -> Any:
+            own = replace(config, clip_norm=clip_norm, precision=dtype, run_dir=config.run_dir / name)
+            return program.Run(own, world, device)
+
         for dtype, clip_norm in itertools.product(("fp16", "bf16"), (0.0, 0.5, 1000.0)):
-            own = replace(config, clip_norm=clip_norm, precision=dtype)
-            seen[f"step {dtype} {clip_norm}"] = one_step(program, program.Run(own, world, device))
+            name = f"step {dtype} {clip_norm}"
+            seen[name] = one_step(program, new_run(name, dtype, clip_norm))
             if dtype == "fp16":
-                seen[f"overflow {clip_norm}"] = overflow_on_one_rank(program, program.Run(own, world, device))
+                name = f"overflow {clip_norm}"
+                seen[name] = overflow_on_one_rank(program, new_run(name, dtype, clip_norm))
         torch.save(seen, f"{os.environ['SEEN']}-{world.rank}.pt")
         return 0
 
