@@ -18,7 +18,7 @@ from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
 
 from tests.conftest import Render
-from tests.launching import assert_same_weights, checkpoint, differences
+from tests.launching import HAS_GPU, assert_same_weights, checkpoint, differences
 from tests.pace import seconds
 from tests.ranks import assert_same_state, train_on_ranks
 
@@ -226,7 +226,7 @@ def test_what_cannot_be_predicted_is_told_in_one_line(
         assert not to.exists()
     assert "name files behind" in refused(lambda: export.predict([folder]))
     assert "does not hold model.safetensors" in refused(lambda: export.predict([run_dir, tmp_path / "good.npy"]))
-    if not torch.cuda.is_available():
+    if not HAS_GPU:
         wanted = functools.partial(export.predict, [folder, tmp_path / "good.npy"], to, "cuda")
         assert "--device cuda needs a GPU" in refused(wanted)
     with open(folder / "model.safetensors", "r+b") as file:

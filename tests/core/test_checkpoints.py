@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.simulated import one_of
 from tests.conftest import Render
-from tests.launching import checkpoint, module_of
+from tests.launching import HAS_GPU, checkpoint, module_of
 from tests.ranks import assert_same_state, names, train_on_ranks
 
 PLAIN_TYPES = {str, int, float, bool, type(None), list, tuple, dict, OrderedDict, torch.Tensor}
@@ -203,7 +203,7 @@ def test_a_gpu_loads_without_a_copy_in_memory(
     """Several ranks of a machine would need it at once; a CPU needs it, else it would write to the file's memory."""
     module, config = package("runtime.checkpoint"), package("config").Config(run_dir=whole)
     monkeypatch.setattr(module.copy, "deepcopy", Mock(side_effect=AssertionError("copied")))
-    for device, copied in {"cuda" if torch.cuda.is_available() else "meta": False, "cpu": True}.items():
+    for device, copied in {"cuda" if HAS_GPU else "meta": False, "cpu": True}.items():
         model = package("model").build_model().to(device)
         optimizer = torch.optim.AdamW(model.parameters())
         checkpoints = module.Checkpoints(config, package("runtime.meter").Progress(), model, optimizer=optimizer)

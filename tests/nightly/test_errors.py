@@ -9,7 +9,7 @@ import torch
 
 from tests import mpi
 from tests.conftest import Render
-from tests.launching import train
+from tests.launching import HAS_GPU, train
 from tests.ranks import train_on_ranks
 from tools.rewriting import Rewrite
 
@@ -72,7 +72,7 @@ def test_a_mistake_is_told_once_where_the_program_starts_its_ranks(
     assert message in errors[0]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs")
+@pytest.mark.skipif(HAS_GPU, reason="there are GPUs")
 def test_a_missing_gpu_is_told_once(project: Render, tmp_path: Path) -> None:
     printed = train(project(launcher="spawn"), tmp_path / "run", "--device", "cuda", launcher="spawn", code=2)
     assert printed.count("error: --device cuda needs a GPU, and none is visible: give --device cpu") == 1

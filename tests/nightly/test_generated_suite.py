@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.conftest import Measured
+from tests.launching import HAS_GPU
 from tests.pace import seconds
 
 ANSWERS = [
@@ -41,5 +41,5 @@ def test_a_fresh_project_passes_its_own_tests(
     assert done.returncode == 0, done.stdout
     chosen = " ".join(f"{key}={value}" for key, value in answers.items()) or "the default answers"
     measured("short_form", f"all tests of a project with {chosen} (seconds)", round(time.perf_counter() - started, 1))
-    skipped = "" if torch.cuda.is_available() else ", 1 skipped"
+    skipped = "" if HAS_GPU else ", 1 skipped"
     assert re.search(rf"^\d+ passed{skipped} in", done.stdout, re.MULTILINE), "only what needs a GPU may be skipped"

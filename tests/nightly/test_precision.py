@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tests.conftest import Render
 from tests.core.test_checkpoints import logged
-from tests.launching import NEEDS_GPU, ON_CPU, ON_GPU, checkpoint, train
+from tests.launching import HAS_GPU, NEEDS_GPU, ON_CPU, ON_GPU, checkpoint, train
 from tests.ranks import assert_same_state, train_on_ranks
 
 STEPS = ("--max-steps", "30")
@@ -280,7 +280,7 @@ def real_apex() -> bool:
     return importlib.util.find_spec("apex") is not None and importlib.util.find_spec("apex.amp") is not None
 
 
-NEEDS_APEX = pytest.mark.skipif(not torch.cuda.is_available() or not real_apex(), reason="no GPU with apex.amp")
+NEEDS_APEX = pytest.mark.skipif(not HAS_GPU or not real_apex(), reason="no GPU with apex.amp")
 
 
 def assert_learns_and_goes_on(project: Path, folder: Path, *options: str) -> None:

@@ -22,7 +22,7 @@ from tests.core.faults.test_disks import train_on_a_slow_disk
 from tests.core.faults.test_kills import assert_kills_lose_one_interval
 from tests.core.test_layout import assert_the_layout_may_change
 from tests.core.test_statistics import LAYERS
-from tests.launching import NEEDS_GPU, ON_DEVICE, ON_GPU, assert_same_weights, checkpoint, differences, train
+from tests.launching import HAS_GPU, NEEDS_GPU, ON_DEVICE, ON_GPU, assert_same_weights, checkpoint, differences, train
 from tests.nightly.exact.test_bad_steps import BAD_STEPS, IMPORTS, SGD, SPOILING, all_finite
 from tests.nightly.exact.test_ddp_options import train_as_with_nccl
 from tests.programs import relative_difference
@@ -83,8 +83,7 @@ def test_how_gradients_are_sent_changes_no_bit(option: tuple[str, ...], project:
 
 def test_gradients_may_travel_in_bfloat16(project: Render, tmp_path: Path) -> None:
     """On one process: NCCL wants a GPU for each."""
-    with_gpu = torch.cuda.is_available()
-    options, entry = (ON_GPU, run_train) if with_gpu else ((), train_as_with_nccl)
+    options, entry = (ON_GPU, run_train) if HAS_GPU else ((), train_as_with_nccl)
     for name, given in {"rounded": ["--bf16-gradients"], "exact": []}.items():
         train_on_ranks(project(), tmp_path / name, *options, *STEPS, *given, processes=1, entry=entry)
     rounded, exact = (checkpoint(tmp_path / name)["model"]["classifier.2.weight"] for name in ("rounded", "exact"))
