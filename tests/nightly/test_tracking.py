@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.check.train.records import READERS, History, mlflow_run, read_csv, read_log, wandb_files, wandb_records
+from generator.check.train.records import READERS, History, mlflow_runs, read_csv, read_log, wandb_files, wandb_records
 from tests.conftest import Render
 from tests.launching import assert_same_weights, checkpoint, train
 from tests.ranks import train_on_ranks
@@ -39,7 +39,7 @@ STEPS_OF_METRIC = {
     "epoch/validation_accuracy": EPOCH_STEPS,
 }
 # These stores only grow: what was recorded after the checkpoint stays, and is not recorded again.
-APPEND_ONLY = {"wandb", "mlflow"}
+APPEND_ONLY = ["wandb", "mlflow"]
 
 
 def run_and_tell_modules() -> None:
@@ -202,7 +202,7 @@ def test_wandb_has_one_run_with_the_options(run_of: Callable[[str], Path]) -> No
 
 def test_mlflow_has_one_finished_run_with_the_options(run_of: Callable[[str], Path]) -> None:
     run_dir = run_of("mlflow")
-    run = mlflow_run(run_dir)
+    [run] = mlflow_runs(run_dir)
     assert run.info.run_id == (run_dir / "mlflow_run_id").read_text()
     assert run.info.status == "FINISHED"
     at_first_start = json.loads((run_dir / "config.json").read_text())
@@ -217,7 +217,8 @@ def test_a_run_that_an_error_ends_is_marked_as_failed(logger: str, project: Rend
     options = ("--lr", "1e30", "--max-bad-steps", "1", "--log-every", "1")
     train_on_ranks(project(logging=logger), tmp_path / "run", *options, code=65, env=env)
     if logger == "mlflow":
-        assert mlflow_run(tmp_path / "run").info.status == "FAILED"
+        [run] = mlflow_runs(tmp_path / "run")
+        assert run.info.status == "FAILED"
     else:
         [file] = wandb_files(tmp_path / "run")
         assert [record.exit.exit_code for record in wandb_records(file) if record.HasField("exit")] == [1]
@@ -271,12 +272,12 @@ def test_wandb_says_once_that_it_records_offline(run_of: Callable[[str], Path]) 
     assert "WARNING" not in printed
 
 
-def test_a_start_that_begins_anew_records_all_of_its_steps(project: Render, tmp_path: Path) -> None:
-    """Where no checkpoint was written, the next start has the log of the one before, but a W&B run of its own."""
+@pytest.mark.parametrize("logger", APPEND_ONLY)
+def test_a_start_that_begins_anew_has_a_run_of_its_own(logger: str, project: Render, tmp_path: Path) -> None:
+    """Where no checkpoint was written, the next start has the log of the one before, and records all of its steps."""
     run_dir, env = tmp_path / "run", {"WANDB_MODE": "offline"}
     for steps in ("10", "20"):
         shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)
-        train_on_ranks(project(logging="wandb"), run_dir, *OPTIONS, "--max-steps", steps, env=env)
-    items = [item for record in wandb_records(wandb_files(run_dir)[-1]) for item in record.history.item]
-    values = [json.loads(item.value_json) for item in items if (item.key or item.nested_key[0]) == "_step"]
-    assert values[:4] == [5, 10, 15, 20]
+        train_on_ranks(project(logging=logger), run_dir, *OPTIONS, "--max-steps", steps, env=env)
+    assert [step for step, _ in READERS[logger](run_dir)["train/loss"]] == [5, 10, 15, 20]
+    assert len(mlflow_runs(run_dir) if logger == "mlflow" else wandb_files(run_dir)) == 2

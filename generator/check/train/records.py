@@ -73,9 +73,11 @@ def wandb_records(file: Path) -> Iterator[Any]:
 
 
 def read_wandb(run_dir: Path) -> History:
-    """Read what W&B would send."""
+    """Read what W&B would send of the newest run: a start that begins anew has one of its own."""
     history: History = defaultdict(list)
-    for record in (record for file in wandb_files(run_dir) for record in wandb_records(file)):
+    files = wandb_files(run_dir)
+    of_newest = [file for file in files if file.name == files[-1].name]
+    for record in (record for file in of_newest for record in wandb_records(file)):
         values = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
         for name, value in values.items():
             if not name.startswith("_"):
@@ -90,16 +92,16 @@ def mlflow_client(run_dir: Path) -> Any:
     return MlflowClient(f"sqlite:///{run_dir}/mlflow.db")
 
 
-def mlflow_run(run_dir: Path) -> Any:
-    """The only run of the store."""
-    client = mlflow_client(run_dir)
-    [run] = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-    return run
+def mlflow_runs(folder: Path, condition: str = "") -> list[Any]:
+    """The runs of the store, of all experiments, newest first."""
+    client = mlflow_client(folder)
+    everywhere = [experiment.experiment_id for experiment in client.search_experiments()]
+    return list(client.search_runs(everywhere, condition, order_by=["attributes.start_time DESC"]))
 
 
 def read_mlflow(run_dir: Path) -> History:
-    """Read the metrics in the order in which they were recorded."""
-    return mlflow_history(mlflow_client(run_dir), mlflow_run(run_dir))
+    """Read the metrics of the newest run, in the order in which they were recorded."""
+    return mlflow_history(mlflow_client(run_dir), mlflow_runs(run_dir)[0])
 
 
 def mlflow_history(client: Any, run: Any) -> History:

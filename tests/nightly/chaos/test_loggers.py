@@ -10,7 +10,7 @@ import pytest
 
 from generator.chaos.faults import Need, possible_faults
 from generator.chaos.nemesis import Nemesis
-from generator.check.train.records import History, mlflow_client, mlflow_history
+from generator.check.train.records import History, mlflow_client, mlflow_history, mlflow_runs
 from tests import hosts
 from tests.chaos import befall, forked
 from tests.conftest import Render
@@ -44,11 +44,9 @@ class Server:
             subprocess.run(["nft", GATE.format(name=name) + rule], check=True)
 
     def read(self, run_dir: Path) -> History:
-        """Read the records of the only run that has the run directory."""
-        client = mlflow_client(self.folder)
-        everywhere = [experiment.experiment_id for experiment in client.search_experiments()]
-        [run] = client.search_runs(everywhere, f"params.run_dir = '{run_dir}'")
-        return mlflow_history(client, run)
+        """Read the records of the newest run that has the run directory."""
+        newest, *_ = mlflow_runs(self.folder, f"params.run_dir = '{run_dir}'")
+        return mlflow_history(mlflow_client(self.folder), newest)
 
 
 @pytest.fixture
