@@ -100,7 +100,7 @@ def forked(project: Path, outputs: Path) -> Starter:
 def befall(nemesis: Nemesis, faults: int, seed: int) -> Counter[str]:
     """Let faults happen, from a seed on. Returns how often each kind did.
 
-    Fails if one was not survived, or if a kind never happened that was drawn often.
+    Fails if one was not survived, or if a kind never happened that was often drawn for a start that there was.
     """
     happened: Counter[str] = Counter()
     drawn: Counter[str] = Counter()
@@ -108,7 +108,7 @@ def befall(nemesis: Nemesis, faults: int, seed: int) -> Counter[str]:
         story = "\n".join([f"seed {verdict.schedule.seed}", *map(str, verdict.befallen), *verdict.wrong])
         assert not verdict.wrong, story
         happened.update(fault.kind for fault in verdict.happened)
-        drawn.update(fault.kind for fault in verdict.schedule.faults)
+        drawn.update(fault.kind for befallen in verdict.befallen for fault in befallen.start.faults)
     never = [f"{kind}, drawn {times} times" for kind, times in drawn.items() if times >= OFTEN and not happened[kind]]
     assert not never, f"never happened: {'; '.join(never)}"
     return happened

@@ -273,6 +273,7 @@ LOST_LINE = (
 UNMET_LINE = r"error: rank \d+ could not meet the others"
 LOADER_LINE = rf"rank {VICTIM}: a process that loads its data has gone"
 SERVER_ENDS = {REFUSED: "error: .* does not start with"}
+TAKEN_ENDS = {LOST: LOST_LINE + "|a node is lost", KILLED: LOST_LINE}  # Ray starts no job anew that is to stop
 CUT_ENDS = {LOST: LOST_LINE + "|machine 0 is lost", KILLED: "has been out of reach"}
 # Imports do not tell the user, oneDNN does not say for want of what, and C and C++ may only end the program.
 NO_MEMORY = (
@@ -330,7 +331,7 @@ FAULTS: Mapping[str, Kind] = {
     "lossy link": Kind(spoil("link", "lossy"), need=Need.LINK),
     "no tracking server": Kind(spoil("server", "gone"), SERVER_ENDS, need=Need.SERVER),
     "silent tracking server": Kind(spoil("server", "silent"), SERVER_ENDS, need=Need.SERVER),
-    "take a machine": Kind(take_machine, {LOST: LOST_LINE, KILLED: LOST_LINE}, is_end=True, need=Need.MACHINES),
+    "take a machine": Kind(take_machine, TAKEN_ENDS, is_end=True, need=Need.MACHINES),
 }
 
 

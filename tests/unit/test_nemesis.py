@@ -28,6 +28,7 @@ from generator.cli.main import app
 from tests.chaos import OFTEN, befall
 
 STEPS = 20
+TRACEBACK = "Traceback (most recent call last):\n"
 
 
 @dataclass
@@ -354,7 +355,9 @@ def test_the_number_of_a_rank_is_what_its_launcher_says(
         (["full disk"], None, REFUSED, "error: a.pt could not be written: Input/output error", "no line that has"),
         (["failing disk", "full disk"], None, REFUSED, "error: b could not be written: Input/output error", ""),
         (["slow disk"], None, REFUSED, "error: a.pt could not be written: No space left on device", "exit code 2"),
-        (["kill a rank"], 1, LOST, "rank 1 has ended\nTraceback (most recent call last):", "a traceback"),
+        (["kill a rank"], 1, LOST, f"rank 1 has ended\n{TRACEBACK}", "a traceback"),
+        (["little memory"], None, LOST, f"a collective has failed\n{TRACEBACK}error: rank 0 does not come", ""),
+        (["stop twice", "take a machine"], None, LOST, "a node is lost: the actor died", ""),
     ],
 )
 def test_the_cause_that_is_said_is_the_true_one(
@@ -472,6 +475,13 @@ def test_a_kind_that_is_drawn_often_must_happen() -> None:
     nemesis: Any = Verdicts([drawn] * OFTEN)
     with pytest.raises(AssertionError, match=f"never happened: kill a rank, drawn {OFTEN} times"):
         befall(nemesis, OFTEN, seed=1)
+
+
+def test_a_kind_need_not_happen_in_starts_that_were_not_needed() -> None:
+    first, second = Start(2, {}, [fault("stop")]), Start(2, {}, [fault("kill a rank", 1)])
+    done_at_once = Verdict(Schedule(1, [first, second]), [Befallen(first, [*first.faults], 0, 1.0)])
+    nemesis: Any = Verdicts([done_at_once] * OFTEN)
+    assert befall(nemesis, OFTEN, seed=1) == {"stop": OFTEN}
 
 
 def test_the_errors_of_a_disk_are_those_of_the_system() -> None:

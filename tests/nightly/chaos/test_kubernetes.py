@@ -163,4 +163,4 @@ def test_faults_that_nobody_chose_are_survived(
     with ExitStack() as stack:
         start, link = submitted(place, tmp_path, both, stack), HostLink(both)
         nemesis = Nemesis(place, start, "csv", tmp_path, KINDS, link=link, machines=Nodes(), slowness=slowness)
-        note("Kubernetes on two nodes", befall(nemesis, FAULTS, seed=1100))
+        note("Kubernetes on two nodes", befall(nemesis, FAULTS, seed=1124))
