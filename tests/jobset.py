@@ -270,4 +270,4 @@ class JobSet:
                 pod.process.wait(seconds(pod.grace))
             except subprocess.TimeoutExpired:
                 pod.process.kill()
-            assert not pod.host.processes(), self.output
+        wait_until(lambda: not any(pod.host.processes() for pod in self.pods), 10, told=lambda: self.output)
