@@ -7,8 +7,10 @@ from generator.chaos.faults import BY_ITSELF, FAILED, FAULTS, VICTIM
 from generator.chaos.schedule import Fault
 
 # Threads of PyTorch's loader, which passes tensors on, and of TensorBoard print a traceback of their own when they end.
+THREADS = ("resource_sharer", "event_file_writer")
+TRACEBACK = "Traceback (most"
 # If a rank lives and does not come, the program may be wrong: another rank shows where it has waited.
-TRACEBACKS = ("resource_sharer", "event_file_writer", "a collective has failed")
+ON_PURPOSE = f"a collective has failed\n{TRACEBACK}"
 STACK = ("frame #", "Exception raised from", "<omitting")  # of PyTorch's C++, which a lost store makes print much
 SHOWN = 100  # lines of what a run has printed
 
@@ -37,6 +39,7 @@ def wrong_failure(happened: Sequence[Fault], hit: int | None, code: int, output:
         return f"exit code {code}, and no line that has the cause,"
     hidden = code in hides and any(FAILED in each for each in ends)
     by_itself = code in BY_ITSELF and not hidden
-    if by_itself and "Traceback (most" in output and not any(known in output for known in TRACEBACKS):
+    tracebacks = output.count(TRACEBACK) - output.count(ON_PURPOSE)
+    if by_itself and tracebacks and not any(thread in output for thread in THREADS):
         return "a traceback"
     return ""

@@ -357,6 +357,7 @@ def test_the_number_of_a_rank_is_what_its_launcher_says(
         (["slow disk"], None, REFUSED, "error: a.pt could not be written: No space left on device", "exit code 2"),
         (["kill a rank"], 1, LOST, f"rank 1 has ended\n{TRACEBACK}", "a traceback"),
         (["little memory"], None, LOST, f"a collective has failed\n{TRACEBACK}error: rank 0 does not come", ""),
+        (["kill a rank"], 1, LOST, f"a collective has failed\n{TRACEBACK}rank 1 has ended\n{TRACEBACK}", "a traceback"),
         (["stop twice", "take a machine"], None, LOST, "a node is lost: the actor died", ""),
     ],
 )

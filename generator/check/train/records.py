@@ -99,13 +99,9 @@ def mlflow_runs(folder: Path, condition: str = "") -> list[Any]:
     return list(client.search_runs(everywhere, condition, order_by=["attributes.start_time DESC"]))
 
 
-def read_mlflow(run_dir: Path) -> History:
+def read_mlflow(folder: Path, condition: str = "") -> History:
     """Read the metrics of the newest run, in the order in which they were recorded."""
-    return mlflow_history(mlflow_client(run_dir), mlflow_runs(run_dir)[0])
-
-
-def mlflow_history(client: Any, run: Any) -> History:
-    """Return the metrics of a run in the order in which they were recorded."""
+    client, run = mlflow_client(folder), mlflow_runs(folder, condition)[0]
     histories = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
     return {
         name: [(metric.step, metric.value) for metric in sorted(metrics, key=lambda metric: metric.timestamp)]

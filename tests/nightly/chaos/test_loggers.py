@@ -10,7 +10,7 @@ import pytest
 
 from generator.chaos.faults import Need, possible_faults
 from generator.chaos.nemesis import Nemesis
-from generator.check.train.records import History, mlflow_client, mlflow_history, mlflow_runs
+from generator.check.train.records import History, read_mlflow
 from tests import hosts
 from tests.chaos import befall, forked
 from tests.conftest import Render
@@ -45,8 +45,7 @@ class Server:
 
     def read(self, run_dir: Path) -> History:
         """Read the records of the newest run that has the run directory."""
-        newest, *_ = mlflow_runs(self.folder, f"params.run_dir = '{run_dir}'")
-        return mlflow_history(mlflow_client(self.folder), newest)
+        return read_mlflow(self.folder, f"params.run_dir = '{run_dir}'")
 
 
 @pytest.fixture
