@@ -50,11 +50,10 @@ class Average:
         return {"average": named, "averaged_steps": self.steps.item()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state, or begin with the weights that were loaded if it holds no average."""
-        saved = state.get("average")
-        values = [saved[names[0]] for names in self.names] if saved else self._followed()
-        for average, value in zip(self.averages, values, strict=True):
-            average.copy_(value.detach())
+        """Go on from a saved state, or begin with the weights that were loaded where it holds no average."""
+        saved = state.get("average", {})
+        for average, names, weight in zip(self.averages, self.names, self._followed(), strict=True):
+            average.copy_(next((saved[name] for name in names if name in saved), weight.detach()))
         self.steps.fill_(state.get("averaged_steps", 0.0))
 
     @torch.no_grad()

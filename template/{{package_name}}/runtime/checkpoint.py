@@ -9,20 +9,34 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..config import Config
-from .collectives import FROM_RANK_0, averaged_buffers, gather, on_every_rank, on_main, stack_on_main
+from .buffers import buffers_of, finite_tensors, grow_buffers, set_buffer, shapes_of
+from .collectives import (
+    FROM_RANK_0,
+    averaged_buffers,
+    gather,
+    gather_buffers,
+    on_every_rank,
+    on_main,
+    stack_on_main,
+    unequal_buffers,
+)
 from .command_line import AUTO, NEWEST, as_plain_dict
 from .exits import Diverged, UserError
 from .heartbeat import HERE, RECORDS
 from .launcher import job_name
 from .meter import Progress
+from .optimizer_state import OptimizerState
+from .plain import plain, reason_of, some
 from .reproducibility import generator_states, provenance, set_generator_states
 from .storage import HashedFile, Manifest, link_atomically, lock, sha256_of_json, sync_folder, whole_file
 
@@ -81,13 +95,13 @@ def take(run_dir: Path) -> bool:
 def claim(config: Config) -> list[Path]:
     """Make the run directory with config.json, on rank 0."""
     newest = Manifest(config.run_dir / "checkpoints").newest_first()
-    chosen = newest if config.resume in (NEWEST, AUTO) else [Path(config.resume)] if config.resume else []
+    chosen = newest if config.resume in (NEWEST, AUTO) else candidates_of(Path(config.resume)) if config.resume else []
     if config.resume not in (None, AUTO) and not (chosen and chosen[0].is_file()):
-        missing = chosen[0] if chosen else config.run_dir / "checkpoints" / "last.pt"
+        missing = config.run_dir / "checkpoints" / "last.pt" if config.resume == NEWEST else config.resume
         raise UserError(f"there is no checkpoint {missing}: leave out --resume to start from the beginning")
     if newest and (config.resume is None or chosen[0].resolve().parent != newest[0].resolve().parent):
         raise UserError(f"{config.run_dir} holds a run already: go on with --resume, or choose another --run-dir")
-    if config.init_from and not chosen and not Path(config.init_from).is_file():
+    if config.init_from and not chosen and not weights_file(Path(config.init_from)).is_file():
         raise UserError(f"there is no file {config.init_from}: leave out --init-from to begin with random weights")
     try:
         config.run_dir.mkdir(parents=True, exist_ok=True)
@@ -100,6 +114,19 @@ def claim(config: Config) -> list[Path]:
     except OSError as error:
         raise UserError(f"cannot write to --run-dir {config.run_dir}: {error.strerror}") from error
     return chosen
+
+
+def candidates_of(path: Path) -> list[Path]:
+    """Return the checkpoints that --resume names: a file, or those of a run directory or its checkpoints/."""
+    if not path.is_dir():
+        return [path]
+    return Manifest(path / "checkpoints").newest_first() or Manifest(path).newest_first()
+
+
+def weights_file(path: Path) -> Path:
+    """Return the file that --init-from names: itself, or that of the folder of an export or of a run."""
+    files = [path / name for name in ("model.safetensors", "checkpoints/best.pt", "best.pt")] if path.is_dir() else []
+    return next((file for file in files if file.is_file()), path)
 
 
 def count_starts(config: Config, checkpoints: list[Path]) -> None:
@@ -127,13 +154,21 @@ class Checkpoints:
     """
 
     def __init__(self, config: Config, progress: Progress, model: nn.Module, **parts: Any) -> None:
-        """Take what to save: the unwrapped model and, in the order of loading, whatever else has a state_dict()."""
+        """Take what to save: the unwrapped model and, in the order of loading, whatever else has a state_dict().
+
+        Model and optimizer are as they were built: what has changed in them since is known by that.
+        """
         self.folder = config.run_dir / "checkpoints"
         self.manifest = Manifest(self.folder)
         self.config = config
         self.progress = progress
         self.model = model
-        self.parts = {"model": model, **parts, "progress": progress}
+        named = {
+            name: OptimizerState(model, each) if isinstance(each, Optimizer) else each for name, each in parts.items()
+        }
+        self.parts: dict[str, Any] = {"model": model, **named, "progress": progress}
+        self.shapes = shapes_of(model)
+        self.finite: set[str] = set()
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.before_save: Callable[[], None] = lambda: None  # rank 0 does this then, so that its records are not behind
         self.writing: Future[Any] | None = None  # on rank 0, with --async-saves; it may outlive the process group
@@ -142,22 +177,35 @@ class Checkpoints:
         """Write a checkpoint. All ranks call it, since each has a state of its own; it returns when the disk has it.
 
         With --async-saves it returns when the memory has it, unless it shall wait.
-        Raises UserError on every rank if the disk does not take it or the last one, Diverged if a weight is not finite.
+        Raises UserError on every rank if the disk does not take it or the last one, or if something in it cannot be
+        read again; Diverged if what was finite is not any more.
         """
         self.finish()
-        if not all(gather(weights_are_finite(self.model))):
-            raise Diverged(f"weights are not finite after step {self.progress.step}: {self.advice()}")
-        ranks = {kind: stack_on_main(own) for kind, own in rank_state(self.model).items()}
+        finite = finite_tensors(self.model)
+        ruined = gather([name for name in self.finite if not finite.get(name, True)])
+        if any(ruined):
+            told = f"{self.advice()}; not finite: {some({*chain(*ruined)})}"
+            raise Diverged(f"weights are not finite after step {self.progress.step}: {told}")
+        unequal = unequal_buffers(self.model)
+        ranks: dict[str, Any] = {kind: stack_on_main(own) for kind, own in rank_state(self.model).items()}
+        of_ranks = gather_buffers(self.model, unequal)
+        ranks["buffers"] |= {name: [buffers[name] for buffers in of_ranks] for name in unequal}
         entry = {"step": self.progress.step, "best": best, "world_size": dist.get_world_size()}
-        about = {"config": as_plain_dict(self.config), "ranks": ranks, "world_size": entry["world_size"]}
         HERE.phase = "saving"
-        with averaged_buffers(self.model):
-            checkpoint = about | {name: part.state_dict() for name, part in self.parts.items()}
+        with averaged_buffers(self.model, unequal):
+            checkpoint = self._state() | {"ranks": ranks, "world_size": entry["world_size"]}
             write = self._begin if self.config.async_saves else self._write
             on_main(self.before_save)
-            on_main(lambda: write(lambda file: torch.save(checkpoint | {"code": provenance()}, file), entry))
+            on_main(lambda: write(writer_of(checkpoint | {"code": provenance()}), entry))
         if wait:
             self.finish()
+
+    def _state(self) -> dict[str, Any]:
+        """Return what is the same on all ranks."""
+        shapes = shapes_of(self.model)
+        grown = {name: self.shapes.get(name) for name in shapes if shapes[name] != self.shapes.get(name)}
+        state = {name: part.state_dict() for name, part in self.parts.items()}
+        return {"config": as_plain_dict(self.config), **state, **({"grown_buffers": grown} if grown else {})}
 
     def finish(self) -> None:
         """Wait until the disk has what was saved last. All ranks call it. Raises UserError if it does not take it."""
@@ -186,36 +234,45 @@ class Checkpoints:
             old.unlink()
 
     def restore(self, candidates: list[Path]) -> None:
-        """Load the first of the checkpoints that is whole, if there are any. All ranks call it.
+        """Load the first of the checkpoints that is whole, if there are any, and get ready to save. All ranks call it.
 
-        Raises UserError on every rank if none is whole, or if it does not fit.
+        Raises UserError on every rank if none is whole or fits, or if the parts hold what cannot be saved.
         """
-        if not candidates:
-            return
-        path = on_main(lambda: first_whole(candidates))
+        if candidates:
+            self._resume(on_main(lambda: first_whole(candidates)))
+        self.finite = {name for name, finite in finite_tensors(self.model).items() if finite}
+        state = self._state()
+        on_main(lambda: bool(writer_of(state)))
+
+    def _resume(self, path: Path) -> None:
         before = on_every_rank(lambda: self._load(path))
         if path.resolve().parent != self.folder.resolve():
             self.progress.forget_best()  # the best.pt of another run is not here
         logging.info("resumed from %s: epoch %d, step %d", path, self.progress.epoch + 1, self.progress.step)
         if changed := changed_options(before.get("config", {}), self.config):
-            logging.info("other options than before: %s", ", ".join(changed))
+            logging.info("other options than before: %s", ", ".join(changed.values()))
         code = on_main(provenance)
-        if changed := changed_files(before.get("code", code), code):
+        if files := changed_files(before.get("code", code), code):
             commits = f"commit {code['commit']}, was {before['code']['commit']}"
-            logging.info("other code than before: %s (%s)", ", ".join(changed), commits)
+            logging.info("other code than before: %s (%s)", ", ".join(files), commits)
 
     def _load(self, path: Path) -> dict[str, Any]:
         """Go on from a checkpoint, and return what it says about its run."""
         checkpoint = read_checkpoint(path, required=(*self.parts, "ranks", "world_size"))
+        changed = changed_options(checkpoint.get("config", {}), self.config)
+        if "seed" in changed and checkpoint["progress"].get("samples_in_epoch"):
+            raise UserError(f"{changed['seed']} would change the order of samples within an epoch: leave it out")
         on_cpu = next(self.model.parameters()).device.type == "cpu"
         try:
+            grow_buffers(self.model, checkpoint.get("grown_buffers", {}), checkpoint["model"])
             for name, part in self.parts.items():
+                further = [{*changed}] if isinstance(part, OptimizerState) else []
                 # On a CPU an optimizer would go on in the memory of the file; a GPU has its own.
-                part.load_state_dict(copy.deepcopy(checkpoint[name]) if on_cpu else checkpoint[name])
+                part.load_state_dict(copy.deepcopy(checkpoint[name]) if on_cpu else checkpoint[name], *further)
                 # RNG and running statistics belong to a rank: other ranks start again, from the means.
                 if part is self.model and checkpoint["world_size"] == dist.get_world_size():
-                    set_rank_state(self.model, checkpoint["ranks"], dist.get_rank())
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+                    set_rank_state(self.model, checkpoint["ranks"], dist.get_rank(), new_seed="seed" in changed)
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"{path} does not fit this program: {reason:.300}; {IF_IT_DOES_NOT_FIT}") from error
         return {name: checkpoint[name] for name in ("config", "code") if name in checkpoint}
@@ -233,12 +290,12 @@ class Checkpoints:
         return f"{good}; look at the data and the learning rate from there on"
 
 
-def changed_options(before: dict[str, Any], config: Config) -> list[str]:
-    """Return the options that were others in the run that wrote a checkpoint, with both values."""
+def changed_options(before: dict[str, Any], config: Config) -> dict[str, str]:
+    """Return the options that were others in the run that wrote a checkpoint, and their words with both values."""
     start = (*FROM_RANK_0, "init_from")  # they say how a run begins
     now = {name: value for name, value in as_plain_dict(config).items() if name not in start and name in before}
     other = {name: value for name, value in now.items() if value != before[name]}
-    return [f"--{name.replace('_', '-')} {value} (was {before[name]})" for name, value in other.items()]
+    return {name: f"--{name.replace('_', '-')} {value} (was {before[name]})" for name, value in other.items()}
 
 
 def changed_files(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -272,30 +329,31 @@ def read_checkpoint(path: Path, required: Iterable[str]) -> dict[str, Any]:
         with open(path, "rb") as file:
             checkpoint = torch.load(f"/dev/fd/{file.fileno()}", map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # damaged bytes make torch.load raise nearly anything
-        reason = " ".join(f"{type(error).__name__} {error}".split())
-        raise UserError(f"{path} cannot be read as a checkpoint: {reason:.200}") from error
+        raise UserError(f"{path} cannot be read as a checkpoint: {reason_of(error):.200}") from error
     if not isinstance(checkpoint, dict) or not set(required) <= set(checkpoint):
         lacking = ", ".join(sorted(set(required) - set(checkpoint if isinstance(checkpoint, dict) else ())))
         raise UserError(f"{path} is not a checkpoint of this program: it does not hold {lacking}; {IF_IT_DOES_NOT_FIT}")
     return checkpoint
 
 
-def weights_are_finite(model: nn.Module) -> bool:
-    """Return whether no weight is inf or NaN."""
-    return bool(nn.utils.get_total_norm(model.parameters()).isfinite())
+def writer_of(checkpoint: dict[str, Any]) -> Callable[[Any], None]:
+    """Return what writes a checkpoint to a file. Raises UserError if it could not be read again."""
+    readable = {name: plain(part, name) for name, part in checkpoint.items()}
+    return lambda file: torch.save(readable, file)
 
 
 def rank_state(model: nn.Module) -> dict[str, dict[str, Tensor]]:
     """Return what differs from rank to rank: the random number generators, and the model's running statistics."""
     device = next(model.parameters()).device
     generators = {name: state.to(device) for name, state in generator_states(device).items()}
-    return {"generators": generators, "buffers": dict(model.named_buffers())}
+    return {"generators": generators, "buffers": buffers_of(model)[0]}
 
 
-def set_rank_state(model: nn.Module, ranks: dict[str, dict[str, Tensor]], rank: int) -> None:
-    """Go on with what rank_state() has returned on a rank, of the states of all ranks in a checkpoint."""
-    # Clones, since torch.set_rng_state() misreads what lies within a larger tensor.
-    state = {kind: {name: rows[rank].clone() for name, rows in of_all.items()} for kind, of_all in ranks.items()}
-    set_generator_states(state["generators"])
-    for name, buffer in model.named_buffers():
-        buffer.copy_(state["buffers"][name])
+def set_rank_state(model: nn.Module, ranks: dict[str, dict[str, Any]], rank: int, *, new_seed: bool) -> None:
+    """Go on with what is saved of a rank, of the states of all ranks; random numbers begin anew with a new seed."""
+    if not new_seed:
+        # Clones, since torch.set_rng_state() misreads what lies within a larger tensor.
+        set_generator_states({name: rows[rank].clone() for name, rows in ranks["generators"].items()})
+    statistics, others = buffers_of(model)
+    for name in (statistics | others).keys() & ranks["buffers"].keys():
+        set_buffer(model, name, ranks["buffers"][name][rank])

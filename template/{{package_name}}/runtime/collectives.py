@@ -1,10 +1,11 @@
 """What the ranks do together. All ranks must call each of these, in the same order, or they wait until --timeout."""
 
 import platform
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Collection, Iterator, Sized
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import chain
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..config import Config
+from .buffers import buffers_of, digest_of, kind_of, persistent_buffers
 from .exits import UserError
 from .reproducibility import code_digests
 
@@ -110,21 +112,53 @@ def on_every_rank(work: Callable[[], T]) -> T:
 
 
 @contextmanager
-def averaged_buffers(model: nn.Module) -> Iterator[None]:
+def averaged_buffers(model: nn.Module, unequal: dict[str, bool] | None = None) -> Iterator[None]:
     """Inside, BatchNorm's running statistics are their mean over all ranks; afterwards each rank has its own again.
 
-    Doing this to evaluate and to save, instead of broadcasting rank 0's before every forward pass as
-    DistributedDataParallel does by default, saves up to 40 % of the step time of a small network.
+    So are other persistent buffers in which the ranks differ, which are given or found. Doing this to evaluate and to
+    save, instead of broadcasting rank 0's before every forward pass as DistributedDataParallel does by default, saves
+    up to 40 % of the step time of a small network.
     """
-    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    statistics, others = buffers_of(model)
+    unequal = unequal_buffers(model) if unequal is None else unequal
+    found = [*statistics.values(), *(each for name, each in others.items() if each is not None and unequal.get(name))]
+    buffers = [buffer for buffer in found if buffer.is_floating_point() and buffer.itemsize > 1]
     own = [buffer.clone() for buffer in buffers]
-    if buffers:  # all of them in a single all-reduce
-        means = reduce_tensor(torch.cat([buffer.flatten() for buffer in buffers]))
+    if buffers:  # all of them in a single all-reduce, of parts that cannot overflow
+        means = reduce_tensor(torch.cat([buffer.flatten() for buffer in buffers]) / dist.get_world_size(), "sum")
         for buffer, mean in zip(buffers, means.split([buffer.numel() for buffer in buffers]), strict=True):
             buffer.copy_(mean.view_as(buffer))
     yield
     for buffer, value in zip(buffers, own, strict=True):
         buffer.copy_(value)
+
+
+def unequal_buffers(model: nn.Module) -> dict[str, bool]:
+    """Return the persistent buffers, but for running statistics, in which ranks differ, and whether a mean makes sense.
+
+    A model without such buffers needs no exchange.
+    """
+    _, others = buffers_of(model)
+    if not others:
+        return {}
+    of_ranks = gather({name: (kind_of(buffer), digest_of(buffer)) for name, buffer in others.items()})
+    unequal = {}
+    for name in sorted({*chain(*of_ranks)}):
+        kinds, digests = zip(*(each.get(name, ("", "")) for each in of_ranks), strict=True)
+        if len({*digests}) > 1:
+            unequal[name] = len({*kinds}) == 1 and kinds[0] != ""
+    return unequal
+
+
+def gather_buffers(model: nn.Module, names: Collection[str]) -> list[dict[str, Tensor | None]]:
+    """Return buffers of each rank, whatever their shapes, on the CPU of rank 0; others get none. One rank at a time."""
+    buffers, of_ranks = persistent_buffers(model), []
+    own = {name: buffers[name].detach().cpu().clone() if name in buffers else None for name in names}
+    for rank in range(dist.get_world_size() if names else 0):
+        held = [own if rank == dist.get_rank() else {}]
+        dist.broadcast_object_list(held, src=rank)
+        of_ranks += held if dist.get_rank() == 0 else []
+    return of_ranks
 
 
 def check_ranks_agree(config: Config, **datasets: Sized) -> None:

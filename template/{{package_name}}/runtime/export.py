@@ -16,6 +16,7 @@ from torch import nn
 from .. import task
 from ..config import Config
 from ..model import build_model
+from .buffers import grow_buffers
 from .checkpoint import IF_IT_DOES_NOT_FIT, RUNS, newest_run
 from .exits import UserError
 from .placement import uses_gpu
@@ -53,6 +54,7 @@ def export(source: Path | None = None, folder: Path | None = None) -> Path:
 def description(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return what a checkpoint says of its run, and the versions that read it, as JSON takes them."""
     progress = checkpoint["progress"]
+    grown = {name: checkpoint[name] for name in ("grown_buffers",) if name in checkpoint}
     best = {name: value if math.isfinite(value) else None for name, value in progress.get("best_metrics", {}).items()}
     return {
         "step": progress["step"],
@@ -60,6 +62,7 @@ def description(checkpoint: dict[str, Any]) -> dict[str, Any]:
         "best": best,
         "options": checkpoint.get("config", {}),
         "code": checkpoint.get("code", {}),
+        **grown,
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
     }
 
@@ -70,9 +73,11 @@ def load_model(folder: Path | str, device: torch.device | str = "cpu") -> nn.Mod
     if not (weights.is_file() and about.is_file()):
         raise UserError(f"{folder} does not hold {WEIGHTS} and {ABOUT}: export.py writes them")
     verify(weights)
-    model = build(build_model, config_of(json.loads(about.read_text()).get("options", {})))
+    said, tensors = json.loads(about.read_text()), read_safetensors(weights)
+    model = build(build_model, config_of(said.get("options", {})))
+    grow_buffers(model, said.get("grown_buffers", {}), tensors)
     try:
-        model.load_state_dict(read_safetensors(weights))
+        model.load_state_dict(tensors)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{weights} does not fit this program: {reason:.300}; {IF_IT_DOES_NOT_FIT}") from error

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from ..config import Config
-from .checkpoint import read_checkpoint
+from .checkpoint import read_checkpoint, weights_file
 from .collectives import on_every_rank, on_main
 from .exits import UserError
+from .plain import some
 from .storage import Manifest, sha256_of, whole_file
 
 ABOUT = "model.json"  # beside the weights of an export: what made them
-NAMED = 10  # names of tensors in a line of the log, at most
+OF_OTHERS = ("state_dict", "model_state_dict", "module", "weights")  # where other programs keep them in a file
 
 Weights = dict[str, Any]  # parameters and buffers by name; nothing but tensors, unless the model adds something
 
@@ -55,7 +57,11 @@ def read_weights(path: Path) -> Weights:
     """Return the weights of a file of either kind, by its suffix. Raises UserError if it cannot be read."""
     if path.suffix == ".safetensors":
         return read_safetensors(path)
-    return weights_of(read_checkpoint(path, required=["model"]))[0]
+    found = read_checkpoint(path, required=())
+    if isinstance(found.get("model"), dict):
+        return weights_of(found)[0]
+    weights: Weights = next((found[key] for key in OF_OTHERS if isinstance(found.get(key), dict)), found)
+    return weights
 
 
 def read_safetensors(path: Path) -> Weights:
@@ -90,7 +96,8 @@ def write_safetensors(weights: Weights, path: Path) -> str:
 def verify(path: Path) -> None:
     """Raise UserError or OSError if a file is missing or not what the record beside it says, if there is one."""
     if path.suffix != ".safetensors":
-        read_whole(path)
+        if problem := Manifest(path.parent).problem(path):
+            raise UserError(problem)
     elif (about := path.with_name(ABOUT)).is_file():
         try:
             expected = json.loads(about.read_text()).get("sha256")
@@ -106,7 +113,7 @@ def init_from(model: nn.Module, config: Config, saved: Sequence[Path]) -> nn.Mod
     Raises UserError on every rank if the file cannot be read, or if nothing in it fits.
     """
     if config.init_from and not saved:
-        path = Path(config.init_from)
+        path = weights_file(Path(config.init_from))
         on_main(lambda: verify(path))
         on_every_rank(lambda: load_what_fits(model, path))
     return model
@@ -118,11 +125,15 @@ def load_what_fits(model: nn.Module, path: Path) -> None:
     shapes = [{name: getattr(value, "shape", None) for name, value in each.items()} for each in (weights, own)]
     same_shape = {name for name, _ in shapes[0].items() & shapes[1].items()}
     fitting = {name: weights[name] for name in same_shape.difference(getattr(model, "of_data", ()))}
+    hint = prefix_hint(own, weights)
     if not fitting:
-        raise UserError(f"--init-from {path}: nothing in it has a name and a shape of the model's: {some(weights)}")
+        both = f"the model has {some(own)}, and it has {some(weights)}"
+        raise UserError(f"--init-from {path}: nothing in it has a name and a shape of the model's: {both}{hint}")
     model.load_state_dict(fitting, strict=False)
     loaded = {place_of(own[name]) for name in fitting}  # tied weights, by whichever of their names
     logging.info("began with %d of %d tensors of %s", len(fitting), len(weights), path)
+    if hint:
+        logging.warning("--init-from %s%s", path, hint)
     missing = {name for name in own.keys() - weights.keys() if place_of(own[name]) not in loaded}
     stay = "stay as build_model() made them"
     for names, what in (
@@ -134,7 +145,21 @@ def load_what_fits(model: nn.Module, path: Path) -> None:
             logging.info("%d tensors %s: %s", len(names), what, some(names))
 
 
-def some(names: Collection[str]) -> str:
-    """Return the first names, and how many there are if not all are shown."""
-    shown = ", ".join(sorted(names)[:NAMED])
-    return shown if len(names) <= NAMED else f"{shown}, ... ({len(names)} in all)"
+def prefix_hint(own: Collection[str], names: Collection[str]) -> str:
+    """Return what to do if names of a file would be those of the model with another beginning, such as "module."."""
+    surplus, missing = prefix_before(own, names), prefix_before(names, own)
+    if surplus:
+        return f'; names in it begin with "{surplus}", which is not in the model: save them without it'
+    return f'; names of the model begin with "{missing}", which is not in it: save them with it' if missing else ""
+
+
+def prefix_before(names: Collection[str], longer: Collection[str]) -> str:
+    """Return what most often stands before one of the names, if it stands before more than are as long."""
+    prefixes = Counter(
+        name[: -len(rest)]
+        for name in longer
+        if name not in names
+        for rest in (name.split(".", number)[-1] for number in range(1, name.count(".") + 1))
+        if rest in names
+    )
+    return prefixes.most_common(1)[0][0] if prefixes else ""
