@@ -75,7 +75,7 @@ AVERAGED_WEIGHTS = (
         "Run.__init__",
     ),
     Rewrite("$M.Checkpoints($$$PARTS)", "$M.Checkpoints($$$PARTS, average=self.average)", "Run.__init__"),
-    Rewrite("run.optimizer.zero_grad()", "{}\nrun.average.update_parameters(run.model)", "train_step"),
+    Rewrite("run.update.zero_grad()", "{}\nrun.average.update_parameters(run.model)", "train_step"),
 )
 
 

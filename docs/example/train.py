@@ -52,7 +52,7 @@ class Run:
         # task.compute() on the same model, wrapped: its backward pass averages the gradients over the ranks.
         objective = update.Objective(task.compute, self.model, config, device)
         self.ddp = process_group.wrap(objective, config)
-        self.update = update.Update(objective, self.optimizer, config, device)
+        self.update = update.Update(self.ddp, self.optimizer, config, device)
 
         self.progress = meter.Progress()
         self.checkpoints = checkpoint.Checkpoints(
@@ -120,7 +120,7 @@ def train_step(run: Run, micro_batches: loading.MicroBatches, lr: float) -> None
         group["lr"] = lr * group.get("lr_scale", 1.0)
     if run.update.accepts(norm):
         run.optimizer.step()
-    run.optimizer.zero_grad()
+    run.update.zero_grad()
 
 
 def report(run: Run, lr: float, *, due: bool) -> None:
@@ -140,7 +140,7 @@ def report(run: Run, lr: float, *, due: bool) -> None:
         progress.recent = {}
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def evaluate(run: Run) -> bool:
     """Evaluate on all ranks, each sample once, and record the epoch. Returns whether the model is the best so far."""
     sums = meter.Meter(run.device)

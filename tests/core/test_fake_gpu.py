@@ -65,7 +65,8 @@ def take_steps(_: int, project: Path, options: dict[str, Any], optimizer: str) -
         run.optimizer = eval(optimizer) if optimizer else train.task.build_optimizer(model, config)
         run.ddp = train.update.Objective(train.task.compute, model, config, gpu)
         run.ddp.no_sync = nullcontext
-        run.update = train.update.Update(run.ddp, run.optimizer, config, gpu)
+        wrapped: Any = SimpleNamespace(module=run.ddp, _check_reducer_finalized=lambda: None)
+        run.update = train.update.Update(wrapped, run.optimizer, config, gpu)
         if "precision" in options:
             run.scaler = train.update.GradScaler(gpu.type, enabled=config.precision == "fp16")
         for _step, micro_batches in zip(range(4), training, strict=False):

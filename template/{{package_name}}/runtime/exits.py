@@ -16,6 +16,16 @@ from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
+# What errors of torch mean for the owner, by their words.
+MISTAKES = {
+    "uninitialized parameter": "model.py: let build_model() run a forward pass, which gives lazy parameters their shapes",
+    "expects same model|appears not to match": "model.py: build_model() must return the same model on every rank",
+    "empty parameter list": "task.py: build_optimizer() takes no parameters",
+    "requires? (a )?closure": "task.py: the optimizer needs a closure, which a step does not have: choose another one",
+    "SparseTensorImpl": "sparse gradients cannot be averaged over the ranks: leave out sparse=True",
+    "fused=True. requires": "task.py: build_optimizer() must leave out fused=True",
+}
+
 
 class ExitCode(IntEnum):
     """What the program tells the shell, the launcher or the scheduler."""
@@ -91,6 +101,9 @@ def raise_for_user(error: Exception, rank: int) -> None:
     if found := re.search(r"DataLoader worker .*?(killed by signal: \w+|exited unexpectedly)", str(error)):
         advice = "if it was for want of memory, lower --workers; start again with --resume"
         raise LoaderLost(f"rank {rank}: a process that loads its data has gone ({found[1]}); {advice}") from error
+    for words, meaning in MISTAKES.items():
+        if re.search(words, str(error)):
+            raise UserError(f"{meaning} ({in_one_line(error):.200})") from error
 
 
 def reported_by_first(error: UserError, *, first: bool) -> UserError:

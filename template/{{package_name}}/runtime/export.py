@@ -106,7 +106,7 @@ def predict(paths: Sequence[Path], to: Path | None = None, device: str = "auto")
     if not files:
         raise UserError(f"name files behind {folder}, to be read by predict() of {task.__file__}")
     model = load_model(folder, "cuda" if uses_gpu(device) else "cpu")
-    with whole_file(to) if to else nullcontext(sys.stdout.buffer) as output, torch.inference_mode():
+    with whole_file(to) if to else nullcontext(sys.stdout.buffer) as output, torch.no_grad():
         for file in files:
             for line in lines_of(ask, model, file):
                 output.write(line)

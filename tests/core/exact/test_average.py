@@ -160,7 +160,7 @@ def test_an_evaluation_that_fails_leaves_the_weights_as_they_were(dtype: torch.d
     before = [weight.clone() for weight in model.parameters()]
     seen: list[Tensor] = []
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def evaluate() -> None:
         with averaged.in_place():
             seen.extend(weight.clone() for weight in model.parameters())
