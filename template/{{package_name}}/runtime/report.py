@@ -1,23 +1,23 @@
 """A page to look at, of one run or several: curves, options, stops. It needs no network and no other file.
 
-It is made from train.log and config.json alone, so also for a run that goes on, or that was killed. To compare runs,
-python -m with the name of this module and the folders of the runs writes the page into the current folder.
+It is made from metrics.jsonl and config.json alone, so also for a run that goes on, or that was killed. To compare
+runs, python -m with the name of this module and the folders of the runs writes the page into the current folder.
 """
 
 import json
 import math
-import re
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
 from .exits import UserError, finish
+from .records import FILE, LOG, Thinned, metrics_in, thinned
 from .storage import whole_file
 
 PAGE = "report.html"
-POINTS = 200  # of a curve, at most
 WIDTH, HEIGHT, LEFT = 640, 190, 64  # of a chart, and the room for its labels (pixels)
 # By the prefix of a record's name: what it was taken of, and the dashes of its curve.
 KINDS = {"epoch/validation_": ("validation", "none"), "epoch/train_": ("epoch", "7 4"), "train/": ("training", "2 3")}
@@ -36,36 +36,34 @@ line { stroke: currentColor; opacity: .2 } .mark { opacity: 1; stroke-width: 2; 
 
 @dataclass
 class History:
-    """What train.log and config.json say about a run."""
+    """What is drawn of a run."""
 
     name: str
     started: str = ""  # when, where and with what: at the last start
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # by record: steps and values
-    marks: list[tuple[int, str]] = field(default_factory=list)  # steps at which it was stopped or resumed
+    marks: list[tuple[int, str]] = field(default_factory=list)  # steps at which it was resumed or has ended, and how
     options: dict[str, object] = field(default_factory=dict)
 
 
-def read_history(run_dir: Path) -> History:
-    """Read what a run has logged up to now. Raises UserError if the folder holds no run."""
-    history = History(run_dir.resolve().name)
+def read_history(run_dir: Path, recorded: Thinned | None = None) -> History:
+    """Return what is drawn of a run; its records are read, unless they are given. Raises UserError if it is no run."""
     try:
-        lines = (run_dir / "train.log").read_text("utf-8", errors="surrogateescape").splitlines()
-        history.options = json.loads((run_dir / "config.json").read_text())
+        records = (recorded or thinned(run_dir)).records()
+        options = json.loads((run_dir / "config.json").read_text())
     except (OSError, ValueError) as error:
-        raise UserError(f"{run_dir} is no run with train.log and config.json: name folders such as runs/*") from error
-    for line in lines:
-        message = line.partition(" INFO ")[2]
-        if message.startswith("world size "):
-            history.started = f"{line[:19]}: {message}"
-        elif found := re.match(r"resumed from .*: epoch \d+, step (\d+)$", message):
-            history.marks.append((int(found[1]), "resumed"))
-            for name, curve in history.curves.items():  # what came after the checkpoint is trained again
-                history.curves[name] = [point for point in curve if point[0] <= int(found[1])]
-        elif found := re.match(r"stopped after step (\d+);", message):
-            history.marks.append((int(found[1]), "stopped"))
-        elif found := re.match(r"step (\d+)  (.*)", message):
-            for name, value in re.findall(r"(?:^|  )(\S+) (-?\d+\.?\d*(?:e[-+]\d+)?)(?=  |$)", found[2]):
-                history.curves.setdefault(name, []).append((int(found[1]), float(value)))
+        raise UserError(f"{run_dir} is no run with {FILE} and config.json: name folders such as runs/*") from error
+    history = History(run_dir.resolve().name, options=options)
+    for record in records:
+        step, event = record["step"], record.get("event", "started")
+        if "about" in record:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record["time"]))
+            history.started = f"{when}: {record['about']}"
+        if event not in ("started", "done"):
+            history.marks.append((step, event))
+        for name, value in metrics_in(record).items():
+            history.curves.setdefault(name, []).append((step, value))
+    for curve in history.curves.values():
+        curve.sort(key=lambda point: point[0])  # clocks of machines differ
     return history
 
 
@@ -81,17 +79,20 @@ def number(value: float) -> str:
 
 
 def chart(metric: str, runs: Sequence[History]) -> str:
-    """Return a figure of a metric, of training and validation, with a colour for each run."""
+    """Return a figure of a metric, of training and validation, with a colour for each run; "" if nothing is finite."""
     curves = [(i, name, run.curves[name]) for i, run in enumerate(runs) for name in run.curves]
-    curves = [(i, name, curve) for i, name, curve in curves if curve and split(name)[0] == metric]
-    steps, values = zip(*(point for *_, curve in curves for point in curve), strict=True)
-    low, high = min(values), max(values)
+    curves = [(i, name, curve) for i, name, curve in curves if split(name)[0] == metric]
+    finite = [point for *_, curve in curves for point in curve if math.isfinite(point[1])]
+    if not finite:
+        return ""
+    low, high = min(value for _, value in finite), max(value for _, value in finite)
+    last = max(1, *(step for step, _ in finite))
 
     def place(step: int, value: float) -> tuple[str, str]:
-        x = LEFT + (WIDTH - LEFT) * step / max(1, *steps)
+        x = LEFT + (WIDTH - LEFT) * step / last
         return f"{x:.1f}", f"{HEIGHT * (high - value) / ((high - low) or 1):.1f}"
 
-    parts = [f'<text x="{WIDTH}" y="{HEIGHT + 16}">step {max(steps):,}</text>']
+    parts = [f'<text x="{WIDTH}" y="{HEIGHT + 16}">step {last:,}</text>']
     for value in (low, (low + high) / 2, high):
         y = place(0, value)[1]
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y}" y2="{y}"/>')
@@ -101,15 +102,18 @@ def chart(metric: str, runs: Sequence[History]) -> str:
         text = f"<title>{escape(name)}: {what} at step {step:,}</title>"
         parts.append(f'<line class="mark" x1="{x}" x2="{x}" y1="0" y2="{HEIGHT}">{text}</line>')
     for i, name, curve in curves:
-        shown = curve[:: -math.ceil(len(curve) / POINTS)][::-1]  # the last point is always among them
         _, kind, dashes = split(name)
         label = escape(f"{runs[i].name} {kind}".rstrip())
-        line = " ".join(",".join(place(*point)) for point in shown)
-        parts.append(f'<path d="M{line}" stroke="{COLOURS[i % len(COLOURS)]}" stroke-dasharray="{dashes}"/>')
-        for step, value in shown:
+        colour, line, pen = COLOURS[i % len(COLOURS)], "", "M"
+        for step, value in curve:
+            if not math.isfinite(value):
+                pen = "M"  # a gap
+                continue
             x, y = place(step, value)
+            line, pen = f"{line}{pen}{x},{y}", "L"
             text = f"<title>{label}, step {step:,}: {number(value)}</title>"
-            parts.append(f'<circle cx="{x}" cy="{y}" r="5" fill="{COLOURS[i % len(COLOURS)]}">{text}</circle>')
+            parts.append(f'<circle cx="{x}" cy="{y}" r="5" fill="{colour}">{text}</circle>')
+        parts.append(f'<path d="{line}" stroke="{colour}" stroke-dasharray="{dashes}"/>')
     size = f'viewBox="0 -10 {WIDTH + 8} {HEIGHT + 30}" role="img" aria-label="{escape(metric)}"'
     return f"<figure><figcaption><b>{escape(metric)}</b></figcaption><svg {size}>{''.join(parts)}</svg></figure>"
 
@@ -131,19 +135,22 @@ def options_table(runs: Sequence[History]) -> Iterator[str]:
         yield f'<tr{" class=other" if len({*values}) > 1 else ""}><td>--{name.replace("_", "-")}</td>{cells}</tr>'
 
 
-def write_page(run_dirs: Sequence[Path], page: Path) -> None:
-    """Write the page of some runs. Raises UserError if a folder is no run, or if the disk does not take the page."""
-    runs = [read_history(run_dir) for run_dir in run_dirs]
-    metrics = dict.fromkeys(split(name)[0] for run in runs for name, curve in run.curves.items() if curve)
+def write_page(run_dirs: Sequence[Path], page: Path, recorded: Thinned | None = None) -> None:
+    """Write the page of some runs, or of one whose records are given.
+
+    Raises UserError if a folder is no run, or if the disk does not take the page.
+    """
+    runs = [read_history(run_dir, recorded) for run_dir in run_dirs]
+    metrics = dict.fromkeys(split(name)[0] for run in runs for name in run.curves)
     charts = "".join(chart(metric, runs) for metric in metrics if metric != "epoch")
     table = f"<div class=scroll tabindex=0><table>{''.join(options_table(runs))}</table></div>"
     head = f"{TOP}<title>{escape(', '.join(run.name for run in runs))}</title><style>{STYLE}</style>"
-    with whole_file(page) as file:
+    with whole_file(page, sync=False) as file:
         text = f"{head}<main>{''.join(about(runs))}{LEGEND}<section>{charts}</section>{table}</main>"
-        file.write(text.encode(errors="surrogateescape"))  # names of files as they are
+        file.write(text.encode(errors="backslashreplace"))  # names may hold what is no text
 
 
 if __name__ == "__main__":
     given = [Path(each) for each in sys.argv[1:]] or [Path()]
-    begun = [each for each in given if (each / "train.log").exists()]  # runs/* may have other folders
+    begun = [each for each in given if (each / FILE).exists() or (each / LOG).exists()]  # runs/* may have other folders
     sys.exit(finish(lambda: write_page(begun or given, Path(PAGE))))

@@ -59,7 +59,7 @@ def sha256_of_json(value: Any) -> str:
 
 
 @contextmanager
-def whole_file(path: Path, size: Callable[[], int] | None = None) -> Iterator[HashedFile]:
+def whole_file(path: Path, size: Callable[[], int] | None = None, *, sync: bool = True) -> Iterator[HashedFile]:
     """Yield a file to write to. It gets its name at the end, when the disk has it: a crash leaves the old one, whole.
 
     Raises UserError, with nothing left behind, if the disk does not take it; size() returns how many bytes it takes.
@@ -69,7 +69,8 @@ def whole_file(path: Path, size: Callable[[], int] | None = None) -> Iterator[Ha
         with HashedFile(temporary) as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if sync:  # else it is lost in a power cut, and nobody waits for the disk
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
         with suppress(OSError):  # it is not there, or the disk is read-only
