@@ -25,6 +25,7 @@ from .exits import STOP_SIGNALS, UserError, end_with_parent
 from .heartbeat import HERE
 from .launcher import World
 from .meter import Progress
+from .placement import own_cores
 from .sampling import Batch, ResumableDistributedSampler, evaluation_batches, micro_batch_size
 
 MOST_PER_CORE = 32  # workers for each core of a rank: a number beyond is a mistake, and would fill the memory
@@ -176,14 +177,14 @@ class TrainingBatches(DeviceBatches):
 def workers_for(dataset: Dataset[Any], config: Config) -> int:
     """Return how many processes load a dataset for this rank. Raises UserError if they are too many for the machine."""
     if isinstance(config.workers, int):
-        most = MOST_PER_CORE * torch.get_num_threads()
+        most = MOST_PER_CORE * own_cores()
         if config.workers > most:
             raise UserError(f"--workers {config.workers} is too much for the cores of a rank: give at most {most}")
         return config.workers
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     # What returns whole batches has them in memory: passing them between processes takes longer than making them.
-    return 0 if hasattr(dataset, "__getitems__") else min(MOST_WORKERS, torch.get_num_threads() - 1)
+    return 0 if hasattr(dataset, "__getitems__") else min(MOST_WORKERS, own_cores() - 1)
 
 
 def from_workers(loader: DataLoader[Any]) -> Iterator[Any]:
