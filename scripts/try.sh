@@ -13,4 +13,4 @@ project=${1:-ddp-project}
 cd "$project"
 python3 -m venv .venv
 .venv/bin/pip install --quiet --constraint "$repository/constraints.txt" --editable .
-.venv/bin/torchrun --standalone --nproc-per-node=2 train.py
+PATH="$PWD/.venv/bin:$PATH" NPROC_PER_NODE=2 ./launch.sh

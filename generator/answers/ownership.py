@@ -28,12 +28,15 @@ class Ownership:
 def read_ownership(template: Path = TEMPLATE, **answers: Any) -> Ownership:
     """Read it from the settings of a version of the template, for projects with these answers, else defaults."""
     settings = yaml.safe_load((template / "copier.yml").read_text())
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, loader=jinja2.FileSystemLoader(template))
+    environment.filters |= {"regex_replace": lambda text, *change: text, "fileglob": lambda path: path != "/"}  # of Ansible
     defaults = {question.key: question.default for question in read_questions(template)}
     names = defaults | {"package_name": "ddp_project"} | answers
 
     def patterns(key: str, operation: str, before: Mapping[str, Any]) -> list[str]:
-        about = {"_copier_operation": operation, "_external_data": {"before": before}}
+        # A path that is not empty stands for a file of answers that is there.
+        project = {"dst_path": "", "answers_file": "answers" if before else ""}
+        about = {"_copier_operation": operation, "_external_data": {"before": before}, "_copier_conf": project}
         return [environment.from_string(pattern).render(names | about) for pattern in settings.get(key, [])]
 
     on_copy = patterns("_exclude", "copy", {})

@@ -46,11 +46,12 @@ def compare_with_launcher(trial: Trial, command: str, env: Mapping[str, str], tr
     """Return in what a project that its launcher trains, stops and resumes differs from the forked ranks' work."""
     if trained.failures:
         return f"forked ranks fail on all of the data: {trained.failures[0][1]}"
-    program = shlex.split(command)
+    program = ["env", *shlex.split(command)] if "=" in command.split()[0] else shlex.split(command)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = environment(trial.folder) | dict(env) | {"PATH": path}
-    if shutil.which(program[0], path=path) is None:
-        return f"{program[0]} is not installed here"
+    starter = {"mpirun": "mpirun"}.get(trial.combination.launcher, program[0])
+    if shutil.which(starter, path=path) is None:
+        return f"{starter} is not installed here"
     run_dir = trial.folder / "cold"
     shutil.rmtree(run_dir, ignore_errors=True)
     for name, options in (("train", ["--max-steps", str(STOP)]), ("resume", ["--max-steps", str(END), "--resume"])):

@@ -1,14 +1,18 @@
 """What an option can be, and how the command line is read: all options are the fields of one dataclass, Config."""
 
 import argparse
+import difflib
 import io
+import json
 import math
 import re
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr
-from dataclasses import asdict, fields
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stderr, suppress
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from datetime import date, time, timedelta
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
@@ -22,6 +26,28 @@ DESCRIPTION = """Train on any number of processes. README.md says how to start t
 --doctor examines what a run with these options needs, instead of training, and says what to mend."""
 NEWEST = "newest"
 AUTO = "auto"
+SEVERAL = (list, tuple, set, frozenset, Sequence)  # types of options that take several values
+SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+# What other programs call the options: who types these, or something close, is told the name here.
+OTHER_NAMES = {
+    "accum_steps": "gradient_accumulation_steps accumulate_grad_batches grad_accum",
+    "clip_norm": "max_grad_norm grad_clip gradient_clip_val",
+    "epochs": "num_epochs max_epochs num_train_epochs",
+    "eval_every": "eval_interval eval_steps",
+    "global_batch_size": "batch_size train_batch_size per_device_train_batch_size",
+    "init_from": "pretrained checkpoint ckpt weights finetune",
+    "log_every": "log_interval logging_steps log_every_n_steps",
+    "lr": "learning_rate base_lr max_lr",
+    "max_steps": "max_iters total_steps num_steps",
+    "precision": "fp16 bf16 amp mixed_precision dtype",
+    "resume": "resume_from_checkpoint resume_from",
+    "run_dir": "output_dir out_dir save_dir log_dir",
+    "save_every": "save_interval save_steps",
+    "seed": "random_seed manual_seed",
+    "warmup_steps": "warmup num_warmup_steps",
+    "weight_decay": "wd",
+    "workers": "num_workers dataloader_num_workers",
+}
 
 T = TypeVar("T")
 
@@ -95,13 +121,34 @@ def parse(config: type[T], arguments: Sequence[str] | None = None, *, quiet: boo
         with redirect_stderr(complaint):
             given, words = files.parse_known_args(arguments)
             words = [word for file in given.config for word in words_of(file, config)] + words
-            return tyro.cli(config, description=DESCRIPTION, args=words, console_outputs=not quiet)
+            parsed = tyro.cli(config, description=DESCRIPTION, args=words, console_outputs=not quiet)
     except SystemExit as leaving:
         if leaving.code == 0:
             raise
-        # tyro draws a box with a title: take the words out of it.
-        words = re.sub("[\u2500-\u257f]", " ", complaint.getvalue().partition("\n")[2]).split()
-        raise UserError(" ".join(words)) from None
+        raise UserError(in_one_sentence(complaint.getvalue(), config)) from None
+    as_plain_dict(parsed)  # refuses now what could not be written later
+    return parsed
+
+
+def in_one_sentence(complaint: str, config: Any) -> str:
+    """Return what tyro says of a wrong option, without its box, colours and help, and with a hint."""
+    text = re.sub(r"\x1b\[[\d;]*m|[\u2500-\u257f]", " ", complaint.partition("\n")[2])
+    text = re.split("Argument helptext:|Perhaps you meant:|Arguments similar to|For full help", text)[0]
+    text = " ".join(text.split()).removesuffix(".")
+    if not text.startswith("Unrecognized options:"):
+        return text
+    options = re.findall(r"(?<= )-*([A-Za-z][\w-]*)", text.partition(":")[2])
+    hints = [f"--{hint.replace('_', '-')}" for option in options if (hint := similar_option(option, config))]
+    return f"{text}: {'did you mean ' + ', '.join(hints) + '?' if hints else 'see --help'}"
+
+
+def similar_option(name: str, config: Any) -> str | None:
+    """Return the option that may be meant by a name that no option has."""
+    options = [field.name for field in fields(config)]
+    meant = {other: option for option in options for other in OTHER_NAMES.get(option, "").split()}
+    meant |= {option: option for option in (*options, "config", "doctor")}
+    close = difflib.get_close_matches(name.lower().replace("-", "_").removeprefix("no_"), meant, n=1, cutoff=0.66)
+    return meant[close[0]] if close else None
 
 
 def words_of(file: Path, config: Any) -> list[str]:
@@ -109,38 +156,140 @@ def words_of(file: Path, config: Any) -> list[str]:
 
     The config.json of a run does not name its directory, nor what it went on from: these belong to that run alone.
     """
-    import yaml  # not at the top: it would take a tenth of the time of --help
-
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))  # JSON, too, is YAML
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        found = load(file.read_text(encoding="utf-8-sig"), is_json=file.suffix == ".json")
+    except (OSError, ValueError) as error:
         reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
         raise UserError(f"--config {file} cannot be read: {reason}") from None
     if not isinstance(found, dict):
         raise UserError(f"--config {file} does not hold options and their values, as config.json of a run does")
     defaults = {field.name: field.default for field in fields(config)}
-    words = []
+    defaults |= {field.name: field.default_factory() for field in fields(config) if field.default_factory != MISSING}
+    kinds, words = get_type_hints(config), {}
     for key, value in found.items():
         name = str(key).replace("-", "_")
-        option = name.replace("_", "-")
         if name not in defaults:
-            raise UserError(f"--config {file}: there is no option {key}: leave it out, or take one of --help")
-        if isinstance(defaults[name], bool) != isinstance(value, bool):
-            kind = "true or false" if isinstance(defaults[name], bool) else "neither true nor false"
-            raise UserError(f"--config {file}: {key} must be {kind}, not {value}")
-        if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
-        elif value is not None and not (file.name == "config.json" and name in ("run_dir", "resume")):
-            words += [f"--{option}", *map(str, value if isinstance(defaults[name], tuple) else [value])]
-    return words
+            hint = similar_option(name, config)
+            advice = f"did you mean {hint}?" if hint else "leave it out, or take one of --help"
+            raise UserError(f"--config {file}: there is no option {key}: {advice}")
+        if name in words:
+            raise UserError(f"--config {file}: {key} is there twice")
+        try:
+            words[name] = words_for(name.replace("_", "-"), value, kinds[name], defaults[name])
+        except ValueError as error:
+            raise UserError(f"--config {file}: {key} {error}") from None
+    own = ("run_dir", "resume") if file.name == "config.json" else ()
+    return [word for name, parts in words.items() if name not in own for word in parts]
+
+
+def load(text: str, *, is_json: bool) -> Any:
+    """Read JSON, or else YAML whose values stay the text that one sees: 0123 is no 83. Raises ValueError."""
+
+    def mapping(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise ValueError(f"{key} is there twice")
+            found[key] = value
+        return found
+
+    try:
+        return json.loads(text, object_pairs_hook=mapping)
+    except json.JSONDecodeError:
+        if is_json:
+            raise
+    import yaml  # not at the top: it would take a tenth of the time of --help
+
+    class Loader(yaml.SafeLoader):
+        # Besides text, YAML has nothing here but null, and << that merges.
+        yaml_implicit_resolvers = {  # noqa: RUF012
+            first: [(tag, form) for tag, form in resolvers if tag.endswith((":null", ":merge"))]
+            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            mapping((str(key.value), value) for key, value in node.value)
+            return super().construct_mapping(node, deep=deep)
+
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+def words_for(option: str, value: Any, kind: Any, default: Any) -> list[str]:
+    """Return an option with the value that a file gives it as words. Raises ValueError if it cannot be of this kind."""
+    kinds = {kind, *get_args(kind)}
+    if isinstance(value, dict) and ((isinstance(default, dict) and default) or is_dataclass(kind)):
+        inner = get_type_hints(kind) if is_dataclass(kind) else dict.fromkeys(value, (get_args(kind) or [str])[-1])
+        return [word for key in value for word in words_for(f"{option}.{key}", value[key], inner.get(key), MISSING)]
+    if value is None and default is None:
+        return []
+    if value is None and type(None) not in kinds:
+        raise ValueError("has no value")
+    several = any((get_origin(each) or each) in (*SEVERAL, dict) for each in kinds)
+    if isinstance(value, list | dict) and not several:
+        raise ValueError(f"must be one value, not {value}")
+    texts = [text_for(each, kinds) for each in flat(value)]
+    if kind is bool:
+        folder, dot, name = option.rpartition(".")
+        return [f"--{option}" if texts == ["True"] else f"--{folder}{dot}no-{name}"]
+    return [f"--{option}={texts[0]}"] if len(texts) == 1 else [f"--{option}", *texts]
+
+
+def text_for(value: Any, kinds: set[Any]) -> str:
+    """Return a value of a file as the command line takes it for these kinds. Raises ValueError if it is of no such."""
+    text = str(value)
+    if bool in kinds and text.lower() in SWITCH:
+        return str(SWITCH[text.lower()])
+    if kinds == {bool}:
+        raise ValueError(f"must be true or false, not {value}")
+    if isinstance(value, bool):
+        raise ValueError(f"must be neither true nor false, not {value}")
+    if int in kinds and float not in kinds and not text.lstrip("+-").isdigit():
+        with suppress(ValueError):
+            return str(int(float(text))) if float(text).is_integer() else text  # 1.0 and 1e3 are whole numbers
+    return text
+
+
+def flat(value: Any) -> list[Any]:
+    """Return the values of nested lists, and the keys and values of a mapping, one after the other."""
+    if isinstance(value, dict):
+        value = [each for pair in value.items() for each in pair]
+    return [inner for each in value for inner in flat(each)] if isinstance(value, list) else [value]
 
 
 def as_plain_dict(config: Any) -> dict[str, Any]:
-    """Return the options as JSON and checkpoints take them: numbers, text and lists of them."""
+    """Return the options as JSON, checkpoints and --config take them. Raises UserError if a value cannot be so."""
 
     def plain(value: Any) -> Any:
+        value = value.item() if hasattr(value, "item") else value  # of NumPy
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, Enum):
+            return value.name
+        if isinstance(value, dict):
+            return {plain(key): plain(each) for key, each in value.items()}
+        if isinstance(value, set | frozenset):
+            return sorted(plain(each) for each in value)
         if isinstance(value, tuple | list):
             return [plain(each) for each in value]
-        return str(value) if isinstance(value, Path) else value
+        if isinstance(value, date | time):
+            return value.isoformat()
+        if isinstance(value, timedelta):
+            return value.total_seconds()
+        for kind in (int, float, str):  # also of their subclasses, which torch.load() refuses
+            if isinstance(value, kind):
+                return kind(value)
+        if isinstance(value, Path):
+            return str(value)
+        raise TypeError(type(value).__name__)
 
-    return {name: plain(value) for name, value in asdict(config).items()}
+    found = {}
+    for name, value in asdict(config).items():
+        try:
+            found[name] = plain(value)
+        except TypeError as error:
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(f"{option} is of type {error}, which config.json cannot hold: make it text") from None
+    return found
