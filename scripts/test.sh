@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Install what the tests of this repository need, and run them: tests/unit, tests/core and tests/cold.
 # --all: the nightly ones, too.          --slice I/N: a part of the nightly ones alone; "auto": the commit chooses it.
-# --durations: measure where the time goes (docs/testing.md).       Files of tests and options go to pytest.
+# --durations: measure where the time goes (docs/testing.md).       --strict-budgets: fail tests that compute for too long.
+# Files of tests and other options go to pytest.
 # Slurm, Open MPI, MPICH and Chromium come from Debian's packages where this is root; else their tests skip and say why.
 # With NO_SKIPS=1 they fail instead, but for what tests/skips.py allows.
 set -euo pipefail

@@ -58,7 +58,7 @@ def cached_clone() -> Path:
     command = ["git", "clone", "--quiet", "--bare", "--depth", "1", "--branch", TAG, REPOSITORY, str(clone)]
     try:
         environment = os.environ | {"GIT_TERMINAL_PROMPT": "0"}
-        subprocess.run(command, env=environment, check=True, timeout=60, stderr=subprocess.PIPE, text=True)
+        subprocess.run(command, env=environment, check=True, timeout=600, stderr=subprocess.PIPE, text=True)
         with suppress(OSError):  # another process was faster
             clone.rename(CACHE)
     except subprocess.SubprocessError as error:

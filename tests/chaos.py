@@ -16,7 +16,7 @@ from generator.chaos.job import Job, Starter
 from generator.chaos.nemesis import Nemesis
 from tests.ranks import Rank, run_train, start_ranks
 
-GRACE = 8.0  # seconds in which ranks end after the first has failed, as launchers have it
+GRACE = 20.0  # seconds in which ranks end after the first has failed, as launchers have it
 OFTEN = 6  # times that a kind is drawn, of which it must happen once
 
 

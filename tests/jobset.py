@@ -23,7 +23,7 @@ import psutil
 import yaml
 
 from tests import hosts
-from tests.pace import seconds, wait_until
+from tests.pace import until_hung, wait_until
 
 CORES = [str(core) for core in sorted(os.sched_getaffinity(0))[:2]]
 # The image is what docker is given to build, and the API server takes what kubectl would send it.
@@ -267,7 +267,7 @@ class JobSet:
             pod.delete()
         for pod in self.pods:
             try:
-                pod.process.wait(seconds(pod.grace))
+                pod.process.wait(until_hung(pod.grace))
             except subprocess.TimeoutExpired:
                 pod.process.kill()
         wait_until(lambda: not any(pod.host.processes() for pod in self.pods), 10, told=lambda: self.output)

@@ -17,7 +17,7 @@ import yaml
 from generator.answers.questions import TEMPLATE, read_questions
 from tests import mpi
 
-from .pace import seconds
+from .pace import until_hung
 
 ON_CPU = ("--device", "cpu", "--backend", "gloo")
 ON_GPU = ("--device", "cuda", "--backend", "nccl")
@@ -82,7 +82,7 @@ def output_of(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=seconds(timeout),
+        timeout=until_hung(timeout),
     )
     assert code is None or done.returncode == code, f"exit code {done.returncode}:\n{done.stdout}"
     return done.stdout

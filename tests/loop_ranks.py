@@ -19,7 +19,7 @@ def on_two_ranks(work: Any, folder: Path, *arguments: Any) -> list[Any]:
 
 def _rank(rank: int, work: Any, folder: Path, arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/store", timedelta(seconds=60), rank=rank, world_size=2)
+    dist.init_process_group("gloo", f"file://{folder}/store", timedelta(seconds=600), rank=rank, world_size=2)
     torch.save(work(rank, *arguments), folder / f"result{rank}.pt")
     dist.destroy_process_group()
 

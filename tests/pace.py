@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 SQUARES = 300_000
+SPARE = 5  # what only a hang outlasts is so many times what is expected
 REFERENCE = 0.02  # seconds that a unit takes on an idle core of the machine on which the limits were chosen
 
 Found = TypeVar("Found")
@@ -22,14 +23,19 @@ def seconds(number: float, clock: Callable[[], float] = time.perf_counter) -> fl
     return number * max(1.0, max(unit(clock) for _ in range(3)) / REFERENCE)
 
 
+def until_hung(number: float) -> float:
+    """Return the time limit (seconds) of what takes at most so many seconds on the reference: a hang alone meets it."""
+    return SPARE * seconds(number)
+
+
 def wait_until(
     condition: Callable[[], Found | None], limit: float = 60, told: Callable[[], object] = str, pause: float = 0.02
 ) -> Found:
-    """Wait until something is there or holds, and return it. Fails after the limit (seconds), with what is told."""
+    """Wait until something is there or holds, and return it. Fails long after the limit (seconds), with what is told."""
     started = time.monotonic()
     while not (found := condition()):
         # The pace is measured after the limit alone: until then, nothing is to come between two looks.
-        late = time.monotonic() > started + limit and time.monotonic() > started + seconds(limit)
-        assert not late, f"after {limit} s, it has not come: {told()}"
+        late = time.monotonic() > started + limit and time.monotonic() > started + until_hung(limit)
+        assert not late, f"after more than {limit} s, it has not come: {told()}"
         time.sleep(pause)
     return found

@@ -15,7 +15,7 @@ from generator.check.train.trial import environment
 from tests.launching import ON_CPU, checkpoint
 from tools.rewriting import Rewrite
 
-from .pace import seconds
+from .pace import until_hung
 
 AT_ONCE = 4  # sequences; ranks wait for each other now and then
 
@@ -81,7 +81,7 @@ class Program:
             environment(self.run_dir.parent) | self.env,
             world_size=self.world_size,
             one_writes="workers" not in self.options,
-            deadline=seconds(self.deadline),
+            deadline=until_hung(self.deadline),
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from generator.check.train.forking import free_ports
 from tests.launching import ON_CPU, differences
 
-from .pace import seconds, wait_until
+from .pace import until_hung, wait_until
 
 # Importing torch takes 20 times as long as the few steps of these tests: one process imports it and forks each rank.
 FORKING = multiprocessing.get_context("forkserver")
@@ -42,7 +42,7 @@ class Rank:
 
     def ends_with(self, code: int, timeout: float) -> str:
         """Wait until it ends, and return what it printed. Fails where the exit code is another, or None: a timeout."""
-        self.process.join(seconds(timeout))
+        self.process.join(until_hung(timeout))
         printed = self.output.read_text()
         assert self.process.exitcode == code, f"exit code {self.process.exitcode}:\n{printed}"
         return printed

@@ -21,7 +21,7 @@ import psutil
 
 from generator.answers.questions import TEMPLATE
 from generator.check.train.forking import free_ports
-from tests.pace import seconds
+from tests.pace import until_hung
 
 MARK = "DDP_RAY_CLUSTER"  # the variable by which all processes of a cluster are known
 STORE = 80 * 2**20  # bytes, nearly the least that Ray takes: nothing goes through it
@@ -66,7 +66,7 @@ class RayCluster:
     def shut_down(self) -> None:
         """End all that runs there."""
         with suppress(subprocess.TimeoutExpired):
-            self.tool.communicate(timeout=seconds(30))
+            self.tool.communicate(timeout=until_hung(30))
         self.tool.kill()
         for pid in self.processes():
             with suppress(ProcessLookupError):
@@ -106,7 +106,7 @@ class RayCluster:
     def run(self, *command: str) -> None:
         """Run a command of Ray. Raises CalledProcessError if it fails."""
         env = self.variables | {"RAY_ADDRESS": self.address}
-        subprocess.run(command, env=env, check=True, capture_output=True, timeout=seconds(60))
+        subprocess.run(command, env=env, check=True, capture_output=True, timeout=until_hung(60))
 
     def drivers(self) -> list[int]:
         """Return the drivers of jobs."""

@@ -1,5 +1,6 @@
 """What --doctor finds on one machine, in a meeting of several that this one stands for, and among forked ranks."""
 
+import math
 import os
 import runpy
 import socket
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from tests.conftest import Render
-from tests.pace import seconds
+from tests.pace import seconds, until_hung
 from tests.ranks import train_on_ranks
 
 CONFIG = SimpleNamespace(device="cpu", backend="auto", workers="auto", run_dir=Path("auto"))
@@ -45,7 +46,7 @@ def examine(project: Path, shell: str, *options: str, **variables: str) -> tuple
         env=os.environ | place | variables,
         capture_output=True,
         text=True,
-        timeout=seconds(60),
+        timeout=until_hung(60),
     )
     assert done.stdout == ""
     return done.returncode, done.stderr.splitlines()
@@ -224,7 +225,7 @@ def with_wrong_sums() -> None:
 def with_a_silent_rank() -> None:
     """Rank 1 does not come to a broadcast."""
     if os.environ["RANK"] == "1":
-        dist.broadcast = lambda *arguments, **options: time.sleep(seconds(8))
+        dist.broadcast = lambda *arguments, **options: time.sleep(4 * seconds(2))
     run_doctor()
 
 
@@ -249,7 +250,7 @@ def test_wrong_numbers_are_named(project: Render, tmp_path: Path) -> None:
 
 
 def test_a_silent_rank_leaves_no_traceback(project: Render, tmp_path: Path) -> None:
-    options = ("--doctor", "--timeout", "2")
+    options = ("--doctor", "--timeout", str(math.ceil(seconds(2))))
     printed = train_on_ranks(project(), tmp_path / "run", *options, code=2, entry=with_a_silent_rank)
     [line] = printed[0].splitlines()
     assert line.startswith(f"error: rank 0 on {socket.gethostname()}: broadcast fails (")

@@ -27,10 +27,13 @@ def start_and_wait(target: Callable[[], object]) -> None:
 
 
 def test_what_forked_processes_compute_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LIMITS, "cold", Limit(0.05))  # a slow machine has ten times as much
+    monkeypatch.setitem(LIMITS, "cold", Limit(0.0))  # any time is too long, on any machine
     start_and_wait(int)  # the start of the server is not measured
-    call = Guard().pytest_runtest_call(cast(pytest.Item, SimpleNamespace(path=TESTS / "cold" / "test_it.py")))
+    item = SimpleNamespace(path=TESTS / "cold" / "test_it.py", user_properties=[])
+    call = Guard().pytest_runtest_call(cast(pytest.Item, item))
     next(call)
     start_and_wait(compute)
-    with pytest.raises(pytest.fail.Exception, match=r"^computes for 1\.\d s, and tests/cold/ allows "):
+    with pytest.raises(StopIteration):
         next(call)
+    [(_, words)] = item.user_properties
+    assert float(words.split()[2]) >= 1

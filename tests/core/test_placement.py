@@ -101,7 +101,7 @@ def test_each_rank_learns_its_share_or_the_problem_at_the_store(placement: Any) 
         found: dict[int, Any] = {}
 
         def work(rank: int) -> None:
-            client = dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=60))
+            client = dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=600))
             world = placement.World(rank, rank, len(places), len(places))
             try:
                 found[rank] = placement.agree_on_places(places[rank], world, dist.PrefixStore(run, client))

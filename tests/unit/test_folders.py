@@ -1,17 +1,19 @@
-"""A test that outgrows its folder fails, and says what it did."""
+"""A test that outgrows its folder fails, or is reported, with what it did."""
 
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
-from tests.folders import DEARER, LIMITS, TESTS, Guard, Limit, Outgrown, files_in, folder_of, limit_of
+from tests.folders import DEARER, LIMITS, TESTS, Guard, Limit, Outgrown, Reporter, files_in, folder_of, limit_of
 
 STARTS: dict[str, Callable[[], object]] = {
     "subprocess": lambda: subprocess.run(["true"]),
@@ -28,14 +30,32 @@ def test_a_test_of_this_folder_can_start_no_process(way: str) -> None:
         STARTS[way]()
 
 
-def test_a_test_that_computes_for_too_long_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_that_computes_for_too_long_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LIMITS, "cold", Limit(0.0))
-    item = cast(pytest.Item, SimpleNamespace(path=TESTS / "cold" / "test_it.py", nodeid="it"))
-    call = Guard().pytest_runtest_call(item)
+    item = SimpleNamespace(path=TESTS / "cold" / "test_it.py", nodeid="it", user_properties=[])
+    with pytest.raises(StopIteration):
+        run_over_budget(Guard(), item)
+    report = SimpleNamespace(when="call", nodeid="it", user_properties=item.user_properties)
+    reporter, shown = Reporter(), Mock()
+    reporter.pytest_runtest_logreport(cast(pytest.TestReport, report))
+    reporter.pytest_terminal_summary(shown)
+    [line] = [call.args[0] for call in shown.write_line.call_args_list]
+    assert re.fullmatch(r"it computes for \d\.\d s, and tests/cold/ allows 0\.0 s here \(0 s on the reference .*", line)
+
+
+def test_a_test_that_computes_for_too_long_fails_if_budgets_are_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LIMITS, "cold", Limit(0.0))
+    item = SimpleNamespace(path=TESTS / "cold" / "test_it.py", nodeid="it", user_properties=[])
+    with pytest.raises(pytest.fail.Exception, match=r"^computes for \d\.\d s, and tests/cold/ allows 0\.0 s here$"):
+        run_over_budget(Guard(strict=True), item)
+
+
+def run_over_budget(guard: Guard, item: SimpleNamespace) -> None:
+    """Let a guard see a test that computes."""
+    call = guard.pytest_runtest_call(cast(pytest.Item, item))
     next(call)
     sum(range(10**6))
-    with pytest.raises(pytest.fail.Exception, match=r"^computes for 0.\d s, and tests/cold/ allows 0.0 s$"):
-        next(call)
+    next(call)
 
 
 def test_every_folder_of_tests_is_known() -> None:

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 KINDS = ("output", "report")
 PORTS_OF_EACH = 500  # of 36 ranges: every process of the tests may need some
-GRACE = 5.0  # seconds
+GRACE = 15.0  # seconds
 
 FORKING = multiprocessing.get_context("forkserver")
 BOOKKEEPING = threading.Lock()  # of multiprocessing, whose own is not safe for several threads

@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import Render
 from tests.disks import small_disk
 from tests.launching import checkpoint
-from tests.pace import seconds
+from tests.pace import seconds, until_hung
 from tests.ranks import assert_same_state, names, run_train, train_on_ranks
 
 NEEDS_MOUNT = pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount")
@@ -66,7 +66,7 @@ def train_while_saving() -> None:
     here: Any = importlib.import_module("ddp_project.runtime.heartbeat").HERE
 
     def wait_for_steps(descriptor: int) -> None:
-        until, patience = min(here.step + 5, 20), time.monotonic() + seconds(30)
+        until, patience = min(here.step + 5, 20), time.monotonic() + until_hung(30)
         while 0 < here.step < until:
             assert time.monotonic() < patience, "the loop waits for the disk"
             time.sleep(0.01)
