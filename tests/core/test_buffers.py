@@ -26,9 +26,7 @@ def build_model() -> nn.Module:
 
 
 '''
-MASKED = (
-    HEAD
-    + '''class Network(nn.Module):
+MASKED = HEAD + '''class Network(nn.Module):
     """Layers with masks, frozen weights that are none, and 10 MB of weights."""
 
     def __init__(self) -> None:
@@ -45,10 +43,7 @@ MASKED = (
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.body(images))
 '''
-)
-GROWING = (
-    HEAD
-    + '''class Network(nn.Module):
+GROWING = HEAD + '''class Network(nn.Module):
     """Tables that are as long as they must be, which is longer on rank 1, and another that is not saved."""
 
     def __init__(self) -> None:
@@ -68,10 +63,7 @@ GROWING = (
             self.unsaved = torch.zeros(length)
         return self.head(images.flatten(1))
 '''
-)
-OWN = (
-    HEAD
-    + '''class Tracker(nn.Module):
+OWN = HEAD + '''class Tracker(nn.Module):
     """A layer of the owner's, which follows its input."""
 
     def __init__(self) -> None:
@@ -100,7 +92,6 @@ class Network(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.tracker(images.flatten(1)))
 '''
-)
 
 
 def with_model(own_project: Render, model: str) -> Path:
@@ -140,7 +131,9 @@ def test_buffers_that_grow_are_resumed_on_two_ranks_and_on_one(own_project: Rend
     train_on_ranks(project, run_dir, "--max-steps", "2", "--resume")  # nothing is left to train: all is as it was
     train_on_ranks(project, run_dir, "--max-steps", "3", "--resume")
     text = (project / "ddp_project" / "model.py").read_text()
-    (project / "ddp_project" / "model.py").write_text(text.replace('"table", torch.zeros(1)', '"table", torch.zeros(7)'))
+    (project / "ddp_project" / "model.py").write_text(
+        text.replace('"table", torch.zeros(1)', '"table", torch.zeros(7)')
+    )
     printed = train_on_ranks(project, run_dir, "--max-steps", "4", "--resume", code=2)
     assert "does not fit this program" in printed[0]
     assert "size mismatch for table" in printed[0]
@@ -184,7 +177,9 @@ def as_version_1_had_it(run_dir: Path) -> None:
     own = saved["ranks"]["buffers"]
     for name in ("tracker.scale", "tracker.not_saved"):
         own[name] = torch.stack(2 * [saved["model"].get(name, torch.zeros(5))])
-    saved["ranks"]["buffers"] = {name: rows if isinstance(rows, Tensor) else torch.stack(rows) for name, rows in own.items()}
+    saved["ranks"]["buffers"] = {
+        name: rows if isinstance(rows, Tensor) else torch.stack(rows) for name, rows in own.items()
+    }
     for file in (run_dir / "checkpoints").iterdir():
         file.unlink()
     torch.save(saved, run_dir / "checkpoints" / "last.pt")

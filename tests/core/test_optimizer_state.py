@@ -61,7 +61,9 @@ def adam(model: nn.Module, **options: Any) -> Optimizer:
 
 def moments(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """The first moments by names."""
-    return {name: optimizer.state[each]["exp_avg"] for name, each in model.named_parameters() if each in optimizer.state}
+    return {
+        name: optimizer.state[each]["exp_avg"] for name, each in model.named_parameters() if each in optimizer.state
+    }
 
 
 def test_layers_in_another_order_keep_their_moments(package: Package) -> None:
