@@ -400,9 +400,9 @@ def damaged_checkpoint(folder: Path, run_dir: Path) -> Path:
     [
         (lambda folder, run_dir: folder / "none.pt", "there is no file", 1),
         (damaged_checkpoint, "best.pt is damaged: ", 2),
-        (foreign_checkpoint, "is not a checkpoint of this program", 1),
+        (foreign_checkpoint, "and it has weights", 1),
         (no_weights, "cannot be read as safetensors", 1),
-        (nothing_fits, "nothing in it has a name and a shape of the model's: other.weight", 2),
+        (nothing_fits, "(14 in all), and it has other.weight", 2),
     ],
     ids=["missing", "damaged", "foreign", "unreadable", "other model"],
 )

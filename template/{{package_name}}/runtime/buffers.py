@@ -36,8 +36,8 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def kind_of(buffer: Tensor | None) -> str:
-    """Return the dtype and shape of a dense tensor, and nothing for others."""
-    return f"{buffer.dtype} {[*buffer.shape]}" if buffer is not None and buffer.layout == torch.strided else ""
+    """Return the dtype and the shape of a buffer, and nothing for none."""
+    return "" if buffer is None else f"{buffer.dtype} {[*buffer.shape]}"
 
 
 def digest_of(buffer: Tensor | None) -> str:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 import torch.distributed as dist
@@ -293,7 +294,8 @@ class Checkpoints:
 def changed_options(before: dict[str, Any], config: Config) -> dict[str, str]:
     """Return the options that were others in the run that wrote a checkpoint, and their words with both values."""
     start = (*FROM_RANK_0, "init_from")  # they say how a run begins
-    now = {name: value for name, value in as_plain_dict(config).items() if name not in start and name in before}
+    own = {name: plain(value, name) for name, value in vars(config).items() if name not in start and name in before}
+    now = {name: [*value] if isinstance(value, tuple) else value for name, value in own.items()}
     other = {name: value for name, value in now.items() if value != before[name]}
     return {name: f"--{name.replace('_', '-')} {value} (was {before[name]})" for name, value in other.items()}
 
@@ -327,11 +329,12 @@ def read_checkpoint(path: Path, required: Iterable[str]) -> dict[str, Any]:
         # mmap: each rank reads its own part of what differs from rank to rank, not that of all. The name must be UTF-8
         # then, whatever the locale is: so it is that of the open file.
         with open(path, "rb") as file:
-            checkpoint = torch.load(f"/dev/fd/{file.fileno()}", map_location="cpu", mmap=True, weights_only=True)
+            mapped = is_zipfile(path)  # not so the format before PyTorch 1.6
+            checkpoint = torch.load(f"/dev/fd/{file.fileno()}", map_location="cpu", mmap=mapped, weights_only=True)
     except Exception as error:  # damaged bytes make torch.load raise nearly anything
         raise UserError(f"{path} cannot be read as a checkpoint: {reason_of(error):.200}") from error
     if not isinstance(checkpoint, dict) or not set(required) <= set(checkpoint):
-        lacking = ", ".join(sorted(set(required) - set(checkpoint if isinstance(checkpoint, dict) else ())))
+        lacking = ", ".join(sorted(set(required) - set(checkpoint if isinstance(checkpoint, dict) else ()))) or "names"
         raise UserError(f"{path} is not a checkpoint of this program: it does not hold {lacking}; {IF_IT_DOES_NOT_FIT}")
     return checkpoint
 

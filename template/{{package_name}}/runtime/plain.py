@@ -30,9 +30,8 @@ def plain(value: Any, place: str) -> Any:
             )
         return plain_leaf(value, place)
     except (TypeError, ValueError) as error:
-        kind = type(value).__name__
-        reason = f"is {'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}, which a checkpoint cannot hold"
-        raise UserError(f"{place} {reason}: keep numbers, text and tensors there, in lists or dicts") from error
+        found = f"{place} is a {type(value).__name__}, which a checkpoint cannot hold"
+        raise UserError(f"{found}: keep numbers, text and tensors there, in lists or dicts") from error
 
 
 def plain_mapping(value: Mapping[Any, Any], place: str) -> dict[Any, Any]:

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,8 @@ def read_weights(path: Path) -> Weights:
     found = read_checkpoint(path, required=())
     if isinstance(found.get("model"), dict):
         return weights_of(found)[0]
-    weights: Weights = next((found[key] for key in OF_OTHERS if isinstance(found.get(key), dict)), found)
-    return weights
+    weights = next((found[key] for key in OF_OTHERS if isinstance(found.get(key), dict)), found)
+    return {str(name): value for name, value in weights.items()}
 
 
 def read_safetensors(path: Path) -> Weights:
@@ -127,13 +127,11 @@ def load_what_fits(model: nn.Module, path: Path) -> None:
     fitting = {name: weights[name] for name in same_shape.difference(getattr(model, "of_data", ()))}
     hint = prefix_hint(own, weights)
     if not fitting:
-        both = f"the model has {some(own)}, and it has {some(weights)}"
-        raise UserError(f"--init-from {path}: nothing in it has a name and a shape of the model's: {both}{hint}")
+        both = f"the model has {some(own)}, and it has {some(weights)}{hint}"
+        raise UserError(f"--init-from {path}: nothing in it has a name and a shape of the model's: {both}")
     model.load_state_dict(fitting, strict=False)
     loaded = {place_of(own[name]) for name in fitting}  # tied weights, by whichever of their names
-    logging.info("began with %d of %d tensors of %s", len(fitting), len(weights), path)
-    if hint:
-        logging.warning("--init-from %s%s", path, hint)
+    logging.info("began with %d of %d tensors of %s%s", len(fitting), len(weights), path, hint)
     missing = {name for name in own.keys() - weights.keys() if place_of(own[name]) not in loaded}
     stay = "stay as build_model() made them"
     for names, what in (
@@ -146,20 +144,18 @@ def load_what_fits(model: nn.Module, path: Path) -> None:
 
 
 def prefix_hint(own: Collection[str], names: Collection[str]) -> str:
-    """Return what to do if names of a file would be those of the model with another beginning, such as "module."."""
-    surplus, missing = prefix_before(own, names), prefix_before(names, own)
-    if surplus:
-        return f'; names in it begin with "{surplus}", which is not in the model: save them without it'
-    return f'; names of the model begin with "{missing}", which is not in it: save them with it' if missing else ""
+    """Return which beginning of names, such as "module.", keeps those of a file and those of the model apart."""
+    for one, other, what in (
+        (own, names, "names in it begin with {}, which the model lacks"),
+        (names, own, "names of the model begin with {}, which it lacks"),
+    ):
+        rests = ((name, rest) for name in other if name not in one for rest in endings(name) if rest in one)
+        if most := Counter(name.removesuffix(rest) for name, rest in rests).most_common(1):
+            return "; " + what.format(f'"{most[0][0]}"')
+    return ""
 
 
-def prefix_before(names: Collection[str], longer: Collection[str]) -> str:
-    """Return what most often stands before one of the names, if it stands before more than are as long."""
-    prefixes = Counter(
-        name[: -len(rest)]
-        for name in longer
-        if name not in names
-        for rest in (name.split(".", number)[-1] for number in range(1, name.count(".") + 1))
-        if rest in names
-    )
-    return prefixes.most_common(1)[0][0] if prefixes else ""
+def endings(name: str) -> Iterator[str]:
+    """Yield what is left of a name without its first parts."""
+    while name := name.partition(".")[2]:
+        yield name

@@ -123,7 +123,7 @@ MISTAKES = [
     Mistake(
         "the running statistics of a rank are not restored",
         "ddp_project/runtime/checkpoint.py",
-        Rewrite("$BUFFER.copy_($SAVED)", "", "set_rank_state"),
+        Rewrite("set_buffer($$$A)", "pass", "set_rank_state"),
         RESUME,
     ),
     Mistake(

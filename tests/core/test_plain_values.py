@@ -1,0 +1,135 @@
+"""Whatever a checkpoint is given is written as weights_only reads it, or refused before the first step."""
+
+import enum
+import io
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.conftest import Render
+from tests.launching import checkpoint, differences
+from tests.ranks import train_on_ranks
+from tools.rewriting import Rewrite
+
+Point = namedtuple("Point", "x y")  # noqa: PYI024  # as owners write it
+
+
+class Mode(enum.Enum):
+    """A choice."""
+
+    FAST = "fast"
+
+
+class Level(enum.IntEnum):
+    """A number with a name."""
+
+    HIGH = 3
+
+
+class Named(str):
+    """A text."""
+
+    __slots__ = ()
+
+
+class Tagged(Tensor):
+    """A tensor of a class that adds no operations."""
+
+
+VALUES = {
+    "numbers of NumPy": ([np.float64(0.5), np.float32(0.5), np.int64(3), np.bool_(True)], [0.5, 0.5, 3, True]),
+    "a long double": (np.longdouble(0.5), 0.5),
+    "a text of NumPy": (np.str_("a"), "a"),
+    "arrays": (
+        [np.arange(3), np.array(2.0), np.arange(3)[::-1]],
+        [torch.arange(3), torch.tensor(2.0, dtype=torch.float64), torch.tensor([2, 1, 0])],
+    ),
+    "an array of another machine": (np.arange(3, dtype=">f4"), torch.tensor([0.0, 1, 2])),
+    "a path": ({"file": Path("a/b")}, {"file": "a/b"}),
+    "enums": ([Mode.FAST, Level.HIGH], ["fast", 3]),
+    "a text of another class": (Named("a"), "a"),
+    "a named tuple": (Point(1, np.int8(2)), (1, 2)),
+    "a range": ([range(3), deque([1, 2])], [[0, 1, 2], [1, 2]]),
+    "sets": ([{1, 2}, frozenset([3])], [{1, 2}, {3}]),
+    "dicts": ([defaultdict(list, a=[1]), MappingProxyType({"b": 2})], [{"a": [1]}, {"b": 2}]),
+    "a key": ({np.int64(1): 2, Mode.FAST: 3}, {1: 2, "fast": 3}),
+    "bytes": ([b"ab", b""], [b"ab", bytearray()]),
+    "a counter": (Counter("aab"), Counter("aab")),
+    "plain": ([None, True, 1, 1.5, 1j, "a", (1,), torch.Size([2]), torch.float32], None),
+    "a parameter": (nn.Parameter(torch.ones(2)), torch.ones(2)),
+    "a tensor of another class": (torch.ones(2).as_subclass(Tagged), torch.ones(2)),
+}
+
+
+def read_again(value: Any) -> Any:
+    """The value as a checkpoint has it when it is read."""
+    memory = io.BytesIO()
+    torch.save(value, memory)
+    memory.seek(0)
+    return torch.load(memory, weights_only=True)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_what_can_be_plain_is_read_again(name: str, package: Callable[..., Any]) -> None:
+    value, expected = VALUES[name]
+    found = read_again(package("runtime.plain").plain(value, "part"))
+    assert differences(found, value if expected is None else expected) == []
+    assert type(found) is (type(value) if expected is None else type(expected))
+
+
+def test_the_versions_of_layers_are_kept(package: Callable[..., Any]) -> None:
+    saved = nn.BatchNorm1d(2).state_dict()
+    found = read_again(package("runtime.plain").plain(saved, "model"))
+    assert type(found) is OrderedDict
+    assert found._metadata == saved._metadata  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (lambda: None, "is a function"),
+        (Fraction(1, 2), "is a Fraction"),
+        (nn.Linear(1, 1), "is a Linear"),
+        (np.array([None]), "is a ndarray"),
+        (np.datetime64("2026-01-01"), "is a datetime64"),
+        (torch.Generator(), "is a Generator"),
+        (int, "is a type"),
+    ],
+)
+def test_what_cannot_is_refused_by_its_place(value: Any, words: str, package: Callable[..., Any]) -> None:
+    with pytest.raises(package("runtime.exits").UserError, match=rf"optimizer/param_groups/0/schedule {words}, which"):
+        package("runtime.plain").plain({"param_groups": [{"schedule": value}]}, "optimizer")
+
+
+def test_a_rate_of_numpy_is_resumed_and_exported(own_project: Render, tmp_path: Path) -> None:
+    project, run_dir = own_project(), tmp_path / "run"
+    rate = "return config.lr * np.interp(step, [0, total_steps], [1.0, 0.1])"
+    Rewrite("if step < config.warmup_steps: $$$A", rate, "lr_at").apply(project / "ddp_project" / "task.py")
+    train_on_ranks(project, run_dir, "--max-steps", "2")
+    assert type(checkpoint(run_dir)["optimizer"]["param_groups"][0]["lr"]) is float
+    train_on_ranks(project, run_dir, "--max-steps", "3", "--resume")
+    assert checkpoint(run_dir)["progress"]["step"] == 3
+
+
+def test_what_cannot_be_saved_is_refused_before_the_first_step(own_project: Render, tmp_path: Path) -> None:
+    project, run_dir = own_project(), tmp_path / "run"
+    group = "AdamW([{'params': [*model.parameters()], 'schedule': lambda step: step}])"
+    Rewrite("AdamW($$$A)", group, "build_optimizer").apply(project / "ddp_project" / "task.py")
+    printed = "".join(train_on_ranks(project, run_dir, "--max-steps", "2", code=2))
+    assert "error: optimizer/param_groups/0/schedule is a function, which a checkpoint cannot hold: keep" in printed
+    assert "Traceback" not in printed
+    assert " step " not in printed
+    Rewrite("AdamW($$$A)", "AdamW(model.parameters())", "build_optimizer").apply(project / "ddp_project" / "task.py")
+    with open(project / "ddp_project" / "model.py", "a") as file:
+        file.write("\n\nNetwork.get_extra_state = lambda self: {'made by': build_model}\n")
+        file.write("Network.set_extra_state = lambda self, state: None\n")
+    printed = "".join(train_on_ranks(project, tmp_path / "other", "--max-steps", "2", code=2))
+    assert "error: model/_extra_state/made by is a function, which a checkpoint cannot hold" in printed
