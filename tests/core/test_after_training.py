@@ -214,6 +214,22 @@ def bad_files(folder: Path) -> dict[str, Path]:
     return {path.name: path for path in folder.iterdir()} | {"missing": folder / "missing.npy"}
 
 
+def test_predictions_may_compute_gradients(
+    export: Any, package: Package, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slopes(model: nn.Module, file: Path) -> list[dict[str, Any]]:
+        with torch.enable_grad():
+            image = torch.ones(1, 1, 8, 8).requires_grad_()
+            [slope] = torch.autograd.grad(model(image).square().sum(), image)
+        return [{"slope": slope.norm(), "tracked": model(image).requires_grad}]
+
+    monkeypatch.setattr(package("task"), "predict", slopes)
+    export.predict([export.export(run_dir), run_dir], tmp_path / "answers")
+    answer = json.loads((tmp_path / "answers").read_text())
+    assert answer["slope"] > 0
+    assert not answer["tracked"]
+
+
 def test_what_cannot_be_predicted_is_told_in_one_line(
     export: Any, run_dir: Path, refused: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import torch
+
 from tests.conftest import Render
-from tests.loop_ranks import collectives_of_an_epoch, on_two_ranks
+from tests.loop_ranks import accumulated_gradients, collectives_of_an_epoch, on_two_ranks
 
 
 def test_one_reduction_a_step_and_one_a_report(project: Render, tmp_path: Path) -> None:
@@ -12,3 +14,15 @@ def test_one_reduction_a_step_and_one_a_report(project: Render, tmp_path: Path) 
     for counted in on_two_ranks(collectives_of_an_epoch, tmp_path, project(), chosen):
         # The others come once: DDP agrees on the order of its buckets, and the ranks on the names of the metrics.
         assert counted == {"gloo:all_reduce": 30 + 5, "gloo:broadcast": 2, "gloo:all_gather": 2}
+
+
+def test_gradients_of_micro_batches_take_no_memory_beside_ddps_buckets(project: Render, tmp_path: Path) -> None:
+    chosen = {"run_dir": tmp_path, "global_batch_size": 360, "accum_steps": 3}
+    for found in on_two_ranks(accumulated_gradients, tmp_path, project(), chosen):
+        assert found["in buckets"]["beside"] == 0
+        weights = sum(4 * gradient.numel() for gradient in found["fresh"]["steps"][0])
+        assert found["fresh"]["beside"] > 0.9 * weights, "those of micro-batches before the last one"
+        steps, fresh = found["in buckets"]["steps"], found["fresh"]["steps"]
+        assert [[*map(torch.equal, *each)] for each in zip(steps, fresh, strict=True)] == 4 * [len(fresh[0]) * [True]]
+        negative_zero = torch.tensor(-0.0).view(torch.int32)
+        assert any((gradient == negative_zero).all() for gradient in fresh[0])

@@ -18,12 +18,12 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 # What errors of torch mean for the owner, by their words.
 MISTAKES = {
-    "uninitialized parameter": "model.py: let build_model() run a forward pass, which gives lazy parameters their shapes",
+    "uninitialized parameter|meta tensor": "model.py: build_model() must give parameters values, lazy ones by a batch",
     "expects same model|appears not to match": "model.py: build_model() must return the same model on every rank",
-    "empty parameter list": "task.py: build_optimizer() takes no parameters",
-    "requires? (a )?closure": "task.py: the optimizer needs a closure, which a step does not have: choose another one",
-    "SparseTensorImpl": "sparse gradients cannot be averaged over the ranks: leave out sparse=True",
-    "fused=True. requires": "task.py: build_optimizer() must leave out fused=True",
+    "empty parameter list": "task.py: build_optimizer() finds no parameters",
+    "no attribute 'param_groups'": "task.py: build_optimizer() must return an optimizer, several of them as Optimizers",
+    "requires? (a )?closure": "task.py: the optimizer needs a closure: choose one that does without",
+    "SparseTensorImpl": "sparse gradients are not averaged: leave out sparse=True",
 }
 
 

@@ -1,4 +1,4 @@
-"""Parameters and optimizers that DistributedDataParallel cannot train are refused in one line, and ranks never part."""
+"""What DistributedDataParallel cannot train is refused in one line, at the start or before the ranks would part."""
 
 import shutil
 from pathlib import Path
@@ -7,71 +7,151 @@ from typing import Any
 import pytest
 
 from tests.conftest import Render
-from tests.programs import Program, ends_of
-from tools.rewriting import Rewrite, extend
+from tests.programs import Program, ends_of, run_all
+from tools.rewriting import extend
 
 OPTIONS = {"global_batch_size": 24, "epochs": 1, "log_every": 2, "save_every": 2}
+UNUSED, ACCUMULATED = {"find_unused_parameters": None}, {"accum_steps": 2, "epochs": 3}
+RANK = "torch.distributed.get_rank()"
 
-# Appended to model.py.
-WRAPPED = '''
+# Appended to task.py, which imports torch: it changes the model, the optimizer, and both after two steps.
+CHANGED = '''
 
-def changed(build: Any = build_model) -> nn.Module:
+def changed_model(config: Config, build: Any = model_py.build_model) -> nn.Module:
     """Change the network."""
     network: Any = build()
-    {change}
+    {model}
     return network
 
 
-build_model = changed
-'''
-# Appended to task.py.
-BUILT = '''
+def changed_optimizer(model: Any, config: Config, build: Any = build_optimizer) -> Any:
+    """Change the optimizer, and remember both."""
+    built.update(model=model, optimizer={optimizer})
+    return built["optimizer"]
 
-def changed(model: Any, config: Config, build: Any = build_optimizer) -> Any:
-    """Change the optimizer."""
-    {change}
-
-
-build_optimizer = changed
-'''
-# Appended to train.py's task: from the third step on, something else is trained.
-LATER = '''
 
 def later(step: int, total_steps: int, config: Config, lr_at: Any = lr_at) -> float:
     """Change what is trained."""
     if step == 2:
-        {change}
+        model, optimizer = built["model"], built["optimizer"]
+        {later}
     return float(lr_at(step, total_steps, config))
 
 
-def remembered(model: Any, config: Config, build: Any = build_optimizer) -> Any:
-    """Remember both."""
-    built.update(model=model, optimizer=build(model, config))
-    return built["optimizer"]
+class Sharp(AdamW):
+    """An optimizer that needs a closure, and does not say so by its signature."""
+
+    def step(self, closure: Any = None) -> None:
+        assert closure is not None, "Sharpness Aware Minimization requires closure, but it was not provided"
 
 
-built: Any = {{}}
-build_optimizer, lr_at = remembered, later
+built: dict[str, Any] = {{}}
+model_py.build_model, build_optimizer, lr_at = changed_model, changed_optimizer, later
 '''
-FREEZE = "network.classifier[0].requires_grad_(False)"
-BEFORE = {  # by what is wrong: the change of the model, that of the optimizer, and the error
-    "lazy": ("network.classifier[2] = nn.LazyLinear(10)", "", "model.py: classifier.2.weight has no shape yet"),
-    "lazy buffers": ("network.features.append(nn.LazyBatchNorm2d(affine=False))", "", "model.py: features.9.running_mean"),
-    "no values": ("network.classifier[2].to('meta')", "", "model.py: classifier.2.weight has no values"),
-    "sparse": ("network.table = nn.Embedding(3, 3, sparse=True)", "", "model.py: table gives sparse gradients"),
-    "sparse bag": ("network.table = nn.EmbeddingBag(3, 3, sparse=True)", "", "model.py: table gives sparse gradients"),
-    "nothing": ("network.requires_grad_(False)", "", "model.py: no parameter of the model requires gradients"),
-    "closure": ("", "return torch.optim.LBFGS(model.parameters())", "task.py: LBFGS needs a closure"),
-    "SparseAdam": ("", "return torch.optim.SparseAdam(model.parameters())", "task.py: SparseAdam needs sparse"),
-    "in another": ("", "return Optimizers(torch.optim.LBFGS(model.parameters()))", "task.py: LBFGS needs a closure"),
-    "a tuple": ("", "return build(model, config), None", "task.py: build_optimizer() must return an optimizer"),
-    "twice": ("", "return Optimizers(build(model, config), AdamW(model.features.parameters()))", "several times: features.0.weight"),
-    "foreign": ("", "return AdamW([*model.parameters(), nn.Parameter(torch.ones(3))])", "task.py: build_optimizer() takes parameters that are not the model's"),
-    "frozen alone": (FREEZE, "return AdamW(model.classifier[0].parameters())", "task.py: build_optimizer() takes no parameter that"),
-    "empty": ("", "return AdamW([])", "x"),
-    "complex": ("network.phase = nn.Parameter(__import__('torch').ones(3, dtype=__import__('torch').complex64))", "", "x"),
-    "other ranks": ("network.extra = nn.Linear(3, 3) if __import__('torch').distributed.get_rank() else nn.Identity()", "", "x"),
-    "other shapes": ("network.extra = nn.Linear(3, 3 + __import__('torch').distributed.get_rank())", "", "x"),
-    "functional sparse": ("network.table = nn.Parameter(__import__('torch').ones(3, 10)); network.register_forward_hook(lambda _, __, out: out + nn.functional.embedding(out.argmax(1) % 3, network.table, sparse=True))", "", "x"),
-    "SAM": ("", "optimizer = build(model, config); optimizer.step = sam; return optimizer", "x"),
+IMPORTS = "from . import model as model_py\nfrom .runtime.update import Optimizers\n\n"
+
+
+def changed(project: Path, place: Path, model: str = "pass", optimizer: str = "", later: str = "pass") -> Path:
+    """Copy a project, and change what it trains."""
+    shutil.copytree(project, place)
+    code = CHANGED.format(model=model, optimizer=optimizer or "build(model, config)", later=later)
+    extend(place / "ddp_project" / "task.py", code, imports=IMPORTS)
+    return place
+
+
+def refusal(program: Program) -> str:
+    """Run a program on two ranks, and return the one error that it must end with."""
+    [[ended]] = ends_of([[program]])
+    assert set(ended.codes) <= {2, 69}, "of the rank that notices, and of one that waits for it"
+    assert 2 in ended.codes
+    assert "Traceback" not in "".join(ended.output)
+    [error] = [line for text in ended.output for line in text.splitlines() if line.startswith("error: ")]
+    return error
+
+
+SPARSE = """table = network.table = nn.Parameter(torch.ones(3, 10))
+    network.register_forward_hook(lambda _, __, out: out + F.embedding(out.argmax(1) % 3, table, sparse=True))"""
+AT_THE_START = {  # by what is wrong: the model, the optimizer, and the error
+    "lazy layers": ("network.classifier[2] = nn.LazyLinear(10)", "", "model.py: build_model() must give param"),
+    "lazy buffers": ("network.features.append(nn.LazyBatchNorm2d(affine=False))", "", "model.py: build_model() must"),
+    "no values": ("network.classifier[2].to('meta')", "", "model.py: build_model() must give parameters values"),
+    "a sparse layer": ("network.table = nn.Embedding(3, 3, sparse=True)", "", "model.py: table has sparse gradients"),
+    "sparse bags": ("network.table = nn.EmbeddingBag(3, 3, sparse=True)", "", "model.py: table has sparse gradients"),
+    "a sparse function": (SPARSE, "", "sparse gradients are not averaged: leave out sparse=True"),
+    "another model": (f"network.more = nn.Linear(3, 3 + {RANK})", "", "model.py: build_model() must return the same"),
+    "more of a model": (f"network.more = nn.Linear(3, 3) if {RANK} else None", "", "model.py: build_model() must"),
+    "all is frozen": ("network.requires_grad_(False)", "", "task.py: build_optimizer() must take parameters that"),
+    "no parameters": ("pass", "AdamW([])", "task.py: build_optimizer() finds no parameters"),
+    "a pair": ("pass", "(build(model, config), None)", "task.py: build_optimizer() must return an optimizer"),
+    "a closure": ("pass", "torch.optim.LBFGS(model.parameters())", "task.py: LBFGS needs a closure"),
+    "a closure within": ("pass", "Optimizers(torch.optim.LBFGS(model.parameters()))", "task.py: LBFGS needs a closure"),
+    "a closure unsaid": ("pass", "Sharp(model.parameters())", "task.py: the optimizer needs a closure"),
+    "SparseAdam": ("pass", "torch.optim.SparseAdam(model.parameters())", "task.py: SparseAdam needs sparse gradients"),
+    "twice": ("pass", "Optimizers(build(model, config), AdamW(model.features.parameters()))", "task.py: build_optim"),
+    "of the task": (
+        "pass",
+        "AdamW([*model.parameters(), nn.Parameter(torch.ones(3))])",
+        "task.py: the optimizer steps what build_model() did not make, so is not averaged: one of shape (3,)",
+    ),
 }
+
+
+@pytest.mark.parametrize("what", AT_THE_START)
+def test_it_is_refused_at_the_start(what: str, small: Render, tmp_path: Path) -> None:
+    model, optimizer, words = AT_THE_START[what]
+    project = changed(small(), tmp_path / "project", model, optimizer)
+    assert words in refusal(Program(project, tmp_path / "run", OPTIONS))
+    assert not [*(tmp_path / "run").glob("checkpoints/*.pt")]
+
+
+FROZEN, FREEZE = "network.features[0].requires_grad_(False)", "model.classifier[2].requires_grad_(False)"
+UNFREEZE = "model.features[0].requires_grad_(True)"
+TRAINED = "AdamW([each for each in model.parameters() if each.requires_grad])"
+ADD = "optimizer.add_param_group({'params': [*model.features[0].parameters()]})"
+WEIGHT = "model.classifier[2].weight"
+REPLACE = f"{WEIGHT} = optimizer.param_groups[0]['params'][-2] = nn.Parameter({WEIGHT}.detach().clone())"
+SWAP_ALIKE = "model.features[0][0].weight.requires_grad_(True); model.features[0][1].weight.requires_grad_(False)"
+ONE_FROZEN = "network.features[0][0].weight.requires_grad_(False)"
+OTHERWISE, NO_PART = "parameters are trained otherwise than at the start: ", "parameters took no part in a step: "
+LATER = {  # the model, the optimizer, what changes after two steps, options, and the error
+    "unfrozen": (FROZEN, "", UNFREEZE, {}, f"{OTHERWISE}features.0.0.weight, features.0.1.weight"),
+    "unfrozen in micro-batches": (FROZEN, "", UNFREEZE, ACCUMULATED, f"{OTHERWISE}features.0.0.weight"),
+    "unfrozen on one rank": (FROZEN, "", f"if {RANK}: {UNFREEZE}", {}, f"{OTHERWISE}features.0.0.weight"),
+    "added": (FROZEN, TRAINED, f"{UNFREEZE}; {ADD}", {}, f"{OTHERWISE}features.0.0.weight"),
+    "removed": ("pass", "", "optimizer.param_groups[0]['params'].pop()", {}, f"{OTHERWISE}classifier.2.bias"),
+    "replaced": ("pass", "", REPLACE, UNUSED, f"{OTHERWISE}classifier.2.weight, one of shape (10, 256)"),
+    "swapped": (ONE_FROZEN, "", SWAP_ALIKE, UNUSED, f"{OTHERWISE}features.0.0.weight;"),
+    "frozen": ("pass", "", FREEZE, {}, f"{NO_PART}classifier.2.weight, classifier.2.bias"),
+    "frozen in micro-batches": ("pass", "", FREEZE, ACCUMULATED, f"{NO_PART}classifier.2.weight, classifier.2.bias"),
+}
+
+
+@pytest.mark.parametrize("what", LATER)
+def test_it_is_refused_before_the_step_that_would_part_the_ranks(what: str, small: Render, tmp_path: Path) -> None:
+    model, optimizer, later, options, words = LATER[what]
+    project = changed(small(), tmp_path / "project", model, optimizer, later)
+    assert words in refusal(Program(project, tmp_path / "run", OPTIONS | options))
+    assert [file.name for file in (tmp_path / "run").glob("checkpoints/step-*.pt")] == ["step-00000002.pt"]
+
+
+@pytest.mark.parametrize("options", [ACCUMULATED, ACCUMULATED | UNUSED], ids=["refused", "allowed"])
+def test_a_layer_that_the_last_micro_batch_leaves_out(options: dict[str, Any], small: Render, tmp_path: Path) -> None:
+    """Its gradients are those of the first one, and are averaged with --find-unused-parameters alone."""
+    leave_out = """network.more, network.batches = nn.Linear(10, 10), 0
+    def forward(_: Any, __: Any, logits: Any) -> Any:
+        network.batches += network.training
+        return network.more(logits) if network.batches % 2 or not network.training else logits
+    network.register_forward_hook(forward)"""
+    project = changed(small(), tmp_path / "project", leave_out)
+    program = Program(project, tmp_path / "run", OPTIONS | options | {"epochs": 1})
+    if "find_unused_parameters" in options:
+        run_all([[program]])
+    else:
+        assert f"{NO_PART}more.weight, more.bias" in refusal(program)
+
+
+def test_parameters_may_wait_for_their_time_in_a_group_without_a_rate(small: Render, tmp_path: Path) -> None:
+    """The remedy that the error names."""
+    waiting = "AdamW([{'params': model.classifier.parameters()}, {'params': model.features.parameters(), 'lr_scale': 0}])"
+    project = changed(small(), tmp_path / "project", "pass", waiting, "optimizer.param_groups[1]['lr_scale'] = 1.0")
+    run_all([[Program(project, tmp_path / "run", OPTIONS)]])

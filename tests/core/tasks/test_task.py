@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import Render
 from tests.core.exact.test_resume import assert_ends_like, stopped_at
-from tests.programs import Program, ends_of, run_all
+from tests.programs import Program, ends_of, metrics, run_all
 from tools.rewriting import Rewrite, extend
 
 OPTIONS = {"global_batch_size": 24, "epochs": 1, "log_every": 2, "save_every": 2}
@@ -84,6 +84,35 @@ def test_an_empty_validation_set_is_refused(small: Render, tmp_path: Path) -> No
     errors = [line for text in ended.output for line in text.splitlines() if line.startswith("error: ")]
     assert errors == ["error: data.py: the validation set is empty: load_data() must return samples to evaluate on"]
     assert not (tmp_path / "run").exists()
+
+
+# Appended to task.py: a penalty on slopes, in evaluations too, of which the first keeps a table for the training after it.
+PENALISED = """
+
+def penalised(model: nn.Module, batch: Any, compute: Any = compute) -> dict[str, Mean]:
+    images, labels = batch
+    with torch.enable_grad():
+        inputs = images.clone().requires_grad_()
+        [slopes] = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
+    if not model.training and not table:
+        table.append(model(images).mean(dim=0))
+    penalty = slopes.square().sum() + sum((next(model.parameters()).mean() * each).sum() for each in table)
+    means = compute(model, batch)
+    loss = means["loss"]
+    return means | {"loss": Mean(loss.sum + 1e-3 * penalty, loss.count), "slope": Mean(slopes.abs().sum(), len(labels))}
+
+
+table: list[Tensor] = []
+compute = penalised
+"""
+
+
+def test_evaluations_may_compute_gradients_and_keep_tensors_for_the_training(small: Render, tmp_path: Path) -> None:
+    project = shutil.copytree(small(logging="csv"), tmp_path / "project")
+    extend(project / "ddp_project" / "task.py", PENALISED)
+    program = Program(project, tmp_path / "run", OPTIONS | {"epochs": 2})
+    run_all([[program]])
+    assert [value > 0 for _, value in metrics(program.run_dir)["epoch/validation_slope"]] == [True, True]
 
 
 WRAPPED = '''
