@@ -123,12 +123,14 @@ def test_a_disk_that_takes_no_metrics_ends_the_run_at_its_next_checkpoint(projec
     with small_disk(tmp_path / "run", "12k") as run_dir:  # a block for the options, the log and the metrics each
         printed = train_on_ranks(project(logging="csv"), run_dir, *options, code=2, timeout=100)
     told = [line for line in "\n".join(printed).splitlines() if line and " INFO " not in line]
-    log, *metrics, error = [re.sub(r".* rank 0 WARNING ", "", line) for line in told]
+    log, *lost, error = [re.sub(r".* rank 0 WARNING ", "", line) for line in told]
     assert log == f"{run_dir}/train.log could not be written: No space left on device"
     files = {
-        f"{run_dir}/{name} could not be written: No space left on device" for name in ("result.json", "report.html")
+        f"{run_dir}/{name} could not be written: No space left on device"
+        for name in ("metrics.jsonl", "result.json", "report.html")
     }
-    assert set(metrics) == {"metrics were not recorded: [Errno 28] No space left on device"} | files
+    assert set(lost) == {"metrics were not recorded: [Errno 28] No space left on device"} | files
+    assert [line for line in lost if "metrics.jsonl" in line] == [lost[0]], "once"
     assert re.fullmatch(r"error: .*step-00000060\.pt could not be written: No space left on device \(.*\)", error)
 
 
