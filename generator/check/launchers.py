@@ -13,7 +13,7 @@ from subprocess import DEVNULL, PIPE, STDOUT, TimeoutExpired
 
 from generator.answers.questions import TEMPLATE
 from generator.check.train.judgement import Trained, checkpoint_parts
-from generator.check.train.records import READERS, read_log
+from generator.check.train.records import READERS, read_jsonl
 from generator.check.train.trial import END, STOP, Trial, environment
 
 DEADLINE = 180.0  # seconds
@@ -64,7 +64,7 @@ def compare_with_launcher(trial: Trial, command: str, env: Mapping[str, str], tr
     parts = checkpoint_parts(run_dir / "checkpoints" / "last.pt")
     if differing := [part for part in trained.parts if parts.get(part) != trained.parts[part]]:
         return f"its last checkpoint differs from that of forked ranks in: {', '.join(differing)}"
-    recorded = READERS.get(trial.combination.logger, read_log)(run_dir).get("train/loss", [])
+    recorded = READERS.get(trial.combination.logger, read_jsonl)(run_dir).get("train/loss", [])
     if [tuple(pair) for pair in trained.recorded] != recorded:
         return f"it records other losses than forked ranks: {recorded}, not {trained.recorded}"
     return None

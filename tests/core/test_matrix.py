@@ -185,7 +185,7 @@ def with_choice(copy: Path) -> Path:
     last = "    mlflow (a local sqlite store, or your server):\n      value: mlflow\n"
     assert last in settings
     choice = (
-        "    jsonl (metrics.jsonl):\n      value: jsonl\n      validator: >-\n"
+        "    jsonl (json lines):\n      value: jsonl\n      validator: >-\n"
         "        {% if sync_bn and amp == 'apex' %}not with apex and sync_bn{% endif %}\n"
     )
     (copy / "copier.yml").write_text(settings.replace(last, last + choice))

@@ -22,7 +22,8 @@ def test_the_metrics_have_the_peak_memory_of_a_gpu(
     recorded: list[dict[str, float]] = []
     with one_of(1):
         config, world = package("config").Config(run_dir=tmp_path), reporting.World(0, 0, 1, 1)
-        reporter = reporting.Reporter(config, world, SimpleNamespace(progress=progress))
+        checkpoints = SimpleNamespace(progress=progress, model=torch.nn.Linear(1, 1))
+        reporter = reporting.Reporter(config, world, checkpoints)
     monkeypatch.setattr(reporter.tracker, "log", lambda step, metrics: recorded.append(metrics))
     reporter.started = time.perf_counter()
     reporter.log_training(progress, lr=0.1)

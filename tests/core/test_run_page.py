@@ -42,8 +42,7 @@ def rows(run_dir: Path) -> Iterator[Point]:
     with open(run_dir / "metrics.csv", newline="") as file:
         for step, name, value in [*csv.reader(file)][1:]:
             prefix = next((prefix for prefix in KINDS if name.startswith(prefix)), "")
-            four = float(f"{float(value):.4g}")
-            shown = f"{four:,.0f}" if four >= 1e4 else f"{four:.4g}"
+            shown = f"{float(value):,.0f}" if float(value) >= 1e4 else f"{float(value):.4g}"
             yield name.removeprefix(prefix), run_dir.name + KINDS.get(prefix, ""), f"{int(step):,}", shown
 
 
@@ -61,8 +60,8 @@ def test_the_page_shows_what_was_recorded_over_a_kill_and_a_stop(project: Render
     run_dir = tmp_path / "a <b> & c"
     assert kill_after(start_ranks(project(logging="csv"), run_dir, *OPTIONS), run_dir, 30, 0.02)
     assert not (run_dir / "report.html").exists(), "a run of less than a minute has its page in the end"
-    with open(run_dir / "train.log", "a") as log:
-        log.write("2026-01-01 00:00:00,000 rank 0 INFO step 31  train/lo")  # as a kill may leave it
+    with open(run_dir / "metrics.jsonl", "a") as records:
+        records.write('{"step": 31, "time": 1.0, "train/lo')  # as a kill may leave it
     first = min((run_dir / "checkpoints").glob("step-*.pt"))  # what was recorded after it is trained once more
     stop(start_ranks(project(logging="csv"), run_dir, *OPTIONS, "--resume", str(first)), run_dir, 60)
     assert points(run_dir / "report.html") == recorded(run_dir)
@@ -94,4 +93,4 @@ def test_runs_are_compared_on_one_page(project: Render, tmp_path: Path) -> None:
     )
     refused = subprocess.run([*command, "nowhere"], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr == "error: nowhere is no run with train.log and config.json: name folders such as runs/*\n"
+    assert refused.stderr == "error: nowhere is no run with metrics.jsonl and config.json: name folders such as runs/*\n"

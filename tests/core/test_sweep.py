@@ -1,5 +1,6 @@
 """What a worker of a sweep makes of the ways in which a launch ends, shown with a stand-in for the launch."""
 
+import math
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from tests.conftest import Render
 
-# Ends with the next of the codes in its first option, as a run would: its log, its result, its line for the user.
+# Ends with the next of the codes in its first option, as a run would: its records, its result, its line for the user.
 STAND_IN = """
 import json, sys
 from pathlib import Path
@@ -26,9 +27,13 @@ with open(run_dir / "launches", "a+") as file:
     file.seek(0)
     launches = len(file.read())
 code = int(codes[launches - 1])
-(run_dir / "config.json").write_text("{}")
-with open(run_dir / "train.log", "a") as log:
-    log.write(f"0 rank 0 INFO step {launches}  epoch {launches}  epoch/validation_accuracy 0.{launches}\\n")
+records = run_dir / "metrics.jsonl"
+whole = [line for line in records.open() if line.endswith("\\n")] if launches > 1 else []
+for accuracy in (json.loads("NaN") if code == 65 else 0.1 * launches + 1e-9, 5):
+    record = {"step": launches, "time": 0, "epoch": launches, "epoch/validation_accuracy": accuracy}
+    whole.append(json.dumps(record) + "\\n")
+whole[-1] = whole[-1][:-9]  # as a kill may leave it
+records.write_text("".join(whole))
 if code in (0, 65, 75):
     (run_dir / "result.json").write_text(json.dumps({"exit_code": code, "best": {"accuracy": 0.1 * launches}}))
 if code in (65, 2):
@@ -79,14 +84,17 @@ def test_a_trial_that_stops_or_loses_a_rank_goes_on(sweep: Sweep, capsys: pytest
     assert sweep.run("0", "75,69,0") == 0
     trials = sweep.study().trials
     assert [(trial.state, trial.value) for trial in trials] == [(COMPLETE, 0.1), (COMPLETE, pytest.approx(0.3))]
-    assert trials[1].intermediate_values == {1: 0.1, 2: 0.2, 3: 0.3}
+    reported = {epoch: 0.1 * epoch + 1e-9 for epoch in (1, 2, 3)}
+    assert trials[1].intermediate_values == reported, "in full precision, without what is torn"
     best = capsys.readouterr().out.splitlines()[-1]
     assert best == "best accuracy 0.3: trial 1 in runs/sweep/1, --codes=75,69,0"
 
 
 def test_a_trial_that_diverges_or_crashes_does_not_end_the_sweep(sweep: Sweep) -> None:
     assert sweep.run("65", "1", "0") == 0
-    assert [trial.state for trial in sweep.study().trials] == [PRUNED, FAIL, COMPLETE]
+    trials = sweep.study().trials
+    assert [trial.state for trial in trials] == [PRUNED, FAIL, COMPLETE]
+    assert math.isnan(trials[0].intermediate_values[1]), "which each pruner of Optuna takes for the worst"
     assert [sweep.launches(number) for number in range(3)] == [1, 1, 1]
 
 

@@ -61,7 +61,7 @@ def test_an_owners_file_that_depends_on_the_launcher_is_trained_with_it(clone: P
 
 
 JSON_LINES = """
-    json lines (metrics.jsonl):
+    json lines:
       value: jsonl"""
 
 
@@ -73,7 +73,7 @@ def test_an_added_choice_is_checked_with_no_other_edit(clone: Path) -> None:
     (clone / "partials" / "tracking" / "jsonl.py.jinja").write_text(console)
     printed = check(clone, *ONE[1:5], "logging=jsonl", "launcher=torchrun,slurm")
     assert "2 combinations: 2 passed, 0 failed" in printed
-    assert "logging=jsonl: only its train.log was read" in flowing(printed)
+    assert "logging=jsonl: only its metrics.jsonl was read" in flowing(printed)
 
 
 def members(session: int) -> list[str]:

@@ -26,7 +26,7 @@ COPIED = (*PARTS, "generator", "tests", "tools", "benchmarks", "pyproject.toml",
 # Of the combinations that a command of the page looks at, the two with these answers are tried here,
 FEW = {"task": "digits", "launcher": "torchrun", "backend": "auto", "amp": "none", "sync_bn": "false", "logging": "csv"}
 # and of its tests those with these words in their names: what looks at an answer, or at the traces of all.
-ADDED = {LOGGER: "jsonl", LAUNCHER: "flux", QUESTION: "stack_dumps"}
+ADDED = {LOGGER: "sqlite", LAUNCHER: "flux", QUESTION: "stack_dumps"}
 LISTS = "words_that_would_betray or no_trace_of_an_answer"
 
 
@@ -48,7 +48,8 @@ class Mistake:
         (clone / self.file).write_text(text.replace(self.right, self.wrong))
 
 
-JSONL = "partials/tracking/jsonl.py.jinja"
+SQLITE = "partials/tracking/sqlite.py.jinja"
+DROPPED = '"DELETE FROM metrics WHERE step > ?", [start_step]'
 TRAIN = "template/train.py.jinja"
 REGISTER = "    faulthandler.register(signal.SIGUSR2)\n"
 CONDITION = "{% if stack_dumps %}\n" + REGISTER + "{% endif %}\n"
@@ -57,17 +58,17 @@ FOR_CHECK = [
     Mistake(
         "a resumed run begins its file anew",
         LOGGER,
-        JSONL,
-        'open(path, "a")',
-        'open(path, "w")',
+        SQLITE,
+        DROPPED,
+        '"DELETE FROM metrics"',
         r"train/loss is recorded at the steps \[4, 5\], which should rise to 5 by way of 3",
     ),
     Mistake(
         "a logger draws a random number",
         LOGGER,
-        JSONL,
-        "        drop_records_after(start_step, path)\n",
-        "        import torch\n\n        torch.rand(1)\n        drop_records_after(start_step, path)\n",
+        SQLITE,
+        "        self.database = sqlite3.connect(path)\n",
+        "        import torch\n\n        torch.rand(1)\n        self.database = sqlite3.connect(path)\n",
         "agree its weights differ from those of digits-torchrun-auto-none-false-console from step 1 on",
     ),
     Mistake(
@@ -121,10 +122,10 @@ FOR_TESTS = [
     Mistake(
         "what was recorded after the checkpoint stays",
         LOGGER,
-        JSONL,
-        ' and json.loads(line)["step"] <= step',
-        "",
-        r"FAILED \S+::test_each_metric_has_each_step_once_and_in_order\[jsonl\]",
+        SQLITE,
+        DROPPED,
+        '"DELETE FROM metrics WHERE step < 0"',
+        r"FAILED \S+::test_each_metric_has_each_step_once_and_in_order\[sqlite\]",
     ),
     Mistake(
         "the words that betray a launcher are left out",
@@ -199,7 +200,7 @@ def run_tests(clone: Path, title: str, chosen: str) -> subprocess.CompletedProce
 def test_what_the_page_adds_passes_its_check(title: str, followed: Followed) -> None:
     printed = check(followed(title), *filters(title))
     assert "2 combinations: 2 passed, 0 failed" in printed
-    assert "only its train.log was read" not in flowing(printed)
+    assert "only its metrics.jsonl was read" not in flowing(printed)
 
 
 @pytest.mark.parametrize("title", PAGE)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import runpy
 import shutil
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.check.train.records import READERS, History, mlflow_runs, read_csv, read_log, wandb_files, wandb_records
+from generator.check.train.records import READERS, History, mlflow_runs, read_csv, read_jsonl, wandb_files, wandb_records
 from tests.conftest import Render
 from tests.launching import assert_same_weights, checkpoint, train
 from tests.ranks import train_on_ranks
@@ -100,9 +101,9 @@ def history_of(run_of: Callable[[str], Path]) -> Callable[[str], History]:
 def values_in_log(run_dir: Path) -> dict[tuple[int, str], set[float]]:
     """The values in train.log of each step and metric; several where a step was trained twice."""
     values = defaultdict(set)
-    for name, recorded in read_log(run_dir).items():
-        for step, value in recorded:
-            values[step, name].add(value)
+    for step, metrics in re.findall(r" INFO step (\d+)  (.*)", (run_dir / "train.log").read_text()):
+        for name, value in (metric.split(" ") for metric in metrics.split("  ")):
+            values[int(step), name].add(float(value))
     return values
 
 
@@ -122,6 +123,17 @@ def test_recorded_values_are_those_of_the_log(
         for step, value in values:
             logged = log[step, name]
             assert any(value == pytest.approx(number, rel=6e-4) for number in logged), (step, name, value, logged)
+
+
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_every_logger_has_metrics_jsonl_too(
+    logger: str, run_of: Callable[[str], Path], history_of: Callable[[str], History]
+) -> None:
+    kept = {name: {step: value for step, value in found if step != ABANDONED} for name, found in history_of(logger).items()}
+    for name, values in read_jsonl(run_of(logger)).items():
+        assert [step for step, _ in values] == STEPS_OF_METRIC[name]
+        if name != "samples_per_second":
+            assert kept[name] == pytest.approx(dict(values), rel=1e-6), name
 
 
 @pytest.mark.parametrize("logger", LOGGERS)

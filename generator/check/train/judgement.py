@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from generator.check.train.records import READERS, History, read_log
+from generator.check.train.records import READERS, History, read_jsonl
 
 # Parts of the progress: --max-steps ends a run with an evaluation, which another run does not have at this step.
 OF_EVALUATIONS = ("best", "best_metrics", "since_best")
+PRECISION = 1e-5  # of recorded losses: TensorBoard keeps float32
 
 # All of these are plain types, which a process without torch can read as well.
 
@@ -74,7 +75,7 @@ def look_at(run_dir: Path, logger: str) -> Left:
     except Exception as error:  # a damaged file makes torch.load raise nearly anything
         left.complaints.append(f"the last checkpoint cannot be read: {error!r}")
     try:
-        left.history = dict(READERS.get(logger, read_log)(run_dir))
+        left.history = dict(READERS.get(logger, read_jsonl)(run_dir))
     except Exception as error:  # other people's readers raise what they like
         left.complaints.append(f"the records of {logger} cannot be read: {error!r}")
     return left
@@ -96,14 +97,12 @@ def judge(trained: Trained, logger: str, starts: Sequence[Sequence[Observation]]
     trained.parts = left.parts
     trained.recorded = [*left.history.get("train/loss", [])]
     if logger not in READERS:
-        note = f"logging={logger}: only its train.log was read, since there is no reader for its records"
+        note = f"logging={logger}: only its metrics.jsonl was read, since there is no reader for its records"
         trained.notes.append(note)
-    # train.log has four digits.
-    precision = 1e-3 if READERS.get(logger, read_log) == read_log else 1e-5
     seen = losses_of_steps(starts)
     wrong = left.complaints or [
-        *complaints_of_training(left.history, seen, ends, precision),
-        *complaints_of_evaluation(left.history, seen, precision),
+        *complaints_of_training(left.history, seen, ends),
+        *complaints_of_evaluation(left.history, seen),
     ]
     trained.failures += [("train", text) for text in wrong]
 
@@ -151,7 +150,7 @@ def mean(losses: Iterable[Loss]) -> float:
 Seen = Sequence[tuple[Sequence[Loss], Sequence[Loss]]]  # of each step: trained, evaluated
 
 
-def complaints_of_training(history: History, seen: Seen, ends: Sequence[int], precision: float) -> Iterator[str]:
+def complaints_of_training(history: History, seen: Seen, ends: Sequence[int]) -> Iterator[str]:
     """The loss is recorded at growing steps up to the last, is the mean over all ranks, and falls."""
     recorded = history.get("train/loss", [])
     steps = [step for step, _ in recorded]
@@ -161,13 +160,13 @@ def complaints_of_training(history: History, seen: Seen, ends: Sequence[int], pr
         return
     for before, (step, value) in zip([0, *steps], recorded, strict=False):
         expected = mean(loss for trained, _ in seen[before:step] for loss in trained)
-        if not math.isclose(value, expected, rel_tol=precision):
+        if not math.isclose(value, expected, rel_tol=PRECISION):
             yield f"train/loss at step {step} is recorded as {value:.7g}, but is {expected:.7g} over all ranks"
     if not recorded[-1][1] < 0.9 * recorded[0][1]:
         yield f"the loss does not fall: {recorded[0][1]:.4g} at step {steps[0]}, {recorded[-1][1]:.4g} at {steps[-1]}"
 
 
-def complaints_of_evaluation(history: History, seen: Seen, precision: float) -> Iterator[str]:
+def complaints_of_evaluation(history: History, seen: Seen) -> Iterator[str]:
     """Each evaluation is recorded, is the mean over all ranks, and had the same samples."""
     expected = {step: evaluated for step, (_, evaluated) in enumerate(seen, start=1) if evaluated}
     recorded = history.get("epoch/validation_loss", [])
@@ -175,7 +174,7 @@ def complaints_of_evaluation(history: History, seen: Seen, precision: float) -> 
         yield f"epoch/validation_loss is recorded at {[step for step, _ in recorded]}, evaluated at {[*expected]}"
         return
     for step, value in recorded:
-        if not math.isclose(value, mean(expected[step]), rel_tol=precision):
+        if not math.isclose(value, mean(expected[step]), rel_tol=PRECISION):
             yield f"epoch/validation_loss at step {step} is {value:.7g}, but {mean(expected[step]):.7g} over all ranks"
     samples = {step: sum(loss.samples for loss in losses) for step, losses in expected.items()}
     if len(set(samples.values())) > 1:

@@ -11,16 +11,14 @@ from typing import Any
 History = dict[str, list[tuple[int, float]]]  # the steps and values of each metric, in the order of recording
 
 
-def read_log(run_dir: Path) -> History:
-    """Read the lines of train.log that tell metrics; their values have four digits."""
+def read_jsonl(run_dir: Path) -> History:
+    """Read metrics.jsonl, which every run has, whatever its logger."""
     history: History = defaultdict(list)
-    for line in (run_dir / "train.log").read_text().splitlines():
-        _, mark, rest = line.partition(" INFO step ")
-        if mark:
-            step, *metrics = rest.split("  ")
-            for metric in metrics:
-                name, value = metric.split(" ")
-                history[name].append((int(step), float(value)))
+    for line in (run_dir / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if "event" not in record:
+            for name in record.keys() - {"step", "time"}:
+                history[name].append((record["step"], record[name]))
     return history
 
 
@@ -109,9 +107,9 @@ def read_mlflow(folder: Path, condition: str = "") -> History:
     }
 
 
-# By the answer to "logging". For one that is not here the log alone is read, and the check says so.
+# By the answer to "logging". For one that is not here metrics.jsonl alone is read, and the check says so.
 READERS: dict[str, Callable[[Path], History]] = {
-    "console": read_log,
+    "console": read_jsonl,
     "csv": read_csv,
     "tensorboard": read_tensorboard,
     "wandb": read_wandb,

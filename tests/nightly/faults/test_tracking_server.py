@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from generator.check.train.records import read_log, read_mlflow
+from generator.check.train.records import read_jsonl, read_mlflow
 from tests.conftest import Measured, Render
 from tests.nightly.faults.test_frozen import wait_for_line
 from tests.nightly.faults.test_preemption import STOPPED, since
@@ -65,4 +65,4 @@ def test_mlflow_gets_what_was_measured_while_its_server_was_away(
             rank.kill()
     assert "Traceback" not in "".join(printed)
     recorded = {name: [step for step, _ in values] for name, values in read_mlflow(tmp_path).items()}
-    assert recorded == {name: [step for step, _ in values] for name, values in read_log(run_dir).items()}
+    assert recorded == {name: [step for step, _ in values] for name, values in read_jsonl(run_dir).items()}
