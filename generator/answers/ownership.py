@@ -29,7 +29,8 @@ def read_ownership(template: Path = TEMPLATE, **answers: Any) -> Ownership:
     """Read it from the settings of a version of the template, for projects with these answers, else defaults."""
     settings = yaml.safe_load((template / "copier.yml").read_text())
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, loader=jinja2.FileSystemLoader(template))
-    environment.filters |= {"regex_replace": lambda text, *change: text, "fileglob": lambda path: path != "/"}  # of Ansible
+    # Ansible's, of which Copier has the real ones.
+    environment.filters |= {"regex_replace": lambda text, *change: text, "fileglob": lambda path: path != "/"}
     defaults = {question.key: question.default for question in read_questions(template)}
     names = defaults | {"package_name": "ddp_project"} | answers
 

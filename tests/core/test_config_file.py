@@ -1,14 +1,17 @@
 """--config takes options from a file: a run is replayed from its config.json, and what cannot be read is refused."""
 
 import json
+import os
+import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import Render
-from tests.launching import checkpoint
+from tests.launching import checkpoint, output_of
 from tests.ranks import assert_same_state, train_on_ranks
 
 
@@ -47,14 +50,177 @@ def test_options_of_yaml_come_before_those_of_the_command_line(parse: Callable[.
 
 
 @pytest.mark.parametrize(
+    ("text", "option", "value"),
+    [
+        ('{\n\t"epochs": 1.0,\n\t"lr": 1e-3\n}', "epochs", 1),  # YAML knows no tabs
+        ('{\n\t"epochs": 3,\n\t"lr": 1e-3\n}', "lr", 1e-3),
+        ("lr: 1e-3", "lr", 1e-3),
+        ("seed: 0123", "seed", 123),
+        ("seed: 1e3", "seed", 1000),
+        ("seed: 9007199254740993", "seed", 9007199254740993),
+        ("workers: 2.0", "workers", 2),
+        ("deterministic: off", "deterministic", False),
+        ("run_dir: no", "run_dir", Path("no")),
+        ("run_dir: 1.10", "run_dir", Path("1.10")),
+        ("<<: {seed: 3}\nlr: 1", "seed", 3),
+    ],
+)
+def test_a_file_means_what_one_sees(
+    text: str, option: str, value: object, parse: Callable[..., Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "options"
+    file.write_text(text)
+    found = getattr(parse("--config", file), option)
+    assert (found, type(found)) == (value, type(value) if not isinstance(value, Path) else type(Path()))
+
+
+OPTIONS = """
+from dataclasses import field as default_of
+from datetime import date, datetime, timedelta
+from enum import Enum, IntEnum
+from typing import Literal
+
+
+class Pooling(Enum):
+    MEAN = "mean"
+    MAX = "max"
+
+
+class Level(IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+@dataclass(frozen=True)
+class Blocks:
+    width: int = 8
+    pooling: Pooling = Pooling.MEAN
+    wide: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    pooling: Pooling = Pooling.MEAN
+    poolings: tuple[Pooling, ...] = (Pooling.MEAN,)
+    level: Level = Level.LOW
+    kind: Literal[1, "a"] = 1
+    files: list[Path] = default_of(default_factory=lambda: [Path("a")])
+    pair: tuple[int, str] = (1, "a")
+    pairs: tuple[tuple[int, int], ...] = ((1, 2),)
+    scale: dict[str, float] = default_of(default_factory=lambda: {"a": 1.0})
+    tags: frozenset[str] = frozenset({"x"})
+    day: date = date(2026, 1, 1)
+    at: datetime = datetime(2026, 1, 1, 3)
+    pause: timedelta = timedelta(1)
+    depth: int | None = 3
+    deep: bool | None = None
+    blocks: Blocks = Blocks()
+"""
+GIVEN = (
+    "--pooling MAX --poolings MAX MEAN --level HIGH --kind a --files b c --pair 3 x --pairs 1 2 3 4 --scale.a 2 "
+    "--tags y z --day 2026-02-03 --at 2026-02-03T04:00 --pause 30 --depth None --deep True --blocks.wide "
+    "--blocks.pooling MAX"
+)
+
+
+def with_options(project: Path, options: str) -> Path:
+    """Give the project these options of its owner."""
+    file = project / "ddp_project" / "options.py"
+    head = file.read_text().partition("@dataclass")[0].replace("from pathlib import Path\n", "")
+    file.write_text(f"{head}from pathlib import Path\n{options}")
+    return project
+
+
+READ_BACK = """
+import json, sys
+from pathlib import Path
+from ddp_project.config import Config
+from ddp_project.runtime.command_line import as_plain_dict, parse
+
+given = parse(Config, sys.argv[1:])
+Path("config.json").write_text(json.dumps(as_plain_dict(given)))
+assert parse(Config, ["--config", "config.json"]) == given, as_plain_dict(given)
+"""
+
+
+def test_every_type_of_option_is_written_and_read_back(own_project: Render) -> None:
+    place = with_options(own_project(), OPTIONS)
+    for words in ([], GIVEN.split()):
+        output_of([sys.executable, "-c", READ_BACK, *words], place, os.environ)
+
+
+def test_a_run_with_an_enumeration_is_replayed_and_resumed(own_project: Render, tmp_path: Path) -> None:
+    place, first = with_options(own_project(), OPTIONS), tmp_path / "first"
+    train_on_ranks(place, first, "--max-steps", "2", "--pooling", "MAX", processes=1)
+    assert checkpoint(first)["config"]["pooling"] == "MAX"
+    again = ("--config", str(first / "config.json"), "--resume", "--max-steps", "3", "--pooling", "MEAN")
+    [printed] = train_on_ranks(place, first, *again, processes=1)
+    assert "other options than before: --pooling MEAN (was MAX), --max-steps 3 (was 2)" in printed
+
+
+def test_an_option_that_cannot_be_written_is_refused_at_once(own_project: Render) -> None:
+    options = "\n\n@dataclass(frozen=True, kw_only=True)\nclass Options:\n    unit: complex = 1j\n"
+    place = with_options(own_project(), options)
+    printed = output_of([sys.executable, "train.py"], place, os.environ, code=2)
+    assert printed == "error: --unit is of type complex, which config.json cannot hold: make it text\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("--learning-rate 3", "--lr"),
+        ("--batch-size=32", "--global-batch-size"),
+        ("--gradient-accumulation-steps 2", "--accum-steps"),
+        ("--num-workers 2", "--workers"),
+        ("--output-dir x", "--run-dir"),
+        ("--max-grad-norm 1", "--clip-norm"),
+        ("--num-epochs 1", "--epochs"),
+        ("--bf16", "--precision"),
+        ("--epoch 1", "--epochs"),
+        ("--no-epochs", "--epochs"),
+        ("--sed 1", "--seed"),
+        ("lr=3", "--lr"),
+    ],
+)
+def test_an_option_of_another_program_gets_the_name_here(
+    words: str, meant: str, parse: Callable[..., Any], package: Callable[..., Any]
+) -> None:
+    with pytest.raises(package("runtime.exits").UserError) as refused:
+        parse(*words.split())
+    assert str(refused.value).endswith(f": did you mean {meant}?")
+    assert str(refused.value).startswith(f"Unrecognized options: {words.split()[0]}")
+
+
+def test_other_names_are_those_of_options(package: Callable[..., Any]) -> None:
+    known = {field.name for field in fields(package("config").Config)}
+    named = package("runtime.command_line").OTHER_NAMES
+    assert named.keys() <= known
+    assert not {other for names in named.values() for other in names.split()} & known
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("epoch: 3", "there is no option epoch: leave it out, or take one of --help"),
+        ("x: 3", "there is no option x: leave it out, or take one of --help"),
+        ("epoch: 3", r"there is no option epoch: did you mean epochs\?"),
+        ("learning-rate: 3", r"there is no option learning-rate: did you mean lr\?"),
         ("epochs: -3", "--epochs: -3 is not a number of at least 1"),
         ("ema_decay: 1", "--ema-decay: 1 is not a number of at least 0 and below 1"),
-        ("epochs: true", "epochs must be neither true nor false, not True"),
+        ("epochs: yes", "--epochs: invalid literal for int"),
+        ('{"epochs": true}', "epochs must be neither true nor false, not True"),
+        ('{"epochs": 1.5}', "--epochs: invalid literal for int"),
+        ("epochs: 1.5", "--epochs: invalid literal for int"),
+        ("seed: 12:30:00", "--seed: invalid literal for int"),
+        ("seed: 0x10", "--seed: invalid literal for int"),
+        ("seed:", "seed has no value"),
+        ('{"device": null}', "device has no value"),
+        ('{"lr": NaN}', "--lr: nan is not a number of at least 0"),
+        ("lr: 1\nlr: 2", "lr is there twice"),
+        ('{"lr": 1, "lr": 2}', "lr is there twice"),
+        ("accum-steps: 1\naccum_steps: 2", "accum_steps is there twice"),
+        ("lr: {a: 1}", "lr must be one value, not {'a': '1'}"),
         ("compile: 3", "compile must be true or false, not 3"),
-        ("lr: [1, 2]", r"--lr: could not convert string to float: .\[1, 2\]"),
+        ("lr: [1, 2]", r"lr must be one value, not \['1', '2'\]"),
         ("- epochs", "does not hold options and their values"),
         ("a: [", "cannot be read: while parsing"),
         ("a: \xff", "cannot be read: 'utf-8' codec"),

@@ -1,0 +1,64 @@
+"""One line is all that one sees of a wrong option, and of Ctrl-C before the training begins."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Render
+from tests.launching import output_of
+from tests.terminals import run_in_terminal
+
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+LAUNCHED = {"torchrun": [], "spawn": [], "launch": [], "kubernetes": [], "mpirun": ["2"], "slurm": [], "ray": ["1"]}
+NOTHING_SAVED = "stopped before the training began: there is no new checkpoint"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHED)
+def test_launch_sh_refuses_a_wrong_option_in_one_line(launcher: str, project: Render) -> None:
+    """Without colours, also in a terminal, and before it starts ranks or submits a job."""
+    command = ["./launch.sh", *LAUNCHED[launcher], "--learning-rate", "3"]
+    session = run_in_terminal(command, project(launcher=launcher), {**os.environ, "PATH": PATH})
+    assert session.lines == ["error: Unrecognized options: --learning-rate, 3: did you mean --lr?"]
+    assert session.code == 2
+
+
+@pytest.mark.parametrize("launcher", LAUNCHED)
+def test_launch_sh_answers_help_once(launcher: str, project: Render) -> None:
+    command = ["./launch.sh", *LAUNCHED[launcher], "--help"]
+    session = run_in_terminal(command, project(launcher=launcher), {**os.environ, "PATH": PATH})
+    assert session.shown.count("--epochs INT") == 1
+    assert session.code == 0
+
+
+INTERRUPTED_AT = """
+import os, runpy, sys
+
+class Interrupt:
+    def find_spec(self, name, *where):
+        if name == os.environ["MODULE"]:
+            os.kill(os.getpid(), 2)
+
+sys.meta_path.insert(0, Interrupt())
+sys.path.insert(0, "")
+sys.argv[0] = os.environ["PROGRAM"]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "module", "line", "code"),
+    [
+        ("train.py", "tyro", "interrupted", -signal.SIGINT),
+        ("train.py", "torch", NOTHING_SAVED, 130),
+        ("train.py", "ddp_project.model", NOTHING_SAVED, 130),
+        ("export.py", "torch", "interrupted", -signal.SIGINT),
+    ],
+)
+def test_ctrl_c_before_the_training_is_one_line(
+    program: str, module: str, line: str, code: int, project: Render
+) -> None:
+    env = {**os.environ, "MODULE": module, "PROGRAM": program}
+    assert output_of([sys.executable, "-c", INTERRUPTED_AT], project(), env, code=code) == f"{line}\n"

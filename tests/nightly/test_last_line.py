@@ -1,0 +1,84 @@
+"""What ranks say in one line, and what Ctrl-C leads to, is the last thing that launch.sh and train.py show."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from generator.check.launchers import OPEN_MPI
+from tests import mpi
+from tests.conftest import Render
+from tests.core.test_last_line import NOTHING_SAVED, PATH
+from tests.launching import ON_CPU
+from tests.nightly.faults.test_launch_codes import launched
+from tests.nightly.test_signals import FOR_EVER, ranks_of, wait_for_steps
+from tests.terminals import Session, run_in_terminal
+
+STARTS = {
+    "torchrun": ["./launch.sh"],
+    "launch": ["./launch.sh"],
+    "kubernetes": ["./launch.sh"],
+    "spawn": ["./launch.sh"],
+    "mpirun": ["./launch.sh", "2"],
+    "alone": [sys.executable, "train.py"],
+    "program": [sys.executable, "train.py", "--nproc", "2"],
+}
+ANSWERS = {"alone": "torchrun", "program": "spawn"}
+
+
+@pytest.fixture(params=STARTS)
+def start(request: pytest.FixtureRequest, project: Render, tmp_path: Path):  # type: ignore[no-untyped-def]
+    """Return what starts two processes in a terminal, or one alone."""
+    if request.param == "mpirun" and mpi.openmpi_mpirun() is None:
+        pytest.skip(mpi.missing_openmpi() or "")
+
+    def run(*options: str, interrupt: float | str | None = None) -> Session:
+        place = project(launcher=ANSWERS.get(request.param, request.param))
+        env = {**os.environ, **OPEN_MPI, "PATH": PATH, "NPROC": "2", "NPROC_PER_NODE": "2"}
+        command = [*STARTS[request.param], *ON_CPU, "--run-dir", str(tmp_path / "run"), *options]
+        return run_in_terminal(command, place, env, interrupt=interrupt)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("options", "line", "code"),
+    [
+        (["--global-batch-size", "100", "--accum-steps", "3"], "error: --global-batch-size 100 is no multiple of", 2),
+        (["--lr", "1e30", "--max-bad-steps", "1", "--log-every", "1"], "error: the gradients of 1 steps in a row", 65),
+    ],
+    ids=["refused", "diverged"],
+)
+def test_an_error_of_all_ranks_is_the_last_line(start, options: list[str], line: str, code: int) -> None:  # type: ignore[no-untyped-def]
+    session = start(*options)
+    assert session.lines[-1].startswith(line), session.shown
+    assert session.shown.count("error:") == 1
+    assert session.code == code
+
+
+def test_ctrl_c_ends_with_where_it_stopped(start) -> None:  # type: ignore[no-untyped-def]
+    session = start(*FOR_EVER, interrupt="step 30 ")
+    assert "stopped after step" in session.lines[-1], session.shown
+    assert "Traceback" not in session.shown
+    assert session.code == 75
+
+
+@pytest.mark.parametrize("moment", [0.3, 0.6, 0.9, 1.2, 1.5, 2.0, 2.5, 3.0])
+def test_an_early_ctrl_c_is_one_line(start, moment: float) -> None:  # type: ignore[no-untyped-def]
+    session = start(*FOR_EVER, interrupt=moment)
+    assert "Traceback" not in session.shown
+    assert "stopped after step" in session.lines[-1] or session.lines[-1] in ("interrupted", NOTHING_SAVED)
+    assert session.code in (75, 130, -signal.SIGINT), session.shown
+
+
+def test_a_killed_rank_is_one_line(project: Render, tmp_path: Path) -> None:
+    with launched(project(), tmp_path / "run", *FOR_EVER) as process:
+        wait_for_steps(tmp_path / "run")
+        psutil.Process(ranks_of(tmp_path / "run")[1]).kill()
+        assert process.wait(60) == 128 + signal.SIGKILL
+    lines = (tmp_path / "output.log").read_text().strip().split("\n")
+    assert lines[-1] == "rank 1 was ended by SIGKILL"
+    assert "Traceback" not in lines
