@@ -31,7 +31,7 @@ def until_hung(number: float) -> float:
 def wait_until(
     condition: Callable[[], Found | None], limit: float = 60, told: Callable[[], object] = str, pause: float = 0.02
 ) -> Found:
-    """Wait until something is there or holds, and return it. Fails long after the limit (seconds), with what is told."""
+    """Wait until something is there or holds, and return it. Fails, with what is told, some time after the limit."""
     started = time.monotonic()
     while not (found := condition()):
         # The pace is measured after the limit alone: until then, nothing is to come between two looks.
