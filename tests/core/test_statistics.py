@@ -57,3 +57,18 @@ def test_only_a_bad_step_brings_them_back(bad: bool, update: Any) -> None:
     assert all(
         map(torch.equal, after(9, step=statistics.restore_if), expected if bad else map(lambda b: b * 0 + 9, expected))
     )
+
+
+def test_layers_of_the_owner_are_kept_too(update: Any) -> None:
+    """By the name of a buffer, or by what the layer says of itself; a mask beside them stays as it is."""
+    named, saying = nn.Module(), nn.Module()
+    named.register_buffer("running_level", torch.zeros(2))
+    named.register_buffer("mask", torch.zeros(2))
+    saying.register_buffer("level", torch.zeros(2))
+    saying.track_running_stats = True  # type: ignore[assignment]
+    model = nn.ModuleList([named, saying])
+    statistics = update.Statistics(model)
+    for buffer in model.buffers():
+        buffer.fill_(torch.nan)
+    statistics.restore_if(torch.tensor(True))
+    assert [buffer.isnan().any().item() for buffer in model.buffers()] == [False, True, False]

@@ -64,7 +64,8 @@ class NamedState:
         self.kind = type(optimizer).__qualname__
         self.names = names_of(model, optimizer)  # apex will put its own copies in the place of the model's parameters
         groups = enumerate(map(values_of, optimizer.param_groups))
-        self.built: list[State] = [plain(values, f"optimizer/param_groups/{number}") for number, values in groups]
+        built = [plain(values, f"optimizer/param_groups/{number}") for number, values in groups]
+        self.built = [{key: v.tolist() if isinstance(v, Tensor) else v for key, v in group.items()} for group in built]
 
     def state_dict(self) -> State:
         """Return its state; as it is, if it is not packed as torch does it."""
@@ -119,7 +120,7 @@ class NamedState:
         own, built = values_of(self.optimizer.param_groups[number]), self.built[number]
         then = dict(enumerate(saved["built"]))  # none of a group that was added later
         found = [(values_of(saved["param_groups"][source]), then.get(source, {})) for source in sources]
-        if number in sources:  # if parameters have come from others, they are now as these
+        if number in sources and len(saved["param_groups"]) == len(self.built):  # others have come to this group
             found = [found[[*sources].index(number)]]
         if not found:
             return own
