@@ -101,7 +101,7 @@ MUTANTS = [
         "ddp_project/runtime/tracking.py",
         Rewrite('open($PATH, "a", $$$A)', 'open($PATH, "w", $$$A)'),
         "train",
-        "cannot be read",
+        "should rise to 5 by way of 3",
         {"logging": "csv"},
     ),
     Mutant(

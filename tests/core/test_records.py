@@ -1,4 +1,4 @@
-"""metrics.jsonl: every record once and in full precision, whatever it is called, over kills, full disks and versions."""
+"""metrics.jsonl: every record once and in full precision, whatever it is called, over kills and full disks."""
 
 import json
 import math
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,19 @@ from tests.ranks import train_on_ranks
 
 OPTIONS = ("--epochs", "3", "--log-every", "5", "--save-every", "5", "--keep", "99")
 OF_CLOCK = {"time", "samples_per_second"}
-NAMES = ("a b", 'q"uote', "recall@1", "précision", "of a file \udcff", "\ud800", "two\nlines", "", "step", "time", "event")
+NAMES = (
+    "a b",
+    'q"uote',
+    "recall@1",
+    "précision",
+    "of a file \udcff",
+    "\ud800",
+    "two\nlines",
+    "",
+    "step",
+    "time",
+    "event",
+)
 LOG = """\
 2026-01-01 00:00:00,000 rank 0 INFO world size 2, rank 0 on cpu
 2026-01-01 00:00:01,000 rank 0 INFO step 5  train/loss 3.5e+04  train/accuracy nan  lr 0.1
@@ -99,12 +112,19 @@ def test_little_is_kept_of_a_long_run_and_no_evaluation_is_lost(records: Any) ->
     assert [one["step"] for one in found if "rare" in one] == [777]
     steps = [one["step"] for one in found if "lr" in one]
     assert (steps[0], steps[-1], len(steps) > records.POINTS / 2) == (1, 100_000, True)
-    gaps = {after - before for before, after in zip(steps, steps[1:-1], strict=False)}
+    gaps = {after - before for before, after in pairwise(steps[:-1])}
     assert len(gaps) == 1, "evenly"
 
 
 def test_a_million_records_are_read_in_a_second_or_so(records: Any, tmp_path: Path) -> None:
-    record = {"step": 1, "time": 1.5, "train/loss": 1 / 3, "train/accuracy": 1 / 7, "lr": 0.1, "samples_per_second": 1e4 / 3}
+    record = {
+        "step": 1,
+        "time": 1.5,
+        "train/loss": 1 / 3,
+        "train/accuracy": 1 / 7,
+        "lr": 0.1,
+        "samples_per_second": 1e4 / 3,
+    }
     (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(record)}\n" * 1_000_000)
     started = time.process_time()
     assert len(records.thinned(tmp_path).records()) == 1, "all lines are the same"
@@ -180,7 +200,7 @@ def test_a_metric_that_mlflow_refuses_costs_no_other(
     run_id = (tmp_path / "mlflow_run_id").read_text()
     names = [*tracker.client.get_run(run_id).data.metrics]
     steps = {name: {one.step for one in tracker.client.get_metric_history(run_id, name)} for name in names}
-    assert steps == dict.fromkeys(steps, {1, 2})
+    assert all(found == {1, 2} for found in steps.values())
     assert {"train/recall_1", "train/a", "train/two_lines", "lr"} <= steps.keys()
     assert len(steps) == len(REFUSING), "all of the others and lr; no two together"
     refused = [message for message in caplog.messages if "MLflow does not take train/a/b" in message]

@@ -1,14 +1,17 @@
 """report.html of a run: what it shows is what was recorded, over stops and kills, and of several runs on one page."""
 
 import csv
+import json
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 from tests.conftest import Render
 from tests.pace import wait_until
@@ -78,6 +81,22 @@ def test_the_page_shows_what_was_recorded_over_a_kill_and_a_stop(project: Render
     assert "<b> &" not in page
 
 
+def test_what_is_not_finite_is_a_gap(package: Callable[..., Any], tmp_path: Path) -> None:
+    values = [4.0, math.nan, 2.0, 3.0, math.inf, -math.inf, 1.0]
+    records = [
+        {"step": step, "time": step, "train/loss": value, "train/x": math.nan} for step, value in enumerate(values)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    (tmp_path / "config.json").write_text("{}")
+    package("runtime.report").write_page([tmp_path], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    (path,) = re.findall(r'<path d="(.*?)"', page)
+    assert re.sub(r"[\d.,]+", "", path) == "MMLM"
+    assert [value for *_, value in points(tmp_path / "report.html")] == ["4", "2", "3", "1"]
+    assert re.findall(r'dy="4">(.*?)<', page) == ["1", "2.5", "4"], "the scale"
+    assert not re.search(r"\b(nan|inf)\b", page)
+
+
 def test_runs_are_compared_on_one_page(project: Render, tmp_path: Path) -> None:
     runs = [tmp_path / "one", tmp_path / "two"]
     for run_dir, lr in zip(runs, ("0.001", "0.002"), strict=True):
@@ -93,4 +112,6 @@ def test_runs_are_compared_on_one_page(project: Render, tmp_path: Path) -> None:
     )
     refused = subprocess.run([*command, "nowhere"], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr == "error: nowhere is no run with metrics.jsonl and config.json: name folders such as runs/*\n"
+    assert (
+        refused.stderr == "error: nowhere is no run with metrics.jsonl and config.json: name folders such as runs/*\n"
+    )

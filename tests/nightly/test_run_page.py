@@ -1,6 +1,7 @@
 """report.html of a run in a real browser: charts with curves, values under the mouse, readable in both schemes."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,17 @@ from playwright.sync_api import Browser
 from tests.browser import CONTRAST, opened_page
 
 HOSTILE = "<img src=x onerror='window.harmed = 1'>"
-STARTED = "rank 0 INFO world size 2, rank 0 on cpu in float32, run directory"
 STEPS = 100_000  # of which each is recorded
 
 
 def write_run(run_dir: Path) -> None:
     """Write what a long run leaves, with a name, a metric and an option that would do harm as HTML."""
     run_dir.mkdir()
-    lines = [f"2026-01-01 00:00:00,000 {STARTED} {run_dir}"]
-    lines += [f"2026-01-01 00:00:00,000 rank 0 INFO step {step}  train/loss {1 / step:.4g}" for step in range(1, STEPS)]
-    lines[STEPS // 2] += "  train/<script>window.harmed=2</script> 5"
-    lines += ["2026-01-01 00:00:00,000 rank 0 INFO step 99999  train/accuracy nan  lr 0.1", "hello <script>"]
-    (run_dir / "train.log").write_text("\n".join(lines))
+    records = [{"step": 0, "time": 0, "event": "started", "about": f"world size 2, {run_dir}"}]
+    records += [{"step": step, "time": step, "train/loss": 1 / step} for step in range(1, STEPS)]
+    records[STEPS // 2]["train/<script>window.harmed=2</script>"] = 5
+    records.append({"step": 99_999, "time": 99_999, "train/accuracy": math.nan, "lr": 0.1})
+    (run_dir / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records) + "hello <script>")
     (run_dir / "config.json").write_text(json.dumps({"lr": 0.1, "name": HOSTILE}))
 
 

@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from generator.check.train.records import READERS, History, mlflow_runs, read_csv, read_jsonl, wandb_files, wandb_records
+from generator.check.train.records import (
+    READERS,
+    History,
+    mlflow_runs,
+    read_csv,
+    read_jsonl,
+    wandb_files,
+    wandb_records,
+)
 from tests.conftest import Render
 from tests.launching import assert_same_weights, checkpoint, train
 from tests.ranks import train_on_ranks
@@ -129,7 +137,9 @@ def test_recorded_values_are_those_of_the_log(
 def test_every_logger_has_metrics_jsonl_too(
     logger: str, run_of: Callable[[str], Path], history_of: Callable[[str], History]
 ) -> None:
-    kept = {name: {step: value for step, value in found if step != ABANDONED} for name, found in history_of(logger).items()}
+    kept = {
+        name: {step: value for step, value in found if step != ABANDONED} for name, found in history_of(logger).items()
+    }
     for name, values in read_jsonl(run_of(logger)).items():
         assert [step for step, _ in values] == STEPS_OF_METRIC[name]
         if name != "samples_per_second":
