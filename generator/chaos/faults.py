@@ -274,7 +274,7 @@ UNMET_LINE = r"error: rank \d+ could not meet the others"
 LOADER_LINE = rf"rank {VICTIM}: a process that loads its data has gone"
 SERVER_ENDS = {REFUSED: "error: .* does not start with"}
 TAKEN_ENDS = {LOST: LOST_LINE + "|a node is lost", KILLED: LOST_LINE}  # Ray starts no job anew that is to stop
-CUT_ENDS = {LOST: LOST_LINE + "|machine 0 is lost", KILLED: "has been out of reach"}
+CUT_ENDS = {LOST: LOST_LINE + "|machine 0 is lost|has been out of reach"}
 # Imports do not tell the user, oneDNN does not say for want of what, and C and C++ may only end the program.
 NO_MEMORY = (
     "MemoryError|bad_alloc|[Cc]an('t|not) (allocate memory|start new thread)|failed to map|create a primitive"
