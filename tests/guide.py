@@ -15,6 +15,7 @@ class Guide:
     give_up: str
     in_place: str
     rename: str
+    move: str
 
 
 def read_guide(project: Path) -> Guide:

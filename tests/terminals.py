@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import select
 import signal
 import time
@@ -20,6 +21,11 @@ class Session:
 
     shown: str
     code: int
+
+    @property
+    def plain(self) -> str:
+        """What was shown, without colours."""
+        return re.sub(r"\x1b\[[\d;]*m", "", self.shown)
 
     @property
     def lines(self) -> list[str]:

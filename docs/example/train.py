@@ -1,7 +1,7 @@
 """Train the model of ddp_project/model.py on any number of processes.
 
 One process:    python train.py
-Two processes:  torchrun --standalone --nproc-per-node=2 train.py
+Two processes:  NPROC_PER_NODE=2 ./launch.sh
 After a stop:   the same command with --resume
 
 Start reading at main(). What is trained is in ddp_project/task.py, the options are in options.py and config.py there.

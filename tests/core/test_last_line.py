@@ -29,7 +29,7 @@ def test_launch_sh_refuses_a_wrong_option_in_one_line(launcher: str, project: Re
 def test_launch_sh_answers_help_once(launcher: str, project: Render) -> None:
     command = ["./launch.sh", *LAUNCHED[launcher], "--help"]
     session = run_in_terminal(command, project(launcher=launcher), {**os.environ, "PATH": PATH})
-    assert session.shown.count("--epochs INT") == 1
+    assert session.plain.count("--epochs INT") == 1
     assert session.code == 0
 
 

@@ -132,7 +132,7 @@ def parse(config: type[T], arguments: Sequence[str] | None = None, *, quiet: boo
 
 def in_one_sentence(complaint: str, config: Any) -> str:
     """Return what tyro says of a wrong option, without its box, colours and help, and with a hint."""
-    text = re.sub(r"\x1b\[[\d;]*m|[\u2500-\u257f]", " ", complaint.partition("\n")[2])
+    text = re.sub("[\u2500-\u257f]", " ", re.sub(r"\x1b\[[\d;]*m", "", complaint.partition("\n")[2]))
     text = re.split("Argument helptext:|Perhaps you meant:|Arguments similar to|For full help", text)[0]
     text = " ".join(text.split()).removesuffix(".")
     if not text.startswith("Unrecognized options:"):

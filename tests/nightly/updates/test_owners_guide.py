@@ -85,6 +85,18 @@ def test_an_update_is_taken_over(project: Path, made_up: MadeUp, shell: Shell) -
     assert not (project.parent / "project-update").exists()
 
 
+def test_a_template_that_has_moved_is_updated_from(project: Path, made_up: MadeUp, shell: Shell) -> None:
+    release_next(made_up)
+    moved = made_up.folder.rename(made_up.folder.with_name("moved"))
+    guide, address = read_guide(project), "https://github.com/OWNER/ddp-template.git"
+    assert "must be a directory" in shell("copier update --defaults 2>&1", project, code=1)
+    assert address in guide.move
+    printed = shell(f"set -e\n{guide.move.replace(address, str(moved))}\n{guide.start}", project)
+    answers = yaml.safe_load((project.parent / "project-update" / ".copier-answers.yml").read_text())
+    assert (answers["_commit"], answers["_src_path"]) == ("v1.1.0", str(moved))
+    assert "Warning" not in printed  # of former answers that are not there, as Copier prints it
+
+
 def conflicting(project: Path, versions: MadeUp) -> None:
     """Let the owner and the template change the same line."""
     Rewrite("run.model.eval()", "{}  # mine").apply(project / "train.py")

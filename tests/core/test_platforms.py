@@ -1,0 +1,56 @@
+"""Windows is refused, a clone with its line ends works, and a wheel has the whole package."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from generator.render.git import run
+from tests.conftest import Render
+from tests.launching import output_of
+
+# Python on Windows: without the module and the signal that the project uses.
+ON_WINDOWS = """
+import runpy, signal, sys, types
+
+sys.platform = "win32"
+sys.modules |= {"fcntl": None, "optuna": types.ModuleType("optuna")}
+del signal.SIGUSR1
+sys.path.insert(0, "")
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("program", ["train.py", "sweep.py", "export.py", "predict.py"])
+def test_windows_is_refused_in_one_line(program: str, project: Render) -> None:
+    printed = output_of([sys.executable, "-c", ON_WINDOWS, program], project(), os.environ, code=2)
+    assert printed == "error: this project needs Linux or macOS: use WSL\n"
+
+
+def test_a_clone_with_the_line_ends_of_windows_has_scripts_that_run(own_project: Render, tmp_path: Path) -> None:
+    place = own_project()
+    run(place, "init", "--quiet")
+    run(place, "add", "--all")
+    run(place, "commit", "--quiet", "--message", "Begin")
+    run(tmp_path, "clone", "--quiet", "--config", "core.autocrlf=true", str(place), "clone")
+    assert b"\r\n" in (tmp_path / "clone" / "train.py").read_bytes()
+    assert (tmp_path / "clone" / "launch.sh").read_bytes() == (place / "launch.sh").read_bytes()
+    data = next(place.glob("*/*.npz")).relative_to(place)
+    assert (tmp_path / "clone" / data).read_bytes() == (place / data).read_bytes()
+
+
+def test_a_wheel_has_what_the_owner_adds(own_project: Render, tmp_path: Path) -> None:
+    place = own_project()
+    for file in ("nets/__init__.py", "nets/deep/__init__.py", "nets/deep/wide.py", "words/vocabulary.json"):
+        (place / "ddp_project" / file).parent.mkdir(exist_ok=True)
+        (place / "ddp_project" / file).touch()
+    build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, tmp_path], cwd=place, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if "dist-info" not in name}
+    written = {str(path.relative_to(place)) for path in (place / "ddp_project").rglob("*") if path.is_file()}
+    assert packed == {name for name in written if "__pycache__" not in name}
