@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import Measured
 from tests.launching import HAS_GPU
-from tests.pace import seconds
+from tests.pace import until_hung
 
 ANSWERS = [
     {},
@@ -36,7 +36,7 @@ def test_a_fresh_project_passes_its_own_tests(
         cwd=own_project(**answers),
         capture_output=True,
         text=True,
-        timeout=seconds(300),
+        timeout=until_hung(300),
     )
     assert done.returncode == 0, done.stdout
     chosen = " ".join(f"{key}={value}" for key, value in answers.items()) or "the default answers"
