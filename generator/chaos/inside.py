@@ -68,23 +68,25 @@ def tell(state: str) -> None:
 
 
 def unsendable(loaded: Any) -> Any:
-    """Return what was loaded with something that pickle refuses: a function beside tensors, or a tensor's graph."""
+    """Return what was loaded with something that cannot be pickled: a function beside it, or the graph of a tensor."""
     if isinstance(loaded, dict):
         return {**loaded, "function": lambda: None}
-    if isinstance(loaded, tuple) and hasattr(loaded, "_fields"):
-        return type(loaded)(*map(with_graph, loaded))
-    if isinstance(loaded, tuple):
+    if isinstance(loaded, tuple) and not hasattr(loaded, "_fields"):
         return (*loaded, lambda: None)
-    return [*map(with_graph, loaded)] if isinstance(loaded, list) else with_graph(loaded)
+    return with_graphs(loaded)
 
 
-def with_graph(part: Any) -> Any:
-    """Return a tensor as one that was computed from weights; anything else as it is."""
+def with_graphs(part: Any) -> Any:
+    """Return samples whose tensors were computed from weights, which leaves their types and shapes as they are."""
     import torch
 
     if isinstance(part, torch.Tensor) and part.is_floating_point():
         return part * torch.ones((), requires_grad=True)
-    return part
+    if isinstance(part, dict):
+        return {name: with_graphs(each) for name, each in part.items()}
+    if isinstance(part, tuple) and hasattr(part, "_fields"):
+        return type(part)(*map(with_graphs, part))
+    return type(part)(map(with_graphs, part)) if isinstance(part, list | tuple) else part
 
 
 def run_the_next() -> None:
