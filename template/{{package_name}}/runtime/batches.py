@@ -1,9 +1,16 @@
 """What a batch is made of: samples of the owner's dataset, whole, in one piece, and with a name if they fail."""
 
+import hashlib
+import operator
 import random
+import re
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import fields, is_dataclass
+from functools import cached_property
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +20,41 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from .. import data
-from .exits import UserError, in_one_line
+from .exits import UserError, in_one_line, is_out_of_memory
 from .sampling import Batch
 
+# By what an error of making a batch or of sending it says: what would help.
+REMEDIES = {
+    "unable to allocate shared memory|No space left on device": (
+        "/dev/shm is full: give it more, as docker run --shm-size=8g does, or give --workers 0"
+    ),
+    "Too many open files|items of ancdata": "ulimit -n 65536 lets a process open more files, or give --workers 0",
+    "strides? .*negative": "a flipped array needs .copy()",
+    "[Oo]verflow|too (big|large) to convert": "numbers must fit into int64",
+    "require(s_|s )grad": "a tensor that needs gradients needs .detach()",
+    "pickle": "leave it out of the batch, or give --workers 0",
+}
 
-def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return a batch with a function applied to each of its tensors, in tuples, lists, dicts and dataclasses."""
+
+def map_tensors(batch: Any, function: Callable[[Tensor], Tensor], *method: Any) -> Any:
+    """Return a batch with a function applied to each of its tensors, in tuples, lists, dicts, dataclasses and the like.
+
+    An object that has the method, a name with arguments, is asked for what that returns: so graphs move themselves.
+    """
     if isinstance(batch, Tensor):
         return function(batch)
+    if method and hasattr(type(batch), method[0]):
+        changed = getattr(batch, method[0])(*method[1:])
+        return batch if changed is None else changed
     if isinstance(batch, Mapping):
-        return type(batch)({name: map_tensors(part, function) for name, part in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(part, function) for part in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(map_tensors(part, function) for part in batch)
-    if is_dataclass(batch):
-        parts = {field.name: map_tensors(getattr(batch, field.name), function) for field in fields(batch)}
-        return replace(batch, **parts)  # type: ignore[type-var]
+        named = {name: map_tensors(part, function, *method) for name, part in batch.items()}
+        return like(batch, named) if any(named[name] is not batch[name] for name in named) else batch
+    if names := attributes(batch):
+        return with_attributes(batch, {name: map_tensors(getattr(batch, name), function, *method) for name in names})
+    if is_sequence(batch):
+        before = [*batch]
+        parts = [map_tensors(part, function, *method) for part in before]
+        return like(batch, parts) if any(map(operator.is_not, parts, before)) else batch
     return batch
 
 
@@ -37,27 +62,91 @@ def collate(samples: Sequence[Any]) -> Any:
     """Make a batch of samples, as PyTorch's default_collate() does it, of dataclasses too."""
     first = samples[0]
     if isinstance(first, Mapping):
-        return {name: collate([sample[name] for sample in samples]) for name in first}
-    if is_dataclass(first):
-        parts = {field.name: collate([getattr(sample, field.name) for sample in samples]) for field in fields(first)}
-        return replace(first, **parts)  # type: ignore[type-var]
-    if isinstance(first, list | tuple):
+        return like(first, {name: collate([sample[name] for sample in samples]) for name in first})
+    if names := attributes(first):
+        return with_attributes(first, {name: collate([getattr(each, name) for each in samples]) for name in names})
+    if is_sequence(first):
         columns = [collate(column) for column in zip(*samples, strict=True)]
-        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
+        return columns if isinstance(first, torch.Size) else like(first, columns)
     return default_collate([*samples])
+
+
+def is_sequence(value: Any) -> bool:
+    """Return whether it has parts that may be tensors: text and bytes have none."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
+
+
+def attributes(value: Any) -> list[str]:
+    """Return the names of what an object of a dataclass, or of a class of attrs, holds; of others, none."""
+    known = fields(value) if is_dataclass(value) else getattr(type(value), "__attrs_attrs__", ())
+    if not known or isinstance(value, type):
+        return []
+    names = dict.fromkeys([*(each.name for each in known), *getattr(value, "__dict__", ())])
+    cached = (name for name in names if isinstance(getattr(type(value), name, None), cached_property))
+    return [name for name in names if hasattr(value, name) and name not in cached]
+
+
+def with_attributes(value: Any, parts: dict[str, Any]) -> Any:
+    """Return a copy of an object with other attributes, frozen or not; __init__() is not called."""
+    changed = copy(value)
+    getattr(changed, "__dict__", {}).clear()  # of what is cached, too
+    for name, part in parts.items():
+        object.__setattr__(changed, name, part)
+    return changed
+
+
+def like(original: Any, parts: dict[Any, Any] | list[Any]) -> Any:
+    """Return the parts as a mapping or sequence of the original's type, or as they are if it cannot be made."""
+    with suppress(Exception):
+        if isinstance(original, MutableMapping):  # which may have further properties, as a defaultdict has
+            changed = copy(original)
+            changed.update(parts)
+            return changed
+    with suppress(Exception):
+        return original._make(parts) if hasattr(original, "_make") else type(original)(parts)
+    return parts
 
 
 def form(value: Any) -> str:
     """Return what a sample is: its types and, of its tensors and arrays, dtype and shape."""
     if isinstance(value, Tensor | np.ndarray):
         return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
-    if is_dataclass(value):
-        return f"{type(value).__name__} of {form({each.name: getattr(value, each.name) for each in fields(value)})}"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}: {form(part)}" for name, part in value.items()) + "}"
-    if isinstance(value, list | tuple):
+    if names := attributes(value):
+        return f"{type(value).__name__} of {form({name: getattr(value, name) for name in names})}"
+    if is_sequence(value):
         return "(" + ", ".join(map(form, value)) + ")"
     return type(value).__name__
+
+
+def digest(value: Any) -> str:
+    """Return what is the same for samples that are the same."""
+    return hashlib.sha256(repr([*contents(value)]).encode()).hexdigest()[:12]
+
+
+def contents(value: Any) -> Iterator[Any]:
+    """Yield what a sample holds, as far as it is known; of floats what remains if machines round differently."""
+    if isinstance(value, Tensor):
+        value = (value.double() if value.is_floating_point() else value).numpy(force=True)
+    if isinstance(value, float):
+        value = np.asarray(value)
+    if isinstance(value, Mapping):
+        yield from contents([*value.items()])
+    elif names := attributes(value):
+        yield from contents([getattr(value, name) for name in names])
+    elif is_sequence(value):
+        yield from (each for part in value for each in contents(part))
+    elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        yield form(value)
+        if value.dtype.kind == "f":
+            numbers = np.nan_to_num(value.astype(np.float64).ravel())
+            size = np.linalg.norm(numbers)
+            yield f"{size:.3g} {np.cos(np.arange(len(numbers))) @ numbers / (size or 1.0):.3f}"
+        else:
+            yield value.tobytes()
+    else:
+        yield value if isinstance(value, str | bytes | int | None) else type(value).__name__
 
 
 def can_be_pinned(tensor: Tensor) -> bool:
@@ -69,14 +158,41 @@ class Pinnable:
     """A batch as PyTorch's loader takes it, which pins what it knows: tuples and dicts, but no dataclasses."""
 
     def __init__(self, batch: Any) -> None:
-        self.batch = batch
+        self.batch = batch  # or the error that the rank must raise
 
     def pin_memory(self) -> "Pinnable":
         """Copy it to memory from which a GPU can read without waiting."""
-        return Pinnable(map_tensors(self.batch, lambda each: each.pin_memory() if can_be_pinned(each) else each))
+        if isinstance(self.batch, Exception):
+            return self
+        pin = map_tensors(self.batch, lambda each: each.pin_memory() if can_be_pinned(each) else each, "pin_memory")
+        return Pinnable(pin)
 
 
-class BatchDataset(Dataset[Pinnable]):
+class Sent:
+    """A batch on its way from a worker process, which the rank gets as Pinnable.
+
+    Its bytes are made at once: a queue would make them in a thread, where an error is lost and the batch with it.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        """Make the bytes. Raises whatever says that it cannot be sent."""
+        self.bytes = bytes(ForkingPickler.dumps(batch))  # torch lets tensors share their memory
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Pinnable], tuple[bytes]]:
+        return received, (self.bytes,)
+
+
+def received(sent: bytes) -> Pinnable:
+    """Return what a worker process has sent, or the error that keeps it from coming."""
+    try:
+        return Pinnable(ForkingPickler.loads(sent))
+    except (ConnectionError, FileNotFoundError, EOFError):  # the process that has the memory does not answer
+        return Pinnable(RuntimeError("DataLoader worker exited unexpectedly"))
+    except Exception as error:
+        return Pinnable(explained(error, "data.py: a batch of a worker process cannot be received"))
+
+
+class BatchDataset(Dataset[Any]):
     """Loads whole batches, with the random generators seeded for each.
 
     So augmentation is the same after a resume and with any number of workers, and dropout is not affected.
@@ -85,55 +201,85 @@ class BatchDataset(Dataset[Pinnable]):
     def __init__(self, dataset: Dataset[Any]) -> None:
         self.dataset = dataset
 
-    def __getitem__(self, batch: Batch) -> Pinnable:
+    def __getitem__(self, batch: Batch) -> Any:
         before = torch.get_rng_state()
         seed = hash(batch.rng_key)
         # torch.manual_seed() would seed the GPUs too, which takes 100 times as long.
         torch.default_generator.manual_seed(seed)
-        if get_worker_info() is not None:  # without workers, they go on with the generators of the rank
+        in_worker = get_worker_info() is not None
+        if in_worker:  # without workers, they go on with the generators of the rank
             random.seed(seed)
             np.random.seed(seed % 2**32)
         try:
-            try:
-                if hasattr(self.dataset, "__getitems__"):  # one call for 16 samples: 20 us instead of 47
-                    fetched = loaded(self.dataset.__getitems__, batch.indices)
-                else:
-                    fetched = [loaded(self.dataset.__getitem__, index) for index in batch.indices]
-            except UserError as error:  # of a sample, which no other rank has
-                error.speaks = True
-                return Pinnable(error)  # to be raised by the rank: a loader makes its traceback part of the message
-            if isinstance(fetched, list) and len(fetched) != len(batch.indices):
-                found = f"a list of {len(fetched)} for {len(batch.indices)} indices"
-                raise UserError(f"data.py: __getitems__ returned {found}: return a tuple or dict for a whole batch")
-            if fetched is None:
-                raise UserError("data.py: __getitems__ returned None: return a tuple or dict for a whole batch")
-            return Pinnable(collated(fetched, batch.indices) if isinstance(fetched, list) else fetched)
+            whole = self._load(batch.indices)
+            return sendable(whole, batch.indices) if in_worker else Pinnable(whole)
+        except UserError as error:  # of a sample, which no other rank has
+            error.speaks = True
+            return Sent(error) if in_worker else Pinnable(error)
         finally:
             torch.set_rng_state(before)
+
+    def _load(self, indices: list[int]) -> Any:
+        if hasattr(self.dataset, "__getitems__"):  # one call for 16 samples: 20 us instead of 47
+            fetched = loaded(self.dataset.__getitems__, indices)
+        else:
+            fetched = [loaded(self.dataset.__getitem__, index) for index in indices]
+        if fetched is None or (isinstance(fetched, list) and len(fetched) != len(indices)):
+            found = "None" if fetched is None else f"a list of {len(fetched)} for {len(indices)} indices"
+            raise UserError(f"data.py: __getitems__ returned {found}: return a tuple or dict for a whole batch")
+        return collated(fetched, indices) if isinstance(fetched, list) else fetched
 
 
 def loaded(load: Callable[[Any], Any], indices: Any) -> Any:
     """Return what a dataset does. An error that is none for the user names the sample and the owner's line, too."""
     try:
         return load(indices)
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except Exception as error:
         own = Path(data.__file__).parent
         places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
         place = next((place for place in places[::-1] if Path(place).parent == own), places[-1])
-        what = f"one of samples {', '.join(map(str, indices))}" if isinstance(indices, list) else f"sample {indices}"
+        what = numbered(indices if isinstance(indices, list) else [indices])
+        what = f"one of {what}" if isinstance(indices, list) else what
         raise RuntimeError(f"{what} cannot be loaded: {in_one_line(error)} (at {place})") from error
 
 
 def collated(samples: Sequence[Any], indices: Sequence[int]) -> Any:
-    """Return a batch of samples, or the error of the user, which names two that are not alike."""
+    """Return a batch of samples. Raises UserError, which names two that are not alike, or says what else is wrong."""
     try:
         return collate(samples)
-    except (TypeError, RuntimeError, ValueError, LookupError):
+    except Exception as error:
         forms = [form(sample) for sample in samples]
         other = next((place for place, each in enumerate(forms) if each != forms[0]), 0)
-        both = f"sample {indices[0]} is {forms[0]}" + (f", and sample {indices[other]} {forms[other]}" if other else "")
-        error = UserError(f"data.py: {both}: that cannot be one batch, so make them alike, of tensors or numbers")
-        error.speaks = True
+        first = f"data.py: sample {indices[0]} is {forms[0]}"
+        if other and not remedy(error):
+            both = f"{first}, and sample {indices[other]} {forms[other]}"
+            raise UserError(f"{both}: that cannot be one batch, so make them alike, of tensors or numbers") from error
+        raise explained(error, f"{first}: with {numbered(indices)}, that cannot be one batch") from error
+
+
+def sendable(batch: Any, indices: Sequence[int]) -> Sent:
+    """Return a batch as a worker process sends it. Raises UserError if it cannot be sent."""
+    try:
+        return Sent(batch)
+    except Exception as error:
+        raise explained(error, f"data.py: the batch of {numbered(indices)} cannot leave its worker process") from error
+
+
+def explained(error: Exception, what: str) -> Exception:
+    """Return the error for the user, with what would help; want of memory stays what it is."""
+    if is_out_of_memory(error):
         return error
+    return UserError(f"{what}: {in_one_line(error)}" + (f"; {help}" if (help := remedy(error)) else ""))
+
+
+def remedy(error: Exception) -> str | None:
+    """Return what would help, if that is known."""
+    return next((help for words, help in REMEDIES.items() if re.search(words, f"{error!r} {error}")), None)
+
+
+def numbered(indices: Sequence[int]) -> str:
+    """Return samples by their numbers."""
+    further = f" and {len(indices) - 5} more" if len(indices) > 5 else ""
+    return f"sample{'s' * (len(indices) > 1)} {', '.join(map(str, indices[:5]))}{further}"

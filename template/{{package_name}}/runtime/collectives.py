@@ -127,12 +127,15 @@ def averaged_buffers(model: nn.Module) -> Iterator[None]:
         buffer.copy_(value)
 
 
-def check_ranks_agree(config: Config, **datasets: Sized) -> None:
+def check_ranks_agree(config: Config, digests: Callable[[], dict[str, str | None]] = dict, **datasets: Sized) -> None:
     """Compare this rank with all others, in one exchange. Raises UserError on every rank if one differs.
 
-    The message names each difference to rank 0, and the first rank that has it.
+    The message names each difference to rank 0, and the first rank that has it. Of samples of the datasets, digests()
+    returns digests: if they differ, they are made once more, as samples that are new each time tell nothing.
     """
-    first, *others = gather(description(config, datasets))
+    own = digests()
+    (first, _), *rest = of_ranks = gather((description(config, datasets), own))
+    others = [other for other, _ in rest]
     found: dict[str, str] = {}
     for rank, other in enumerate(others, start=1):
         for what in first | other:
@@ -140,6 +143,10 @@ def check_ranks_agree(config: Config, **datasets: Sized) -> None:
                 found.setdefault(what, f"{what} is {first.get(what)} on rank 0 and {other.get(what)} on rank {rank}")
     if found:
         raise UserError(f"the ranks must be the same: {'; '.join(found.values())}")
+    differing = [name for name in own if len({digests[name] for _, digests in of_ranks} - {None}) > 1]
+    if differing and all(gather(digests() == own)):
+        wrong = f"data.py: the {differing[0]} set has not the same samples on all ranks"
+        raise UserError(f"{wrong}: load_data() must return all samples on every rank, which gets its part of them")
 
 
 def description(config: Config, datasets: dict[str, Sized]) -> dict[str, str]:

@@ -34,6 +34,10 @@ class UserError(Exception):
     code = ExitCode.REFUSED
     speaks: bool | None = None  # whether this rank reports it; None: all ranks have it, and the first one does
 
+    def __reduce__(self) -> Any:
+        """Come from another process as what the user should see: a class of the owner's may take other arguments."""
+        return UserError, (str(self),), {"code": self.code, "speaks": self.speaks}
+
 
 class Diverged(UserError):
     """Gradients or weights are inf or NaN, on all ranks: to go on would be a waste."""
@@ -80,9 +84,15 @@ def raise_if_out_of_memory(error: Exception, rank: int) -> None:
         lower = "raise --accum-steps, for smaller micro-batches and the same result, or lower --global-batch-size"
         reason = ". ".join(found[0].split(". ")[:3])
         raise OutOfMemory(f"rank {rank} is out of memory: {lower}, or end what else uses its GPU ({reason})") from error
-    if isinstance(error, MemoryError) or re.search(r"can't start new thread|[Cc]an(no|')t allocate memory", str(error)):
+    if is_out_of_memory(error):
         lower = f"lower --workers, raise --accum-steps, or end what else its machine does ({in_one_line(error):.200})"
         raise OutOfMemory(f"rank {rank} is out of memory, that of its machine: {lower}") from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether the error says that the machine has no memory left."""
+    words = r"can't start new thread|[Cc]an(no|')t allocate memory"
+    return isinstance(error, MemoryError) or re.search(words, str(error)) is not None
 
 
 def raise_for_user(error: Exception, rank: int) -> None:
@@ -90,6 +100,8 @@ def raise_for_user(error: Exception, rank: int) -> None:
     raise_if_out_of_memory(error, rank)
     if found := re.search(r"DataLoader worker .*?(killed by signal: \w+|exited unexpectedly)", str(error)):
         advice = "if it was for want of memory, lower --workers; start again with --resume"
+        if "SIGBUS" in found[1]:
+            advice = "/dev/shm is full: give it more, as docker run --shm-size=8g does, or give --workers 0"
         raise LoaderLost(f"rank {rank}: a process that loads its data has gone ({found[1]}); {advice}") from error
 
 

@@ -4,8 +4,10 @@ import atexit
 import json
 import logging
 import os
+import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -14,7 +16,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from .exits import RankLost
+from .exits import ExitCode, RankLost
 
 BEAT = 0.25  # seconds between two signs of life
 SILENT = 3 * BEAT  # seconds without one, after which a rank counts as missing if a collective has failed
@@ -38,6 +40,14 @@ class Whereabouts:
         return f"{self.phase}, after step {self.step}"
 
 
+@dataclass
+class OwnWait:
+    """What this rank waits for by itself, if it does: others need not wait for it in a collective, which would end."""
+
+    what: Callable[[], str] | None = None  # another object for each wait
+
+
+OWN_WAIT = OwnWait()
 HERE = Whereabouts()  # the training loop only sets it, which costs nothing; a thread tells the others
 
 
@@ -50,6 +60,24 @@ def write_record(rank: int) -> str:
         with suppress(OSError):
             file.write_bytes(vars(_distributed_c10d)["_dump_fr_trace"]())  # which torch has no type for
     return f"; {file} has the last collectives of rank {rank}" if file.exists() else ""
+
+
+def watch_own_wait(rank: int, patience: float) -> None:
+    """End this process if it waits for something by itself for longer than the patience (seconds), and say for what.
+
+    Beats are counted, and not the time, which also passes for processes that are frozen.
+    """
+    last, beats = None, 0
+    while not HERE.end:
+        time.sleep(BEAT)
+        last, beats = OWN_WAIT.what, beats + 1 if OWN_WAIT.what is last else 0
+        if last and beats * BEAT > patience:
+            advice = "see what hangs there, or give --timeout more seconds; start again with --resume"
+            wait = f"rank {rank} has waited {patience:.0f} s for {last()}, after step {HERE.step}: {advice}"
+            HERE.end = f"LoaderLost {wait}"
+            print("error:", wait, file=sys.stderr, flush=True)
+            time.sleep(SILENT)  # until the others have heard it
+            os._exit(ExitCode.LOST)  # nothing else ends a thread that hangs
 
 
 def leave_before_python_ends(code: int) -> None:

@@ -6,45 +6,109 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise
+from pickle import PicklingError
 from threading import Thread
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset
 
 from .. import data
 from ..config import Config
-from .batches import BatchDataset, Pinnable, can_be_pinned, map_tensors
+from .batches import BatchDataset, can_be_pinned, digest, explained, map_tensors, numbered, remedy
 from .collectives import check_ranks_agree, on_every_rank
-from .exits import STOP_SIGNALS, UserError, end_with_parent
-from .heartbeat import HERE
+from .exits import STOP_SIGNALS, UserError, end_with_parent, in_one_line, is_out_of_memory
+from .heartbeat import HERE, OWN_WAIT
 from .launcher import World
 from .meter import Progress
-from .sampling import Batch, ResumableDistributedSampler, evaluation_batches, micro_batch_size
+from .reproducibility import same_numbers
+from .sampling import Batch, Batches, ResumableDistributedSampler, evaluation_batches, global_micro_batch_size
 
 MOST_PER_CORE = 32  # workers for each core of a rank: a number beyond is a mistake, and would fill the memory
 MOST_WORKERS = 8  # of a rank
 PERIOD = 20.0  # seconds of training, after which the log may say how much of them went into waiting for data
 
 
-def load(config: Config, world: World, device: torch.device) -> "tuple[TrainingBatches, DeviceBatches]":
+def load(config: Config, world: World, device: torch.device) -> "tuple[TrainingBatches, EvaluationBatches]":
     """Deal the datasets of data.py out to the ranks.
 
     Raises UserError if data is missing, if the ranks differ, or if the batch cannot be split.
     """
-    training, validation = on_every_rank(lambda: data.load_data(config))
-    check_ranks_agree(config, training=training, validation=validation)
+    HERE.phase = "in load_data() of data.py"
+    OWN_WAIT.what = (lambda: "load_data() of data.py") if config.timeout else None  # which may have much to do
+    training, validation = on_every_rank(lambda: checked(data.load_data(config)))
+    HERE.phase, OWN_WAIT.what = "comparing samples", None
+    digests = partial(digests_of, {"training": training, "validation": validation}, config)
+    check_ranks_agree(config, digests if world.world_size > 1 else dict, training=training, validation=validation)
+    HERE.phase = "starting"
     if not len(validation):
         raise UserError("data.py: the validation set is empty: load_data() must return samples to evaluate on")
-    micro_batch = micro_batch_size(config, world, len(training))
+    micro_batch = global_micro_batch_size(config, world, len(training))
     sampler = ResumableDistributedSampler(len(training), micro_batch, world, config.seed)
     shard = evaluation_batches(len(validation), micro_batch // world.world_size, world)
-    return TrainingBatches(training, sampler, config, device), DeviceBatches(validation, shard, config, device)
+    return TrainingBatches(training, sampler, config, device), EvaluationBatches(validation, shard, config, device)
+
+
+def checked(returned: Any) -> tuple[Any, Any]:
+    """Return what load_data() has returned. Raises UserError if it is not what load_data() must return."""
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        found = f"{len(returned)} things" if isinstance(returned, tuple | list) else type(returned).__name__
+        raise UserError(f"data.py: load_data() must return two datasets, to train and to validate on, not {found}")
+    for name, dataset in zip(("training", "validation"), returned, strict=True):
+        inner = dataset
+        while isinstance(inner, Subset):
+            inner = inner.dataset
+        if isinstance(inner, IterableDataset) or not hasattr(inner, "__getitem__"):
+            remedy = "return one with __len__ and __getitem__ that has all samples on every rank, which gets its part"
+            raise UserError(f"data.py: the {name} set is a stream ({type(inner).__name__}): {remedy}")
+        try:
+            len(dataset)
+        except Exception as error:
+            raise UserError(f"data.py: the {name} set has no length: {in_one_line(error)}") from error
+    return returned[0], returned[1]
+
+
+def digests_of(datasets: dict[str, Any], config: Config) -> dict[str, str | None]:
+    """Return a digest of the first, middle and last sample of each set; None if one cannot be loaded.
+
+    If workers are to load the data, one does it here, too: files that this process opened would be theirs as well.
+    """
+    digests: dict[str, str | None] = dict.fromkeys(datasets)
+    for name, dataset in datasets.items():
+        places = sorted({0, len(dataset) // 2, max(0, len(dataset) - 1)})
+        with suppress(Exception), same_numbers(config.seed, 0):
+            alone = replace(config, workers=min(1, workers_for(dataset, config)))
+            batches = [Batch([place], (place,)) for place in places]
+            digests[name] = digest([*DeviceBatches(dataset, batches, alone, torch.device("cpu"))])
+    return digests
+
+
+class Asked(Sampler[Batch]):
+    """A sampler, and which of its batches a loader has asked for that have not come."""
+
+    def __init__(self, sampler: Iterable[Batch]) -> None:
+        self.sampler = sampler
+        self.waiting: deque[Batch] = deque()
+        self.arrived = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.waiting.clear()
+        self.arrived = 0
+        for batch in self.sampler:
+            self.waiting.append(batch)
+            yield batch
+
+    def arrive(self) -> None:
+        """Note that the next batch has come."""
+        self.waiting.popleft()
+        self.arrived += 1
 
 
 class DeviceBatches:
@@ -52,9 +116,9 @@ class DeviceBatches:
 
     phase = "evaluating"
 
-    def __init__(self, dataset: Dataset[Any], sampler: Sampler[Batch], config: Config, device: torch.device) -> None:
+    def __init__(self, dataset: Dataset[Any], sampler: Iterable[Batch], config: Config, device: torch.device) -> None:
         self.dataset = BatchDataset(dataset)
-        self.sampler = sampler
+        self.asked = Asked(sampler)
         self.device = device
         self.layout = torch.channels_last if config.channels_last else torch.preserve_format
         self.copies = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -63,7 +127,7 @@ class DeviceBatches:
         if self.workers:
             self.loader = DataLoader(
                 self.dataset,
-                sampler=sampler,
+                sampler=self.asked,
                 batch_size=None,  # the sampler yields whole batches
                 num_workers=self.workers,
                 persistent_workers=True,
@@ -74,22 +138,51 @@ class DeviceBatches:
 
     def __iter__(self) -> Iterator[Any]:
         HERE.phase = self.phase
-        with signals_held_back():
-            loaded = from_workers(self.loader) if self.loader else map(self.dataset.__getitem__, self.sampler)
-        moved: Iterator[Any] = map(self._move, loaded)
+        moved: Iterator[Any] = map(self._move, self._loaded())
         if self.copies and self.loader:  # without workers, the random generators of the rank would be ahead, too
             # One ahead: the next copy begins before a step that the CPU may wait for.
             moved = (batch for batch, _ in pairwise(chain(moved, [None])))
-        for batch, copied in moved:
+        while True:
+            OWN_WAIT.what = self._awaited
+            found = next(moved, None)
+            OWN_WAIT.what = None
+            if found is None:
+                return
+            batch, copied = found
             if copied:
                 torch.cuda.current_stream().wait_event(copied)
             yield batch
 
-    def _move(self, loaded: Pinnable) -> tuple[Any, torch.cuda.Event | None]:
+    def _loaded(self) -> Iterator[Any]:
+        """Yield the batches as they are loaded. Raises RuntimeError, as DataLoader does, if a worker is gone."""
+        try:
+            with signals_held_back():
+                loaded = from_workers(self.loader) if self.loader else map(self.dataset.__getitem__, self.asked)
+            for each in loaded:
+                self.asked.arrive()
+                if isinstance(each.batch, Exception):
+                    raise each.batch
+                yield each.batch
+        except UserError as error:
+            error.speaks = True  # no other rank has this sample
+            raise
+        except (RuntimeError, OSError, EOFError) as error:
+            if not self.loader or str(error).startswith("Caught "):  # by the worker, in the dataset
+                raise
+            raise why_none_came(error, self.loader) from error
+
+    def _awaited(self) -> str:
+        """Return which batch has not come, and from where."""
+        what = numbered(self.asked.waiting[0].indices) if self.asked.waiting else "processes that load data"
+        if self.loader and (workers := workers_of(self.loader)):
+            number = self.asked.arrived % len(workers)
+            return f"{what}, from worker {number} (process {workers[number].pid})"
+        return what
+
+    def _move(self, batch: Any) -> tuple[Any, torch.cuda.Event | None]:
         """Return a batch on the device, and what the GPU must wait for before it is there."""
-        if isinstance(loaded.batch, UserError):
-            raise loaded.batch
-        return map_tensors(loaded.batch, self._to_device), self.copies.record_event() if self.copies else None
+        moved = map_tensors(batch, self._to_device, "to", self.device)
+        return moved, self.copies.record_event() if self.copies else None
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         layout = self.layout if tensor.dim() == 4 else torch.preserve_format
@@ -135,19 +228,30 @@ class TrainingBatches(DeviceBatches):
         self, dataset: Dataset[Any], sampler: ResumableDistributedSampler, config: Config, device: torch.device
     ) -> None:
         super().__init__(dataset, sampler, config, device)
-        self.sampler: ResumableDistributedSampler = sampler
+        self.sampler = sampler
         self.accum_steps = config.accum_steps
         self.total_steps = config.epochs * len(self)
         self.waited = self.trained = 0.0  # seconds
 
     def go_on(self, progress: Progress) -> "TrainingBatches":
-        """Choose the epoch to iterate over, from where it has come to. Returns itself."""
+        """Choose the epoch to iterate over, from where it has come to. Returns itself.
+
+        Raises UserError if the epoch has begun with another number of samples: their order would be another one.
+        """
+        samples, before = self.sampler.samples, progress.samples_of_epoch or self.sampler.samples
+        if progress.samples_in_epoch and (before != samples or progress.samples_in_epoch > samples):
+            had = before if before != samples else f"at least {progress.samples_in_epoch}"
+            raise UserError(
+                f"data.py: the training set has {samples} samples and had {had} when epoch {progress.epoch + 1} began: "
+                "resume with as many, or from a checkpoint at the end of an epoch, or begin anew with --init-from"
+            )
+        progress.samples_of_epoch = samples
         self.sampler.set_epoch(progress.epoch, skip=progress.samples_in_epoch)
         return self
 
     def is_finished(self, progress: Progress) -> bool:
         """Return whether nothing is left of the epoch."""
-        return progress.samples_in_epoch + self.sampler.micro_batch_size > self.sampler.samples
+        return progress.samples_in_epoch + self.sampler.global_micro_batch_size > self.sampler.samples
 
     def __len__(self) -> int:
         """Return the steps that are left of the epoch."""
@@ -158,7 +262,7 @@ class TrainingBatches(DeviceBatches):
         while left:
             number = min(self.accum_steps, left)
             left -= number
-            step = MicroBatches(batches, number, number * self.sampler.micro_batch_size)
+            step = MicroBatches(batches, number, number * self.sampler.global_micro_batch_size)
             began = time.perf_counter()
             yield step
             self.waited += step.waited
@@ -171,6 +275,17 @@ class TrainingBatches(DeviceBatches):
         if share > 0.2:
             logging.info("waiting for data takes %.0f %% of the time: try more --workers", 100 * share)
         self.waited = self.trained = 0.0
+
+
+class EvaluationBatches(DeviceBatches):
+    """This rank's part of the validation set: each batch, and whether it counts, or only takes part in collectives."""
+
+    def __init__(self, dataset: Dataset[Any], sampler: Batches, config: Config, device: torch.device) -> None:
+        super().__init__(dataset, sampler, config, device)
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[tuple[Any, bool]]:
+        return zip(super().__iter__(), self.sampler.counts(), strict=True)
 
 
 def workers_for(dataset: Dataset[Any], config: Config) -> int:
@@ -190,24 +305,33 @@ def from_workers(loader: DataLoader[Any]) -> Iterator[Any]:
     """Start the workers of a loader, and return what yields their batches. Raises UserError if they cannot start."""
     try:
         torch.multiprocessing.get_context().Lock()  # which a loader needs; without, it would end with a traceback
-    except OSError as error:
-        advice = "give /dev/shm memory to write to, or --workers 0"
-        raise UserError(f"--workers: processes that load data cannot start: {error.strerror}: {advice}") from error
-    batches = iter(loader)
+        batches = iter(loader)
+    except (OSError, TypeError, AttributeError, PicklingError) as error:
+        if is_out_of_memory(error):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else in_one_line(error)
+        advice = remedy(error) or "give /dev/shm memory to write to, or --workers 0"
+        raise UserError(f"--workers: processes that load data cannot start: {reason}: {advice}") from error
     # Its handler would raise an error wherever the rank is by then, such as within a save. The loader looks after its
     # workers while it waits for them, too.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    return passed_on(batches)
+    return batches
 
 
-def passed_on(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield the batches. Raises RuntimeError, as DataLoader does, if a process that passes one on is gone."""
-    try:
-        yield from batches
-    except (OSError, EOFError) as error:
-        if str(error).startswith("Caught "):  # by the worker, in the dataset
-            raise
-        raise RuntimeError("DataLoader worker exited unexpectedly") from error
+def workers_of(loader: DataLoader[Any]) -> list[Any]:
+    """Return the processes of a loader that has started them."""
+    return getattr(loader._iterator, "_workers", [])
+
+
+def why_none_came(error: Exception, loader: DataLoader[Any]) -> Exception:
+    """Return the error that says why no batch comes from the workers of a loader."""
+    if is_out_of_memory(error):
+        return error
+    if remedy(error):
+        return explained(error, "processes that load data cannot send a batch")
+    killed = next((-worker.exitcode for worker in workers_of(loader) if (worker.exitcode or 0) < 0), None)
+    how = f"killed by signal: {signal.Signals(killed).name}" if killed else "exited unexpectedly"
+    return RuntimeError(f"DataLoader worker {how}")
 
 
 @contextmanager

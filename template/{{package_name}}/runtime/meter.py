@@ -53,8 +53,10 @@ class Meter:
         self.agreed = False  # whether the shapes are those of all ranks
         self.totals: Tensor | float = 0.0  # each sum, flattened, and its count, in a row
 
-    def add(self, means: dict[str, Mean]) -> None:
-        """Add the means of a batch. Raises UserError if their names are not those of the batches before."""
+    def add(self, means: dict[str, Mean], *, counts: bool = True) -> None:
+        """Add the means of a batch, if it counts. Raises UserError if the names are not those of the batches before."""
+        if not counts:
+            means = {name: Mean(torch.zeros_like(torch.as_tensor(mean.sum)), 0) for name, mean in means.items()}
         if not self.shapes:
             self.shapes = {name: torch.as_tensor(mean.sum).shape for name, mean in means.items()}
         if means.keys() != self.shapes.keys():
@@ -125,6 +127,7 @@ class Progress:
     step: int = 0  # optimizer steps
     epoch: int = 0  # epochs completed
     samples_in_epoch: int = 0  # trained in the current epoch, over all ranks
+    samples_of_epoch: int = 0  # of the training set that the epoch deals out; 0: not known
     samples_seen: int = 0  # trained in the whole run, over all ranks
     best: float = math.nan  # value of the metric that decides, on the validation set
     best_metrics: dict[str, float] = field(default_factory=dict)  # all metrics then, and the step

@@ -1,5 +1,6 @@
 """Which rank gets which samples, in which order."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -34,9 +35,9 @@ class ResumableDistributedSampler(Sampler[Batch]):
     go on with another number of processes. To go on late in an epoch costs no more than to begin it.
     """
 
-    def __init__(self, samples: int, micro_batch_size: int, world: World, seed: int) -> None:
+    def __init__(self, samples: int, global_micro_batch_size: int, world: World, seed: int) -> None:
         self.samples = samples
-        self.micro_batch_size = micro_batch_size
+        self.global_micro_batch_size = global_micro_batch_size
         self.world = world
         self.seed = seed
         self.set_epoch(0)
@@ -48,40 +49,56 @@ class ResumableDistributedSampler(Sampler[Batch]):
 
     def __len__(self) -> int:
         """Micro-batches that are left of the epoch."""
-        return (self.samples - self.skip) // self.micro_batch_size
+        return (self.samples - self.skip) // self.global_micro_batch_size
 
     def __iter__(self) -> Iterator[Batch]:
         order = Permutation(self.samples, self.seed, self.epoch)
-        size = self.micro_batch_size // self.world.world_size
+        size = self.global_micro_batch_size // self.world.world_size
         first = self.skip + self.world.rank * size
         at_once = max(1, COMPUTED_AT_ONCE // size)
         for i in range(0, len(self), at_once):
-            starts = first + self.micro_batch_size * np.arange(i, min(i + at_once, len(self)))
+            starts = first + self.global_micro_batch_size * np.arange(i, min(i + at_once, len(self)))
             for start, indices in zip(starts.tolist(), order[starts[:, None] + np.arange(size)].tolist(), strict=True):
                 yield Batch(indices, (self.seed, self.epoch, start))
 
 
 class Batches(Sampler[Batch]):
-    """Samples in batches, of which the last may be smaller. Each is cut when its turn comes: none is kept."""
+    """Deals a set out to the ranks for an evaluation: each sample once, and equally many batches to each rank.
 
-    def __init__(self, samples: range, batch_size: int) -> None:
+    Let there be b batches for each of r ranks, n samples and c = b * r cells. Then batch i of rank k is cell i*r + k,
+    and cell j has the samples from j*n // c to (j+1)*n // c: n // c of them, or one more. If samples are fewer than
+    cells, some are empty: such a batch has a sample of another rank, and does not count.
+    """
+
+    def __init__(self, samples: int, batch_size: int, world: World) -> None:
         self.samples = samples
-        self.starts = range(0, len(samples), batch_size)
+        self.cells = math.ceil(samples / (batch_size * world.world_size)) * world.world_size
+        self.own = range(world.rank, self.cells, world.world_size)
 
     def __len__(self) -> int:
-        return len(self.starts)
+        """Batches of each rank."""
+        return len(self.own)
 
     def __iter__(self) -> Iterator[Batch]:
-        for start in self.starts:
-            yield Batch([*self.samples[start : start + self.starts.step]], (start,))
+        for cell in self.own:
+            first = self.start(cell)
+            yield Batch([*range(first, max(first + 1, self.start(cell + 1)))], (first,))
+
+    def start(self, cell: int) -> int:
+        """Return the first sample of a cell."""
+        return cell * self.samples // self.cells
+
+    def counts(self) -> Iterator[bool]:
+        """Yield of each batch whether it counts."""
+        return (self.start(cell) < self.start(cell + 1) for cell in self.own)
 
 
 def evaluation_batches(samples: int, batch_size: int, world: World) -> Batches:
-    """Deal a set out to the ranks with no sample twice and none left out, so that the last batches may be uneven."""
-    return Batches(range(world.rank, samples, world.world_size), batch_size)
+    """Deal a set out to the ranks with no sample twice and none left out, in equally many batches."""
+    return Batches(samples, batch_size, world)
 
 
-def micro_batch_size(config: Config, world: World, samples: int) -> int:
+def global_micro_batch_size(config: Config, world: World, samples: int) -> int:
     """Return the samples of a micro-batch over all ranks. Raises UserError if the global batch cannot be split."""
     size, accum_steps = config.global_batch_size, config.accum_steps
     parts = world.world_size * accum_steps
@@ -90,6 +107,8 @@ def micro_batch_size(config: Config, world: World, samples: int) -> int:
             f"--global-batch-size {size} is no multiple of {parts}, world size {world.world_size} x --accum-steps "
             f"{accum_steps}: {sizes_that_fit(size, accum_steps, world.world_size)}"
         )
+    if not samples:
+        raise UserError("data.py: the training set is empty: load_data() must return samples to train on")
     if size // accum_steps > samples:
         raise UserError(
             f"the {samples} training samples do not fill a micro-batch of {size // accum_steps} over all ranks: "
