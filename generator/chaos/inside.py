@@ -5,6 +5,7 @@ DDP_CHAOS_DATA names a file with a state of data.STATES and the IDs of the proce
 changed, the state is a line of the file with ".met" at its end.
 """
 
+import operator
 import os
 import sys
 import time
@@ -41,13 +42,13 @@ def change(dataset: Any) -> None:
     """Let a dataset look at its orders, whenever it is asked for samples."""
     kind = type(dataset)
     if method := getattr(kind, "__getitems__", None):
-        kind.__getitems__ = obeying(method)
+        kind.__getitems__ = obeying(method, of_many=True)
     else:
-        kind.__getitem__ = obeying(kind.__getitem__)
+        kind.__getitem__ = obeying(kind.__getitem__, of_many=False)
 
 
-def obeying(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return a method that loads samples, and does what the orders say."""
+def obeying(method: Callable[[Any, Any], Any], *, of_many: bool) -> Callable[[Any, Any], Any]:
+    """Return a method that loads a sample, or many of them, and does what the orders say."""
 
     def load(dataset: Any, indices: Any) -> Any:
         state, *befallen = Path(os.environ[ORDERS]).read_text().split() or ["sound"]
@@ -56,7 +57,8 @@ def obeying(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         tell(state)
         while state == "stuck":
             time.sleep(1)
-        return unsendable(method(dataset, indices))
+        loaded = method(dataset, indices)
+        return unsendable(loaded, is_batch=of_many and not isinstance(loaded, list))
 
     return load
 
@@ -67,26 +69,34 @@ def tell(state: str) -> None:
         file.write(f"{state}\n")
 
 
-def unsendable(loaded: Any) -> Any:
-    """Return what was loaded with something that cannot be pickled: a function beside it, or the graph of a tensor."""
+def unsendable(loaded: Any, *, is_batch: bool) -> Any:
+    """Return what was loaded with something that cannot be pickled, in samples such that they can be one batch.
+
+    That is the graph of a tensor. Beside a batch, and in samples that have no tensor for it, it is a function.
+    """
+    changed = loaded if is_batch else with_graphs(loaded)
+    if changed is not loaded:
+        return changed
     if isinstance(loaded, dict):
         return {**loaded, "function": lambda: None}
-    if isinstance(loaded, tuple) and not hasattr(loaded, "_fields"):
-        return (*loaded, lambda: None)
-    return with_graphs(loaded)
+    return (*(loaded if isinstance(loaded, tuple) else (loaded,)), lambda: None)
 
 
 def with_graphs(part: Any) -> Any:
-    """Return samples whose tensors were computed from weights, which leaves their types and shapes as they are."""
+    """Return tensors as if they were computed from weights, of the same types and shapes; what has none as it is."""
     import torch
 
     if isinstance(part, torch.Tensor) and part.is_floating_point():
         return part * torch.ones((), requires_grad=True)
     if isinstance(part, dict):
-        return {name: with_graphs(each) for name, each in part.items()}
-    if isinstance(part, tuple) and hasattr(part, "_fields"):
-        return type(part)(*map(with_graphs, part))
-    return type(part)(map(with_graphs, part)) if isinstance(part, list | tuple) else part
+        changed = {name: with_graphs(each) for name, each in part.items()}
+        return changed if any(changed[name] is not part[name] for name in part) else part
+    if isinstance(part, list | tuple):
+        parts = [*map(with_graphs, part)]
+        if all(map(operator.is_, parts, part)):
+            return part
+        return type(part)(*parts) if hasattr(part, "_fields") else type(part)(parts)
+    return part
 
 
 def run_the_next() -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch.multiprocessing  # by which ForkingPickler takes tensors
+from torch.utils.data import default_collate
 
 from generator.chaos import inside
 from generator.chaos.data import Data, obedient_data
@@ -39,25 +40,35 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
 
 
 @pytest.mark.parametrize(
-    "loaded",
+    ("loaded", "is_batch"),
     [
-        (torch.ones(2), 1),
-        {"image": torch.ones(2)},
-        Sample(torch.ones(2), 1),
-        torch.ones(2),
-        [(torch.ones(2), 1)],
-        [torch.ones(2)],
+        ((torch.ones(2), 1), True),
+        ({"image": torch.ones(2)}, True),
+        (torch.ones(2), True),
+        ((torch.ones(2), 1), False),
+        ({"image": [torch.ones(2)], "label": 1}, False),
+        (Sample(torch.ones(2), 1), False),
+        ([(torch.ones(2), 1)], False),
+        ({"words": torch.ones(2, dtype=torch.long)}, False),
+        (3, False),
     ],
 )
-def test_what_cannot_be_sent_cannot_be_pickled(loaded: Any) -> None:
+def test_what_cannot_be_sent_cannot_be_pickled(loaded: Any, is_batch: bool) -> None:
     ForkingPickler.dumps(loaded)
     with pytest.raises(Exception, match=r"pickle|requires_grad"):
-        ForkingPickler.dumps(inside.unsendable(loaded))
+        ForkingPickler.dumps(inside.unsendable(loaded, is_batch=is_batch))
+
+
+def test_samples_that_cannot_be_sent_can_be_one_batch() -> None:
+    sample = Sample(torch.ones(2), 1)
+    batch = default_collate([inside.unsendable(sample, is_batch=False) for _ in range(3)])
+    assert batch.image.shape == (3, 2)
+    assert batch.image.requires_grad
 
 
 def test_data_obeys_in_the_processes_that_are_named(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inside, "unsendable", lambda loaded: -loaded)
-    dataset, load = Numbers(), inside.obeying(Numbers.__getitem__)
+    monkeypatch.setattr(inside, "unsendable", lambda loaded, is_batch: -loaded)
+    dataset, load = Numbers(), inside.obeying(Numbers.__getitem__, of_many=False)
     assert load(dataset, 3) == 3
     data.be("unsendable", [1, os.getpid() + 1])
     assert load(dataset, 3) == 3
