@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise
 from pickle import PicklingError
@@ -82,11 +81,23 @@ def digests_of(datasets: dict[str, Any], config: Config) -> dict[str, str | None
     """
     digests: dict[str, str | None] = dict.fromkeys(datasets)
     for name, dataset in datasets.items():
+        OWN_WAIT.what = partial("the first, middle and last sample of the {} set".format, name)
         places = sorted({0, len(dataset) // 2, max(0, len(dataset) - 1)})
         with suppress(Exception), same_numbers(config.seed, 0):
-            alone = replace(config, workers=min(1, workers_for(dataset, config)))
-            batches = [Batch([place], (place,)) for place in places]
-            digests[name] = digest([*DeviceBatches(dataset, batches, alone, torch.device("cpu"))])
+            alone = workers_for(dataset, config) > 0
+            loader: DataLoader[Any] = DataLoader(
+                BatchDataset(dataset),
+                sampler=[Batch([place], (place,)) for place in places],
+                batch_size=None,
+                num_workers=int(alone),
+                worker_init_fn=partial(outlive_signals, os.getpid()),
+                multiprocessing_context="fork" if alone and sys.platform == "linux" else None,  # starts soonest
+                generator=torch.Generator(),
+            )
+            loaded = [each.batch for each in loader]
+            if not any(isinstance(each, Exception) for each in loaded):
+                digests[name] = digest(loaded)
+    OWN_WAIT.what = None
     return digests
 
 
@@ -139,7 +150,7 @@ class DeviceBatches:
     def __iter__(self) -> Iterator[Any]:
         HERE.phase = self.phase
         moved: Iterator[Any] = map(self._move, self._loaded())
-        if self.copies and self.loader:  # without workers, the random generators of the rank would be ahead, too
+        if self.copies and self.workers:  # without workers, the random generators of the rank would be ahead, too
             # One ahead: the next copy begins before a step that the CPU may wait for.
             moved = (batch for batch, _ in pairwise(chain(moved, [None])))
         while True:
@@ -157,7 +168,8 @@ class DeviceBatches:
         """Yield the batches as they are loaded. Raises RuntimeError, as DataLoader does, if a worker is gone."""
         try:
             with signals_held_back():
-                loaded = from_workers(self.loader) if self.loader else map(self.dataset.__getitem__, self.asked)
+                here = map(self.dataset.__getitem__, self.asked)
+                loaded = here if self.loader is None else from_workers(self.loader)
             for each in loaded:
                 self.asked.arrive()
                 if isinstance(each.batch, Exception):
@@ -167,14 +179,14 @@ class DeviceBatches:
             error.speaks = True  # no other rank has this sample
             raise
         except (RuntimeError, OSError, EOFError) as error:
-            if not self.loader or str(error).startswith("Caught "):  # by the worker, in the dataset
+            if self.loader is None or str(error).startswith("Caught "):  # by the worker, in the dataset
                 raise
             raise why_none_came(error, self.loader) from error
 
     def _awaited(self) -> str:
         """Return which batch has not come, and from where."""
         what = numbered(self.asked.waiting[0].indices) if self.asked.waiting else "processes that load data"
-        if self.loader and (workers := workers_of(self.loader)):
+        if self.loader is not None and (workers := workers_of(self.loader)):
             number = self.asked.arrived % len(workers)
             return f"{what}, from worker {number} (process {workers[number].pid})"
         return what
