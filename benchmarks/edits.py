@@ -44,7 +44,7 @@ EDITS = (
     Edit(
         "every rank with as many threads as the machine has cores",
         "runtime/process_group.py",
-        Rewrite("torch.set_num_threads($X)", "torch.set_num_threads(len(own.cores))"),
+        Rewrite("use_cores($X)", "use_cores(len(own.cores))"),
         BOTH,
     ),
     Edit(

@@ -10,10 +10,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..config import Config
-from . import collectives, process_group
+from . import collectives, machine, process_group
 from .exits import ExitCode, UserError
 from .heartbeat import HERE
 from .launcher import World
+from .placement import unused_devices
 
 TIMEOUT = 60  # seconds that a rank may wait for another, which may import torch slowly, unless --timeout says
 TIMES = 3  # of each measurement, of which the fastest counts
@@ -35,6 +36,10 @@ def exchange(config: Config, world: World, device: torch.device) -> ExitCode:
     """Do what ranks do together, and let rank 0 tell how long it takes. Raises UserError if something fails."""
     try:
         collectives.check_ranks_agree(config)
+        unused = unused_devices(config.device) if device.type == "cpu" and world.local_rank == 0 else ""
+        if findings := [f"error: {found}" for found in collectives.gather(unused) if found]:
+            machine.tell(findings if world.is_main else [])
+            return ExitCode.REFUSED
         rows = [*pairs(world, device), *together(config, world, device)]
         average_gradients(config, world, device)
     except RuntimeError as error:  # as torch raises what goes wrong between ranks

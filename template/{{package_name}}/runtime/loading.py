@@ -27,6 +27,7 @@ from .exits import STOP_SIGNALS, UserError, end_with_parent, in_one_line, is_out
 from .heartbeat import HERE, OWN_WAIT
 from .launcher import World
 from .meter import Progress
+from .placement import own_cores
 from .reproducibility import same_numbers
 from .sampling import Batch, Batches, ResumableDistributedSampler, evaluation_batches, global_micro_batch_size
 
@@ -303,14 +304,14 @@ class EvaluationBatches(DeviceBatches):
 def workers_for(dataset: Dataset[Any], config: Config) -> int:
     """Return how many processes load a dataset for this rank. Raises UserError if they are too many for the machine."""
     if isinstance(config.workers, int):
-        most = MOST_PER_CORE * torch.get_num_threads()
+        most = MOST_PER_CORE * own_cores()
         if config.workers > most:
             raise UserError(f"--workers {config.workers} is too much for the cores of a rank: give at most {most}")
         return config.workers
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     # What returns whole batches has them in memory: passing them between processes takes longer than making them.
-    return 0 if hasattr(dataset, "__getitems__") else min(MOST_WORKERS, torch.get_num_threads() - 1)
+    return 0 if hasattr(dataset, "__getitems__") else min(MOST_WORKERS, own_cores() - 1)
 
 
 def from_workers(loader: DataLoader[Any]) -> Iterator[Any]:
