@@ -23,7 +23,7 @@ from generator.chaos.faults import DONE, FAULTS, KILLED, LOST, REFUSED, Need, No
 from generator.chaos.job import Job, environment, loader_workers
 from generator.chaos.nemesis import HANGS_AFTER, Befallen, Nemesis, Verdict, slowed, took_effect
 from generator.chaos.schedule import TRAINING, Fault, Schedule, Start, draw
-from generator.cli.chaos import NEEDS, check_packages, fails, repeated
+from generator.cli.chaos import NEEDS, check_packages, fails, repeated, said_if_missing
 from generator.cli.main import app
 from tests.chaos import OFTEN, befall
 
@@ -479,6 +479,13 @@ def test_a_package_that_reads_runs_must_be_here(monkeypatch: pytest.MonkeyPatch)
     for logger, missing in (("console", "numpy"), ("wandb", "numpy"), ("mlflow", "numpy mlflow")):
         with pytest.raises(SelectionError, match=f"-m pip install {missing}$"):
             check_packages(logger)
+
+
+def test_what_cannot_be_here_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with said_if_missing("no CPU time is short"):
+        raise PermissionError(errno.EROFS, os.strerror(errno.EROFS), "/sys/fs/cgroup/cpu/ddp-chaos")
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert said.startswith("no CPU time is short: [Errno 30] Read-only file system")
 
 
 def test_what_cannot_be_here_is_left_out_of_what_is_drawn() -> None:
