@@ -5,7 +5,7 @@ import operator
 import random
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import fields, is_dataclass
@@ -32,7 +32,7 @@ REMEDIES = {
     "strides? .*negative": "a flipped array needs .copy()",
     "[Oo]verflow|too (big|large) to convert": "numbers must fit into int64",
     "require(s_|s )grad": "a tensor that needs gradients needs .detach()",
-    "pickle": "leave it out of the batch, or give --workers 0",
+    "pickle": "leave out what cannot be pickled, or give --workers 0",
 }
 
 
@@ -120,33 +120,16 @@ def form(value: Any) -> str:
     return type(value).__name__
 
 
-def digest(value: Any) -> str:
-    """Return what is the same for samples that are the same."""
-    return hashlib.sha256(repr([*contents(value)]).encode()).hexdigest()[:12]
+def digest(batch: Any) -> str:
+    """Return what is the same for samples that are the same, also on machines that round differently."""
 
+    def summary(tensor: Tensor) -> Any:
+        numbers, digits = tensor.detach().double().flatten(), 3 if tensor.is_floating_point() else 9
+        share = torch.cos(torch.arange(len(numbers))).double() @ numbers / numbers.norm()
+        return f"{tensor.dtype} {tuple(tensor.shape)} {numbers.norm():.{digits}g} {share:.{digits}f}"
 
-def contents(value: Any) -> Iterator[Any]:
-    """Yield what a sample holds, as far as it is known; of floats what remains if machines round differently."""
-    if isinstance(value, Tensor):
-        value = (value.double() if value.is_floating_point() else value).numpy(force=True)
-    if isinstance(value, float):
-        value = np.asarray(value)
-    if isinstance(value, Mapping):
-        yield from contents([*value.items()])
-    elif names := attributes(value):
-        yield from contents([getattr(value, name) for name in names])
-    elif is_sequence(value):
-        yield from (each for part in value for each in contents(part))
-    elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
-        yield form(value)
-        if value.dtype.kind == "f":
-            numbers = np.nan_to_num(value.astype(np.float64).ravel())
-            size = np.linalg.norm(numbers)
-            yield f"{size:.3g} {np.cos(np.arange(len(numbers))) @ numbers / (size or 1.0):.3f}"
-        else:
-            yield value.tobytes()
-    else:
-        yield value if isinstance(value, str | bytes | int | None) else type(value).__name__
+    text = re.sub("0x[0-9a-f]+", "", repr(map_tensors(batch, summary)))  # where objects lie
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def can_be_pinned(tensor: Tensor) -> bool:
@@ -174,9 +157,12 @@ class Sent:
     Its bytes are made at once: a queue would make them in a thread, where an error is lost and the batch with it.
     """
 
-    def __init__(self, batch: Any) -> None:
-        """Make the bytes. Raises whatever says that it cannot be sent."""
-        self.bytes = bytes(ForkingPickler.dumps(batch))  # torch lets tensors share their memory
+    def __init__(self, batch: Any, indices: Sequence[int]) -> None:
+        try:
+            self.bytes = bytes(ForkingPickler.dumps(batch))  # torch lets tensors share their memory
+        except Exception as error:
+            what = f"data.py: the batch of {numbered(indices)} cannot leave its worker process"
+            self.bytes = bytes(ForkingPickler.dumps(explained(error, what)))
 
     def __reduce__(self) -> tuple[Callable[[bytes], Pinnable], tuple[bytes]]:
         return received, (self.bytes,)
@@ -186,8 +172,8 @@ def received(sent: bytes) -> Pinnable:
     """Return what a worker process has sent, or the error that keeps it from coming."""
     try:
         return Pinnable(ForkingPickler.loads(sent))
-    except (ConnectionError, FileNotFoundError, EOFError):  # the process that has the memory does not answer
-        return Pinnable(RuntimeError("DataLoader worker exited unexpectedly"))
+    except (ConnectionError, FileNotFoundError, EOFError) as error:  # the process that has the memory is gone
+        return Pinnable(error)
     except Exception as error:
         return Pinnable(explained(error, "data.py: a batch of a worker process cannot be received"))
 
@@ -212,12 +198,11 @@ class BatchDataset(Dataset[Any]):
             np.random.seed(seed % 2**32)
         try:
             whole = self._load(batch.indices)
-            return sendable(whole, batch.indices) if in_worker else Pinnable(whole)
-        except UserError as error:  # of a sample, which no other rank has
-            error.speaks = True
-            return Sent(error) if in_worker else Pinnable(error)
+        except UserError as error:
+            whole = error  # for the rank to raise: a loader would make its traceback part of the message
         finally:
             torch.set_rng_state(before)
+        return Sent(whole, batch.indices) if in_worker else Pinnable(whole)
 
     def _load(self, indices: list[int]) -> Any:
         if hasattr(self.dataset, "__getitems__"):  # one call for 16 samples: 20 us instead of 47
@@ -240,8 +225,7 @@ def loaded(load: Callable[[Any], Any], indices: Any) -> Any:
         own = Path(data.__file__).parent
         places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
         place = next((place for place in places[::-1] if Path(place).parent == own), places[-1])
-        what = numbered(indices if isinstance(indices, list) else [indices])
-        what = f"one of {what}" if isinstance(indices, list) else what
+        what = f"one of {numbered(indices)}" if isinstance(indices, list) else f"sample {indices}"
         raise RuntimeError(f"{what} cannot be loaded: {in_one_line(error)} (at {place})") from error
 
 
@@ -256,15 +240,7 @@ def collated(samples: Sequence[Any], indices: Sequence[int]) -> Any:
         if other and not remedy(error):
             both = f"{first}, and sample {indices[other]} {forms[other]}"
             raise UserError(f"{both}: that cannot be one batch, so make them alike, of tensors or numbers") from error
-        raise explained(error, f"{first}: with {numbered(indices)}, that cannot be one batch") from error
-
-
-def sendable(batch: Any, indices: Sequence[int]) -> Sent:
-    """Return a batch as a worker process sends it. Raises UserError if it cannot be sent."""
-    try:
-        return Sent(batch)
-    except Exception as error:
-        raise explained(error, f"data.py: the batch of {numbered(indices)} cannot leave its worker process") from error
+        raise explained(error, f"{first}: {numbered(indices)} cannot be one batch") from error
 
 
 def explained(error: Exception, what: str) -> Exception:
@@ -280,6 +256,5 @@ def remedy(error: Exception) -> str | None:
 
 
 def numbered(indices: Sequence[int]) -> str:
-    """Return samples by their numbers."""
-    further = f" and {len(indices) - 5} more" if len(indices) > 5 else ""
-    return f"sample{'s' * (len(indices) > 1)} {', '.join(map(str, indices[:5]))}{further}"
+    """Return samples by their numbers, the first of them."""
+    return f"samples {', '.join(map(str, indices[:5]))}{' ...' if len(indices) > 5 else ''}"

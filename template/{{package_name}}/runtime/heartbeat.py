@@ -1,17 +1,18 @@
 """Where each rank is: a run that loses a rank can say which one, after what step, and what it was doing."""
 
 import atexit
+import ctypes
 import json
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d
@@ -40,14 +41,9 @@ class Whereabouts:
         return f"{self.phase}, after step {self.step}"
 
 
-@dataclass
-class OwnWait:
-    """What this rank waits for by itself, if it does: others need not wait for it in a collective, which would end."""
-
-    what: Callable[[], str] | None = None  # another object for each wait
-
-
-OWN_WAIT = OwnWait()
+MISMATCH = "compute() of task.py must call the same collectives on every rank, with tensors of the same shapes"
+KEPT: list[object] = []  # what C calls, and Python would forget
+OWN_WAIT = SimpleNamespace(what=None)  # a function, new for each wait, that says for what this rank itself waits
 HERE = Whereabouts()  # the training loop only sets it, which costs nothing; a thread tells the others
 
 
@@ -62,7 +58,14 @@ def write_record(rank: int) -> str:
     return f"; {file} has the last collectives of rank {rank}" if file.exists() else ""
 
 
-def watch_own_wait(rank: int, patience: float) -> None:
+def watch_this_rank(rank: int, patience: float) -> None:
+    """End this process, with one line that says why, where it could not end by itself, or would say nothing."""
+    threading.Thread(target=end_a_wait, args=(rank, patience), daemon=True).start()
+    if dist.get_backend() == "gloo" and sys.platform == "linux":
+        end_at_a_mismatch(rank)
+
+
+def end_a_wait(rank: int, patience: float) -> None:
     """End this process if it waits for something by itself for longer than the patience (seconds), and say for what.
 
     Beats are counted, and not the time, which also passes for processes that are frozen.
@@ -73,11 +76,32 @@ def watch_own_wait(rank: int, patience: float) -> None:
         last, beats = OWN_WAIT.what, beats + 1 if OWN_WAIT.what is last else 0
         if last and beats * BEAT > patience:
             advice = "see what hangs there, or give --timeout more seconds; start again with --resume"
-            wait = f"rank {rank} has waited {patience:.0f} s for {last()}, after step {HERE.step}: {advice}"
-            HERE.end = f"LoaderLost {wait}"
-            print("error:", wait, file=sys.stderr, flush=True)
-            time.sleep(SILENT)  # until the others have heard it
-            os._exit(ExitCode.LOST)  # nothing else ends a thread that hangs
+            wait = f"it has waited {patience:.0f} s for {last()}, after step {HERE.step}: {advice}"
+            end_process(rank, f"LoaderLost {wait}", ExitCode.LOST)
+
+
+def end_at_a_mismatch(rank: int) -> None:
+    """Say why Gloo ends this process, if it does: it throws what nothing catches if collectives do not match."""
+    library = ctypes.CDLL("libstdc++.so.6")
+    library.__cxa_current_exception_type.restype = ctypes.POINTER(ctypes.c_char_p)
+    library._ZSt13set_terminatePFvvE.restype = ctypes.CFUNCTYPE(None)
+
+    def end() -> None:
+        thrown = library.__cxa_current_exception_type()  # the second word of std::type_info is its name
+        if thrown and b"EnforceNotMet" in thrown[1]:
+            end_process(rank, f"UserError {MISMATCH}", ExitCode.REFUSED)
+        before()
+
+    KEPT.append(ctypes.CFUNCTYPE(None)(end))
+    before = library._ZSt13set_terminatePFvvE(KEPT[-1])
+
+
+def end_process(rank: int, end: str, code: ExitCode) -> None:
+    """End this process, of which no thread may be able to, once the others have heard why."""
+    HERE.end = end
+    print(f"error: rank {rank}: {end.partition(' ')[2]}", file=sys.stderr, flush=True)
+    time.sleep(SILENT)
+    os._exit(code)
 
 
 def leave_before_python_ends(code: int) -> None:
@@ -132,27 +156,30 @@ class SignsOfLife:
             self._missing(PATIENCE)
             places = self.seen.items()
             missing = {rank: f"does not come: it is {place}" for rank, place in places if not place.failed}
+            if not missing:
+                raise RankLost(f"all ranks wait for each other: {MISMATCH}", speaks=self.rank == 0) from error
         if missing:
             found = "; ".join(f"rank {rank} {what}" for rank, what in missing.items())
             if "does not come" in found or "ended: it is done" in found:  # the program may be at fault, here or there
                 logging.warning("a collective has failed", exc_info=error)
             left = [rank for rank in (self.rank, *self.others) if rank not in missing]
             advice = "start again with --resume" if HERE.step else "launch.sh --doctor examines the machines"
+            if MISMATCH in found or "load_data()" in found:
+                advice = "no --resume helps" if MISMATCH in found else "if it needs longer, give --timeout more seconds"
             raise RankLost(f"{found}; {advice}{self.record}", speaks=self.rank == min(left)) from error
 
     def _missing(self, seconds: float) -> dict[int, str]:
         """Listen to the others for some seconds, and say which have ended or are silent."""
         time.sleep(seconds)
         now, seen = time.monotonic(), dict(self.seen)
+        if ended := {rank: f"has ended: {place.end}" for rank, place in seen.items() if place.end}:
+            return ended
         if now > self.answered + SILENT:
             # Rank 0 or its launcher keeps the store, and the last rank listens to rank 0.
             speaks = self.rank > max(seen, default=-1)
             last = "".join(f"; rank {rank} was {place}" for rank, place in seen.items())
             raise RankLost(f"the store at which the ranks met is silent{last}{self.record}", speaks=speaks)
-        ended = {rank: f"has ended: {place.end}" for rank, place in seen.items() if place.end}
-        return ended or {
-            rank: f"is silent: it was {place}" for rank, place in seen.items() if now > place.since + SILENT
-        }
+        return {rank: f"is silent: it was {place}" for rank, place in seen.items() if now > place.since + SILENT}
 
     def _live(self) -> None:
         warned = False

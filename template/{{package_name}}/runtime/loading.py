@@ -6,22 +6,22 @@ import os
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
+from multiprocessing.util import Finalize
 from pickle import PicklingError
 from threading import Thread
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from .. import data
 from ..config import Config
-from .batches import BatchDataset, can_be_pinned, digest, explained, map_tensors, numbered, remedy
+from .batches import BatchDataset, can_be_pinned, digest, map_tensors, numbered
 from .collectives import check_ranks_agree, on_every_rank
 from .exits import STOP_SIGNALS, UserError, end_with_parent, in_one_line, is_out_of_memory
 from .heartbeat import HERE, OWN_WAIT
@@ -29,7 +29,7 @@ from .launcher import World
 from .meter import Progress
 from .placement import own_cores
 from .reproducibility import same_numbers
-from .sampling import Batch, Batches, ResumableDistributedSampler, evaluation_batches, global_micro_batch_size
+from .sampling import Batch, ResumableDistributedSampler, evaluation_batches, global_micro_batch_size
 
 MOST_PER_CORE = 32  # workers for each core of a rank: a number beyond is a mistake, and would fill the memory
 MOST_WORKERS = 8  # of a rank
@@ -82,45 +82,25 @@ def digests_of(datasets: dict[str, Any], config: Config) -> dict[str, str | None
     """
     digests: dict[str, str | None] = dict.fromkeys(datasets)
     for name, dataset in datasets.items():
-        OWN_WAIT.what = partial("the first, middle and last sample of the {} set".format, name)
         places = sorted({0, len(dataset) // 2, max(0, len(dataset) - 1)})
+        batches = [Batch([place], (place,)) for place in places]
+        OWN_WAIT.what = partial("samples {} of the {} set".format, places, name)
         with suppress(Exception), same_numbers(config.seed, 0):
-            alone = workers_for(dataset, config) > 0
-            loader: DataLoader[Any] = DataLoader(
-                BatchDataset(dataset),
-                sampler=[Batch([place], (place,)) for place in places],
-                batch_size=None,
-                num_workers=int(alone),
-                worker_init_fn=partial(outlive_signals, os.getpid()),
-                multiprocessing_context="fork" if alone and sys.platform == "linux" else None,  # starts soonest
-                generator=torch.Generator(),
-            )
-            loaded = [each.batch for each in loader]
+            workers = min(1, workers_for(dataset, config))
+            forked = "fork" if workers and sys.platform == "linux" else None  # which starts soonest
+            loaded = [each.batch for each in loader_of(dataset, batches, workers, multiprocessing_context=forked)]
             if not any(isinstance(each, Exception) for each in loaded):
                 digests[name] = digest(loaded)
     OWN_WAIT.what = None
     return digests
 
 
-class Asked(Sampler[Batch]):
-    """A sampler, and which of its batches a loader has asked for that have not come."""
-
-    def __init__(self, sampler: Iterable[Batch]) -> None:
-        self.sampler = sampler
-        self.waiting: deque[Batch] = deque()
-        self.arrived = 0
-
-    def __iter__(self) -> Iterator[Batch]:
-        self.waiting.clear()
-        self.arrived = 0
-        for batch in self.sampler:
-            self.waiting.append(batch)
-            yield batch
-
-    def arrive(self) -> None:
-        """Note that the next batch has come."""
-        self.waiting.popleft()
-        self.arrived += 1
+def loader_of(dataset: Dataset[Any], sampler: Iterable[Batch], workers: int, **options: Any) -> DataLoader[Any]:
+    """Return PyTorch's loader of the whole batches that a sampler yields."""
+    signals = partial(outlive_signals, os.getpid())
+    options |= {"generator": torch.Generator()}  # else each epoch would draw from the global RNG
+    options |= {"batch_size": None, "num_workers": workers, "worker_init_fn": signals}
+    return DataLoader(BatchDataset(dataset), sampler=sampler, **options)
 
 
 class DeviceBatches:
@@ -130,23 +110,16 @@ class DeviceBatches:
 
     def __init__(self, dataset: Dataset[Any], sampler: Iterable[Batch], config: Config, device: torch.device) -> None:
         self.dataset = BatchDataset(dataset)
-        self.asked = Asked(sampler)
+        self.sampler: Any = sampler
+        self.arrived = 0  # batches
         self.device = device
         self.layout = torch.channels_last if config.channels_last else torch.preserve_format
         self.copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.workers = workers_for(dataset, config)
         self.loader: DataLoader[Any] | None = None  # without workers, it would only take 40 us of each step
         if self.workers:
-            self.loader = DataLoader(
-                self.dataset,
-                sampler=self.asked,
-                batch_size=None,  # the sampler yields whole batches
-                num_workers=self.workers,
-                persistent_workers=True,
-                worker_init_fn=partial(outlive_signals, os.getpid()),
-                pin_memory=device.type == "cuda",
-                generator=torch.Generator(),  # else each epoch would draw from the global RNG
-            )
+            pinned = device.type == "cuda"
+            self.loader = loader_of(dataset, sampler, self.workers, persistent_workers=True, pin_memory=pinned)
 
     def __iter__(self) -> Iterator[Any]:
         HERE.phase = self.phase
@@ -154,6 +127,7 @@ class DeviceBatches:
         if self.copies and self.workers:  # without workers, the random generators of the rank would be ahead, too
             # One ahead: the next copy begins before a step that the CPU may wait for.
             moved = (batch for batch, _ in pairwise(chain(moved, [None])))
+        self.arrived = 0
         while True:
             OWN_WAIT.what = self._awaited
             found = next(moved, None)
@@ -167,30 +141,23 @@ class DeviceBatches:
 
     def _loaded(self) -> Iterator[Any]:
         """Yield the batches as they are loaded. Raises RuntimeError, as DataLoader does, if a worker is gone."""
-        try:
-            with signals_held_back():
-                here = map(self.dataset.__getitem__, self.asked)
-                loaded = here if self.loader is None else from_workers(self.loader)
-            for each in loaded:
-                self.asked.arrive()
-                if isinstance(each.batch, Exception):
-                    raise each.batch
-                yield each.batch
-        except UserError as error:
-            error.speaks = True  # no other rank has this sample
-            raise
-        except (RuntimeError, OSError, EOFError) as error:
-            if self.loader is None or str(error).startswith("Caught "):  # by the worker, in the dataset
-                raise
-            raise why_none_came(error, self.loader) from error
+        with signals_held_back():
+            here = map(self.dataset.__getitem__, self.sampler)
+            batches = here if self.loader is None else from_workers(self.loader)
+        for each in batches:
+            self.arrived += 1
+            if isinstance(each.batch, UserError):
+                each.batch.speaks = True  # no other rank has this sample
+            if isinstance(each.batch, Exception):
+                raise each.batch
+            yield each.batch
 
     def _awaited(self) -> str:
         """Return which batch has not come, and from where."""
-        what = numbered(self.asked.waiting[0].indices) if self.asked.waiting else "processes that load data"
-        if self.loader is not None and (workers := workers_of(self.loader)):
-            number = self.asked.arrived % len(workers)
-            return f"{what}, from worker {number} (process {workers[number].pid})"
-        return what
+        what = numbered(next(islice(self.sampler, self.arrived, None), Batch([], ())).indices)
+        workers = workers_of(self.loader)
+        worker = workers[self.arrived % len(workers)] if workers else None
+        return f"{what}, from the worker with process ID {worker.pid}" if worker else what
 
     def _move(self, batch: Any) -> tuple[Any, torch.cuda.Event | None]:
         """Return a batch on the device, and what the GPU must wait for before it is there."""
@@ -241,7 +208,7 @@ class TrainingBatches(DeviceBatches):
         self, dataset: Dataset[Any], sampler: ResumableDistributedSampler, config: Config, device: torch.device
     ) -> None:
         super().__init__(dataset, sampler, config, device)
-        self.sampler = sampler
+        self.sampler: ResumableDistributedSampler = sampler
         self.accum_steps = config.accum_steps
         self.total_steps = config.epochs * len(self)
         self.waited = self.trained = 0.0  # seconds
@@ -293,12 +260,8 @@ class TrainingBatches(DeviceBatches):
 class EvaluationBatches(DeviceBatches):
     """This rank's part of the validation set: each batch, and whether it counts, or only takes part in collectives."""
 
-    def __init__(self, dataset: Dataset[Any], sampler: Batches, config: Config, device: torch.device) -> None:
-        super().__init__(dataset, sampler, config, device)
-        self.sampler = sampler
-
     def __iter__(self) -> Iterator[tuple[Any, bool]]:
-        return zip(super().__iter__(), self.sampler.counts(), strict=True)
+        return zip(super().__iter__(), (batch.counts for batch in self.sampler), strict=True)
 
 
 def workers_for(dataset: Dataset[Any], config: Config) -> int:
@@ -316,6 +279,7 @@ def workers_for(dataset: Dataset[Any], config: Config) -> int:
 
 def from_workers(loader: DataLoader[Any]) -> Iterator[Any]:
     """Start the workers of a loader, and return what yields their batches. Raises UserError if they cannot start."""
+    starting = not workers_of(loader)
     try:
         torch.multiprocessing.get_context().Lock()  # which a loader needs; without, it would end with a traceback
         batches = iter(loader)
@@ -323,28 +287,34 @@ def from_workers(loader: DataLoader[Any]) -> Iterator[Any]:
         if is_out_of_memory(error):
             raise
         reason = error.strerror if isinstance(error, OSError) else in_one_line(error)
-        advice = remedy(error) or "give /dev/shm memory to write to, or --workers 0"
+        advice = "give /dev/shm memory to write to, or --workers 0"
         raise UserError(f"--workers: processes that load data cannot start: {reason}: {advice}") from error
+    for worker in workers_of(loader) if starting else ():
+        Finalize(None, worker.kill, exitpriority=0)  # else this process would wait at its end for one that hangs
     # Its handler would raise an error wherever the rank is by then, such as within a save. The loader looks after its
     # workers while it waits for them, too.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    return batches
+    return passed_on(batches, loader)
 
 
-def workers_of(loader: DataLoader[Any]) -> list[Any]:
-    """Return the processes of a loader that has started them."""
-    return getattr(loader._iterator, "_workers", [])
+def passed_on(batches: Iterator[Any], loader: DataLoader[Any]) -> Iterator[Any]:
+    """Yield the batches. Raises RuntimeError, as DataLoader does, if a process that passes one on is gone."""
+    try:
+        for each in batches:
+            if isinstance(each.batch, OSError | EOFError):
+                raise each.batch
+            yield each
+    except (RuntimeError, OSError, EOFError) as error:
+        if str(error).startswith("Caught "):  # by the worker, in the dataset
+            raise
+        killed = [-worker.exitcode for worker in workers_of(loader) if (worker.exitcode or 0) < 0]
+        how = f"killed by signal: {signal.Signals(killed[0]).name}" if killed else "exited unexpectedly"
+        raise RuntimeError(f"DataLoader worker {how}") from error
 
 
-def why_none_came(error: Exception, loader: DataLoader[Any]) -> Exception:
-    """Return the error that says why no batch comes from the workers of a loader."""
-    if is_out_of_memory(error):
-        return error
-    if remedy(error):
-        return explained(error, "processes that load data cannot send a batch")
-    killed = next((-worker.exitcode for worker in workers_of(loader) if (worker.exitcode or 0) < 0), None)
-    how = f"killed by signal: {signal.Signals(killed).name}" if killed else "exited unexpectedly"
-    return RuntimeError(f"DataLoader worker {how}")
+def workers_of(loader: DataLoader[Any] | None) -> list[Any]:
+    """Return the processes of a loader, if it has started them."""
+    return getattr(getattr(loader, "_iterator", None), "_workers", [])
 
 
 @contextmanager

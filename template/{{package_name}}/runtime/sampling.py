@@ -20,6 +20,7 @@ class Batch(NamedTuple):
 
     indices: list[int]
     rng_key: tuple[int, ...]  # seeds the generators: another one for every batch of the training
+    counts: bool = True  # else it only takes part, in an evaluation of fewer samples than ranks
 
 
 class ResumableDistributedSampler(Sampler[Batch]):
@@ -66,31 +67,24 @@ class Batches(Sampler[Batch]):
     """Deals a set out to the ranks for an evaluation: each sample once, and equally many batches to each rank.
 
     Let there be b batches for each of r ranks, n samples and c = b * r cells. Then batch i of rank k is cell i*r + k,
-    and cell j has the samples from j*n // c to (j+1)*n // c: n // c of them, or one more. If samples are fewer than
-    cells, some are empty: such a batch has a sample of another rank, and does not count.
+    and each cell has n // c samples or, if it is one of the first n % c, one more: so at most one batch is larger on
+    some ranks than on others. A cell without any gets one of another rank, and does not count.
     """
 
     def __init__(self, samples: int, batch_size: int, world: World) -> None:
         self.samples = samples
+        self.world = world
         self.cells = math.ceil(samples / (batch_size * world.world_size)) * world.world_size
-        self.own = range(world.rank, self.cells, world.world_size)
 
     def __len__(self) -> int:
         """Batches of each rank."""
-        return len(self.own)
+        return self.cells // self.world.world_size
 
     def __iter__(self) -> Iterator[Batch]:
-        for cell in self.own:
-            first = self.start(cell)
-            yield Batch([*range(first, max(first + 1, self.start(cell + 1)))], (first,))
-
-    def start(self, cell: int) -> int:
-        """Return the first sample of a cell."""
-        return cell * self.samples // self.cells
-
-    def counts(self) -> Iterator[bool]:
-        """Yield of each batch whether it counts."""
-        return (self.start(cell) < self.start(cell + 1) for cell in self.own)
+        size, larger = divmod(self.samples, self.cells)
+        for cell in range(self.world.rank, self.cells, self.world.world_size):
+            first, own = min(cell * size + min(cell, larger), self.samples - 1), size + (cell < larger)
+            yield Batch([*range(first, first + max(own, 1))], (first,), counts=own > 0)
 
 
 def evaluation_batches(samples: int, batch_size: int, world: World) -> Batches:

@@ -1,0 +1,264 @@
+"""A batch that cannot be made, sent or received ends the run in one line with the true cause, and never hangs."""
+
+import ctypes
+import importlib
+import os
+import re
+import resource
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from tests.chaos import run_in_session
+from tests.conftest import Render
+from tests.pace import wait_until
+from tests.ranks import start_ranks
+
+CPU = torch.device("cpu")
+BIG = 1 << 20  # floats, of which each sample has as many
+
+
+@pytest.fixture(scope="module")
+def loading(package: Callable[..., Any]) -> ModuleType:
+    """The module of the default project."""
+    module: ModuleType = package("runtime.loading")
+    return module
+
+
+class Whole(Dataset[Any]):
+    """Batches that hold tensors and, beside them, what a function returns."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make()
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return torch.ones(len(indices)), self.make()
+
+
+class OneByOne(Dataset[Any]):
+    """Samples that a function returns."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make()
+
+
+def refused(loading: ModuleType, dataset: Any, workers: int) -> str:
+    """What the user sees of the error that loading two batches ends with."""
+    batches = [loading.Batch([2, 3], (0,)), loading.Batch([4, 5], (1,))]
+    with pytest.raises(loading.UserError) as error:
+        [*loading.DeviceBatches(dataset, batches, loading.Config(workers=workers), CPU)]
+    assert error.value.speaks, "no other rank knows"
+    return str(error.value)
+
+
+def with_graph() -> torch.Tensor:
+    """A tensor that carries its graph."""
+    return torch.ones(2, requires_grad=True) * 2
+
+
+UNSENDABLE: dict[str, tuple[Callable[[], Any], str]] = {
+    "a lambda": (lambda: lambda: 0, "pickle .*lambda.*; leave out what cannot be pickled, or give --workers 0"),
+    "a lock": (threading.Lock, "cannot pickle '_thread.lock' object; leave out what"),
+    "a generator": (lambda: (i for i in range(3)), "cannot pickle 'generator' object; leave out what"),
+    "an open file": (lambda: open(os.devnull), "cannot pickle '_io.TextIOWrapper' object"),  # noqa: SIM115
+    "a tensor with a graph": (with_graph, r"a tensor that needs gradients needs \.detach\(\)"),
+}
+
+
+@pytest.mark.parametrize("what", UNSENDABLE)
+def test_what_a_worker_cannot_send_comes_as_an_error(what: str, loading: ModuleType) -> None:
+    make, said = UNSENDABLE[what]
+    printed = refused(loading, Whole(make), workers=1)
+    assert printed.startswith("data.py: the batch of samples 2, 3 cannot leave its worker process: ")
+    assert re.search(said, printed), printed
+
+
+def with_full_memory() -> torch.Tensor:
+    """A sample of a worker that has a /dev/shm of its own, which is too small for it."""
+    if ctypes.CDLL(None).unshare(0x20000):  # CLONE_NEWNS
+        pytest.skip("namespaces of mounts need root")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", "/dev/shm"], check=True)
+    return torch.ones(BIG)
+
+
+def with_few_files() -> torch.Tensor:
+    """A sample of a worker that can open no further file."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return torch.ones(2)
+
+
+def without_memory() -> Any:
+    """A sample for which its machine has no memory."""
+    raise MemoryError
+
+
+class Refused(Exception):
+    """No error of the project."""
+
+
+@pytest.mark.parametrize("dataset", [OneByOne, Whole])
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (with_full_memory, "/dev/shm is full: give it more, as docker run --shm-size=8g does, or give --workers 0"),
+        (with_few_files, "ulimit -n 65536 lets a process open more files, or give --workers 0"),
+    ],
+)
+def test_want_in_a_worker_is_named(make: Callable[[], Any], said: str, dataset: type, loading: ModuleType) -> None:
+    assert refused(loading, dataset(make), workers=1).endswith(f"; {said}")
+
+
+def test_a_rank_that_can_open_no_further_file_says_so(loading: ModuleType) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    batches = [loading.Batch([each], (0,)) for each in range(9)]
+    loader = iter(loading.DeviceBatches(OneByOne(lambda: torch.ones(2)), batches, loading.Config(workers=1), CPU))
+    next(loader)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        with pytest.raises(loading.UserError, match="ulimit -n 65536"):
+            [*loader]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("dataset", [OneByOne, Whole])
+def test_a_machine_without_memory_is_told_as_such(workers: int, dataset: type, loading: ModuleType) -> None:
+    batches = [loading.Batch([2, 3], (0,))]
+    with pytest.raises(MemoryError):
+        [*loading.DeviceBatches(dataset(without_memory), batches, loading.Config(workers=workers), CPU)]
+
+
+# What cannot be one batch though the samples are alike, by what is said of it.
+ALIKE: dict[str, tuple[Callable[[], Any], str]] = {
+    "a flipped image": (lambda: np.ones((2, 2), np.float32)[:, ::-1], r"a flipped array needs \.copy\(\)"),
+    "a number beyond int64": (lambda: 2**64, "numbers must fit into int64"),
+    "None": (lambda: None, "found <class 'NoneType'>"),
+    "objects": (lambda: {"a": Refused()}, r"is \{a: Refused\}: .* found <class '.*Refused'>"),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("what", ALIKE)
+def test_samples_that_are_alike_are_not_told_to_be(what: str, workers: int, loading: ModuleType) -> None:
+    make, said = ALIKE[what]
+    printed = refused(loading, OneByOne(make), workers)
+    assert printed.startswith("data.py: sample 2 is ")
+    assert re.search(f"with samples 2, 3, that cannot be one batch: .*{said}", printed) or re.search(said, printed)
+    assert "make them alike" not in printed
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_the_owners_comes_out_of_a_worker(workers: int, loading: ModuleType) -> None:
+    class Broken(loading.UserError):  # type: ignore[misc, name-defined]
+        code = 65
+
+        def __init__(self, path: str, reason: str) -> None:
+            super().__init__(f"{path} is broken: {reason}")
+
+    def broken() -> Any:
+        raise Broken("a.png", "empty")
+
+    batches = [loading.Batch([2], (0,))]
+    with pytest.raises(loading.UserError, match=r"^a\.png is broken: empty$") as error:
+        [*loading.DeviceBatches(OneByOne(broken), batches, loading.Config(workers=workers), CPU)]
+    assert error.value.code == 65
+
+
+def test_a_worker_whose_memory_ends_is_told_as_such(loading: ModuleType, package: Callable[..., Any]) -> None:
+    def killed() -> None:
+        signal.signal(signal.SIGBUS, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGBUS)
+
+    exits = package("runtime.exits")
+    with pytest.raises(RuntimeError, match="killed by signal: SIGBUS") as error:
+        [*loading.DeviceBatches(OneByOne(killed), [loading.Batch([2], (0,))], loading.Config(workers=1), CPU)]
+    with pytest.raises(exits.LoaderLost, match="/dev/shm is full"):
+        exits.raise_for_user(error.value, 1)
+
+
+TIMEOUT = 4  # seconds
+
+
+class Hanging(Dataset[Any]):
+    """The digits, one by one, of which one never comes on the last rank."""
+
+    def __init__(self, digits: Any) -> None:
+        self.digits = digits
+        self.loaded = 0
+
+    def __len__(self) -> int:
+        return len(self.digits)
+
+    def __getitem__(self, index: int) -> Any:
+        self.loaded += 1
+        if self.loaded == 100 and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+            threading.Event().wait()
+        return self.digits[index]
+
+
+def train_what_hangs() -> None:
+    """Be a rank of a project whose data does not come."""
+    data: Any = importlib.import_module("ddp_project.data")
+    load = data.load_data
+
+    def load_data(config: Any) -> Any:
+        if "load_data" in os.environ["HANGS"]:
+            threading.Event().wait()
+        return tuple(map(Hanging, load(config)))
+
+    data.load_data = load_data
+    run_in_session()
+
+
+@pytest.mark.parametrize(
+    ("what", "workers", "processes"),
+    [("a sample", 0, 1), ("a sample", 0, 2), ("a sample", 1, 2), ("load_data", 0, 1)],
+)
+def test_what_never_comes_ends_the_run(
+    what: str, workers: int, processes: int, project: Render, tmp_path: Path
+) -> None:
+    options = ("--workers", str(workers), "--timeout", str(TIMEOUT), "--epochs", "1000")
+    env = {"HANGS": what}
+    *first, last = start_ranks(
+        project(), tmp_path / "run", *options, processes=processes, env=env, entry=train_what_hangs
+    )
+    printed = last.ends_with(69, timeout=30)
+    place = r"worker 0 \(process \d+\)" if workers else ""
+    waited = "load_data\\(\\) of data.py" if what == "load_data" else rf"samples \d+, \d+, .*{place}"
+    [error] = [line for line in printed.splitlines() if line.startswith("error: ")]
+    assert re.match(rf"error: rank {processes - 1} has waited {TIMEOUT} s for {waited}, after step \d+", error), error
+    assert "Traceback" not in printed
+    for rank in first:
+        assert "error: rank 1 has ended: LoaderLost rank 1 has waited" in rank.ends_with(69, timeout=30)
+
+
+def test_a_rank_whose_worker_is_frozen_heeds_a_stop(project: Render, tmp_path: Path) -> None:
+    """Within --timeout: it waits for a batch until then, and cannot complete its step."""
+    options = ("--workers", "1", "--timeout", str(TIMEOUT), "--epochs", "1000", "--save-every", "1")
+    [rank] = start_ranks(project(), tmp_path / "run", *options, processes=1, entry=run_in_session)
+    wait_until(lambda: (tmp_path / "run" / "checkpoints" / "last.pt").exists(), told=rank.output.read_text)
+    [worker, *_] = psutil.Process(rank.process.pid).children()
+    worker.suspend()
+    rank.process.terminate()
+    assert f"has waited {TIMEOUT} s for samples" in rank.ends_with(69, timeout=30)
+    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE

@@ -1,0 +1,104 @@
+"""Evaluation gives every rank equally many batches, so that collectives in compute() meet, and counts each sample once."""
+
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import Subset
+
+from tests.conftest import Render
+from tests.ranks import run_train, start_ranks, train_on_ranks
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 7, 64, 128, 129, 257, 10**12 + 1])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("size", [1, 2, 64])
+def test_all_ranks_have_equally_many_batches(
+    samples: int, ranks: int, size: int, package: Callable[..., Any]
+) -> None:
+    world, batches_of = package("runtime.launcher").World, package("runtime.sampling").evaluation_batches
+    shards = [batches_of(samples, size, world(rank, 0, ranks, 1)) for rank in range(ranks)]
+    assert len({len(shard) for shard in shards}) == 1
+    assert len(shards[0]) == -(-samples // (ranks * size)), "no more than are needed"
+    if samples > 1000:
+        assert len(next(iter(shards[-1])).indices) in (size - 1, size)
+        return
+    rows = [[*row] for row in zip(*shards, strict=True)]
+    counted = [index for row in rows for batch in row if batch.counts for index in batch.indices]
+    assert counted == [*range(samples)]
+    lengths = {len(batch.indices) for row in rows for batch in row if batch.counts}
+    assert max(lengths) <= size
+    assert max(lengths) - min(lengths) <= 1
+    assert sum(len({len(batch.indices) for batch in row}) > 1 for row in rows) <= 1
+    empty = [batch for row in rows for batch in row if not batch.counts]
+    assert not empty or samples < len(rows) * ranks
+    assert all(len(batch.indices) == 1 and batch.indices[0] < samples for batch in empty)
+
+
+def evaluate_together() -> None:
+    """Be a rank whose compute() exchanges something with all ranks, and whose sample without weight gives NaN."""
+    data: Any = importlib.import_module("ddp_project.data")
+    task: Any = importlib.import_module("ddp_project.task")
+    mean: Any = importlib.import_module("ddp_project.runtime.meter").Mean
+    load, compute, samples = data.load_data, task.compute, int(os.environ["SAMPLES"])
+    data.load_data = lambda config: (load(config)[0], Subset(load(config)[1], range(samples)))
+
+    def compute_together(model: Any, batch: Any) -> Any:
+        sizes = [torch.zeros(1) for _ in range(dist.get_world_size())]
+        dist.all_gather(sizes, torch.tensor([float(len(batch[0]))]))
+        means = compute(model, batch)
+        if model.training:
+            return means | {"seen": mean(0, 1), "batches": mean(0, 1)}
+        own, rank = torch.stack(sizes), dist.get_rank()
+        value = float("nan") if rank >= samples else 1.0
+        return means | {"seen": mean(len(batch[0]) * value, 1), "batches": mean(len(own) * value, len(batch[0]))}
+
+    task.compute = compute_together
+    run_train()
+
+
+@pytest.mark.parametrize("samples", [1, 129])
+def test_collectives_in_compute_meet(samples: int, project: Render, tmp_path: Path) -> None:
+    printed, _ = train_on_ranks(
+        project(), tmp_path / "run", "--epochs", "1", entry=evaluate_together, env={"SAMPLES": str(samples)}
+    )
+    assert "nan" not in printed
+    seen = {1: "epoch/validation_seen 1 ", 129: "epoch/validation_seen 21.5 "}[samples]
+    assert seen in f"{printed} ".replace("\n", " ")
+
+
+def exchange_what_differs() -> None:
+    """Be a rank whose compute() exchanges tensors of other shapes, or other collectives, than that of the other."""
+    task: Any = importlib.import_module("ddp_project.task")
+    compute, rank = task.compute, int(os.environ["RANK"])
+
+    def mismatched(model: Any, batch: Any) -> Any:
+        own = torch.ones(40 + rank * (os.environ["DIFFERS"] == "shapes"))
+        if os.environ["DIFFERS"] == "shapes" or rank:
+            dist.all_gather([torch.empty_like(own) for _ in range(2)], own)
+        else:
+            dist.barrier()
+        return compute(model, batch)
+
+    task.compute = mismatched
+    run_train()
+
+
+@pytest.mark.parametrize("differs", ["shapes", "collectives"])
+def test_collectives_that_do_not_match_are_told_as_such(differs: str, project: Render, tmp_path: Path) -> None:
+    options = ("--timeout", "4", "--epochs", "1")
+    ranks = start_ranks(project(), tmp_path / "run", *options, entry=exchange_what_differs, env={"DIFFERS": differs})
+    for rank in ranks:
+        rank.process.join(60)
+    printed = "".join(rank.output.read_text() for rank in ranks)
+    assert {rank.process.exitcode for rank in ranks} <= {2, 69}, printed
+    errors = [line for line in printed.splitlines() if "error: " in line]
+    assert errors
+    assert all("compute() of task.py must call the same collectives" in line for line in errors), printed
+    assert "start again with --resume" not in printed
+    assert "Traceback" not in printed
