@@ -1,5 +1,6 @@
 """Pretends that there are GPUs, to see what a project makes of what their driver says."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -14,3 +15,10 @@ def see_gpus(*uuids: str) -> None:
         set_device=lambda device: None,
         is_tf32_supported=lambda: True,
     )
+
+
+def nvidia_smi(folder: Path, script: str) -> None:
+    """Write a program of this name that does what a script of sh says."""
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)

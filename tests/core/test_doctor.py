@@ -1,5 +1,7 @@
 """What --doctor finds on one machine, in a meeting of several that this one stands for, and among forked ranks."""
 
+import dataclasses
+import math
 import os
 import runpy
 import socket
@@ -16,7 +18,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.cgroups import quota
 from tests.conftest import Render
+from tests.gpus import nvidia_smi
 from tests.pace import seconds
 from tests.ranks import train_on_ranks
 
@@ -76,10 +80,34 @@ def test_an_option_that_is_refused_is_told_as_in_a_run(project: Render) -> None:
     assert line.startswith("error: Error parsing --epochs: 0 is not a number of at least 1")
 
 
+@pytest.mark.parametrize("launcher", ["torchrun", "launch", "kubernetes"])
+def test_the_doctor_says_itself_that_machine_0_is_out_of_reach(
+    launcher: str, project: Render, free_port: int, tmp_path: Path
+) -> None:
+    """HEAD_TIMEOUT is of a run, which would end and send to the doctor."""
+    place = {"NNODES": "2", "NODE_RANK": "1", "HEAD": "127.0.0.1", "PORT": str(free_port)}
+    if launcher == "kubernetes":
+        names = {"NNODES": "NNODES", "NODE_RANK": "NODE_RANK", "HEAD": "MASTER_ADDR", "PORT": "MASTER_PORT"}
+        place = {f"PET_{names[name]}": value for name, value in place.items()} | {"JOB_ID": "job"}
+    place |= {"HEAD_TIMEOUT": "7" if launcher == "kubernetes" else "1", "DOCTOR_TIMEOUT": "7"}
+    done = subprocess.run(
+        ["./launch.sh", "--doctor", "--device", "cpu", "--run-dir", str(tmp_path / "run")],
+        cwd=project(launcher=launcher),
+        env=os.environ | place | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=seconds(60),
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    where = f"HEAD 127.0.0.1:{free_port} leads to 127.0.0.1, this machine itself"
+    assert line.startswith(f"error: {socket.gethostname()}: {where}")
+
+
 def test_ranks_that_share_cores_or_gpus(machine: Any) -> None:
-    def found(ranks: int, cores: int, gpus: int = 0, backend: str = "auto") -> list[str]:
+    def found(ranks: int, cores: int, gpus: int = 0, backend: str = "auto", quota: float = math.inf) -> list[str]:
         config = SimpleNamespace(backend=backend)
-        return [*machine.problems_of_shares("n1", ranks, cores, 64, gpus, config)]
+        return [*machine.problems_of_shares("n1", ranks, cores, 64, quota, gpus, config)]
 
     assert found(2, 64) == found(2, 64, 2) == found(4, 64, 2, backend="gloo") == []
     lower = "lower NPROC_PER_NODE to"
@@ -87,42 +115,50 @@ def test_ranks_that_share_cores_or_gpus(machine: Any) -> None:
     assert found(2, 2) == ["warning: n1: each rank has one core, of 64: see what binds them to it"]
     assert found(4, 64, 2) == [f"error: n1: 4 ranks need a GPU each, of 2: {lower} 2"]
     assert found(2, 64, 8) == ["warning: n1: 6 of 8 GPUs stay idle: raise NPROC_PER_NODE to 8"]
+    raised = "raise it (docker run --cpus, limits of Kubernetes)"
+    assert found(2, 64, quota=1) == [f"warning: n1: 2 ranks share a quota of 1 core: {raised}, or {lower} 1"]
+    assert found(4, 64, quota=2.5) == [f"warning: n1: 4 ranks share a quota of 2.5 cores: {raised}, or {lower} 2"]
+    assert found(1, 64, quota=0.5) == [f"warning: n1: 1 rank has a quota of 0.5 core: {raised}"]
+    assert found(2, 64, quota=2) == found(2, 64, quota=70) == []
 
 
-def test_gpus_are_those_that_nvidia_smi_tells(machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho GPU-a, 550.54\necho GPU-b, 550.54\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    config = SimpleNamespace(device="auto")
-    assert machine.gpus_and_driver(config) == (["GPU-a", "GPU-b"], "550.54")
-    for visible, gpus in (
-        ("1", ["GPU-b"]),
-        ("GPU-a", ["GPU-a"]),
-        ("", []),
-        ("-1", []),
-        ("1,-1,0", ["GPU-b"]),
-        ("0,2", ["GPU-a"]),
-        ("MIG-c", ["MIG-c"]),
-    ):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert machine.gpus_and_driver(config) == (gpus, "550.54")
-    assert machine.gpus_and_driver(CONFIG) == ([], "none")
-    program.write_text("#!/bin/sh\nexit 9\n")
-    assert machine.gpus_and_driver(config) == ([], "none")
+def test_ranks_share_the_quota_of_their_machine(machine: Any, package: Callable[..., Any]) -> None:
+    config = SimpleNamespace(backend="auto")
+    for module in (machine, package("runtime.machine", launcher="mpirun")):
+        own = {} if module is machine else {"ranks": None}
+        pair = [report(module, number, host="n1", quotas={"n1 all": 1.0}, cores=[0, 1], **own) for number in range(2)]
+        ranks = pair if own else [dataclasses.replace(pair[0], ranks=2)]
+        [line] = module.problems_of_machines(ranks, config)
+        assert line.startswith("warning: n1: 2 ranks share a quota of 1 core: raise it")
+        other = [report(module, number, quotas={f"n{number + 1} all": 1.0}, **own) for number in range(2)]
+        assert [*module.problems_of_machines(other, config)] == [], "each machine has its own"
+
+
+def test_a_quota_is_a_warning_of_the_doctor(project: Render, tmp_path: Path) -> None:
+    with quota(1) as join:
+        if join is None:
+            pytest.skip("no quota of CPUs can be set here")
+        run_dir = ("--run-dir", str(tmp_path / "run"))
+        code, [line] = examine(project(), f"echo $$ >{join}", *run_dir, NPROC_PER_NODE="2")
+        assert (code, line.startswith(f"warning: {socket.gethostname()}: 2 ranks share a quota of 1 core: ")) == (
+            0,
+            True,
+        )
+        assert examine(project(), f"echo $$ >{join}", *run_dir, NPROC_PER_NODE="auto") == (0, []), "a rank each"
 
 
 def report(machine: Any, number: int, **others: Any) -> Any:
     """What a machine reports."""
     facts = {"ranks": 1, "cores": [0], "all_cores": 1, "gpus": [], "driver": "none", "problems": [], "takes_runs": True}
     facts |= {
+        "quotas": {},
         "address": "127.0.0.1",
         "versions": {"Python": "3.12.1", "torch": "2.13.0"},
         "number": number,
         "host": f"n{number + 1}",
     }
-    return machine.Report(**facts | others)
+    known = {name: value for name, value in (facts | others).items() if value is not None}
+    return machine.Report(**known)
 
 
 def test_machines_that_differ_are_named(machine: Any) -> None:
@@ -206,6 +242,39 @@ def test_a_lock_that_holds_on_one_machine_only_is_a_warning(doctor: Any, machine
 def run_doctor() -> None:
     """What a rank of launch.sh --doctor does."""
     runpy.run_path("train.py", run_name="__main__")
+
+
+def with_gpus_and_a_build_for_cpus() -> None:
+    """The machine has GPUs, as a real program named nvidia-smi says, and --device is not given."""
+    sys.argv.remove("--device")
+    sys.argv.remove("cpu")
+    run_doctor()
+
+
+def test_gpus_that_torch_cannot_use_are_named(project: Render, tmp_path: Path) -> None:
+    nvidia_smi(tmp_path, "echo GPU-a, 00000000:03:00.0, 550.54; echo GPU-b, 00000000:04:00.0, 550.54")
+    options, path = (project(), tmp_path / "run", "--doctor"), {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    printed = train_on_ranks(*options, code=2, env=path, entry=with_gpus_and_a_build_for_cpus)
+    [line] = "".join(printed).splitlines()
+    assert line == (
+        f"error: {socket.gethostname()}: 2 x NVIDIA GPU (driver 550.54) cannot be used by torch {torch.__version__}, "
+        "built for CPUs: install the build of torch for CUDA, or give --device cpu"
+    )
+    hidden = path | {"CUDA_VISIBLE_DEVICES": ""}
+    for env, entry in ((path, run_doctor), (hidden, with_gpus_and_a_build_for_cpus)):
+        [printed] = train_on_ranks(*options, processes=1, env=env, entry=entry)
+        assert printed.splitlines()[-1] == "sound: a run can start here"
+
+
+def test_a_run_that_leaves_gpus_idle_warns_once(project: Render, tmp_path: Path) -> None:
+    nvidia_smi(tmp_path, "echo GPU-a, 00000000:03:00.0, 550.54")
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    options = (project(), tmp_path / "run", "--max-steps", "1")
+    printed = train_on_ranks(*options, env=path, entry=with_gpus_and_a_build_for_cpus)
+    [line] = [line for line in "".join(printed).splitlines() if "GPU" in line]
+    assert "rank 0 WARNING" in line
+    assert line in (tmp_path / "run" / "train.log").read_text()
+    assert "GPU" not in "".join(train_on_ranks(*options, "--resume", env=path)), "with --device cpu"
 
 
 def with_wrong_sums() -> None:

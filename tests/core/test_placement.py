@@ -1,8 +1,9 @@
 """Which GPU and how many cores each rank uses, and what is refused before the ranks communicate."""
 
 import importlib
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.cgroups import quota
 from tests.conftest import Render
 from tests.gpus import see_gpus
 from tests.ranks import run_train, train_on_ranks
@@ -26,9 +28,16 @@ def placement(package: Callable[..., Any]) -> Any:
     return package("runtime.placement")
 
 
-def place(placement: Any, *, host: str = "node1", cores: Sequence[int] = (), gpu: str = "") -> Any:
+def place(
+    placement: Any,
+    *,
+    host: str = "node1",
+    cores: Sequence[int] = (0,),
+    gpus: Sequence[str] = (),
+    quotas: Mapping[str, float] | None = None,
+) -> Any:
     """Where a rank can compute."""
-    return placement.Place(host, "nccl" if gpu else "gloo", [gpu] if gpu else [], tuple(cores))
+    return placement.Place(host, "nccl" if gpus else "gloo", [*gpus], tuple(cores), quotas or {})
 
 
 def test_cores_are_divided_among_the_ranks_that_may_use_them(placement: Any) -> None:
@@ -42,6 +51,18 @@ def test_cores_are_divided_among_the_ranks_that_may_use_them(placement: Any) -> 
     assert shares(range(3), range(3), range(3)) == [1, 1, 1]
     hosts = [place(placement, host=host, cores=range(16)) for host in ("node1", "node2")]
     assert placement.shares_of_cores(hosts) == [16, 16]
+
+
+def test_a_quota_is_divided_among_the_ranks_that_share_it(placement: Any) -> None:
+    def shares(*quotas: Mapping[str, float]) -> list[int]:
+        return list(placement.shares_of_cores([place(placement, cores=range(16), quotas=each) for each in quotas]))
+
+    assert shares({"all": 4.0}, {"all": 4.0}) == [2, 2]
+    assert shares({"all": 1.0}, {"all": 1.0}) == [1, 1], "never none"
+    assert shares({"all": 0.5}) == shares({"all": 1.5}) == [1]
+    assert shares({"one": 3.0}, {"other": 2.0}) == [3, 2], "each has its own"
+    assert shares({"all": 5.0, "one": 1.0}, {"all": 5.0, "other": 4.0}) == [1, 2], "and all share one"
+    assert shares({"all": 100.0}, {}) == [8, 8], "more than the cores"
 
 
 @pytest.mark.parametrize(
@@ -66,27 +87,74 @@ def test_each_task_of_slurm_has_a_gpu_of_its_own(
 ) -> None:
     """Slurm binds a task to GPUs by its CUDA_VISIBLE_DEVICES: here those of the tasks of a node with GPUs A to D."""
     places, chosen = chosen_gpus(visible, placement, monkeypatch)
-    assert "".join(chosen) == expected, variables
+    seen = [["ABCD"[int(number)] for number in numbers.split(",")] for numbers in visible]
+    assert "".join(gpus[number] for gpus, number in zip(seen, chosen, strict=True)) == expected, variables
     assert placement.problem_of(places, chosen) is None
 
 
-def chosen_gpus(visible: list[str], placement: Any, patch: pytest.MonkeyPatch) -> tuple[list[Any], list[str]]:
+def chosen_gpus(visible: list[str], placement: Any, patch: pytest.MonkeyPatch) -> tuple[list[Any], list[int]]:
     """What the ranks of a machine find, each with what CUDA_VISIBLE_DEVICES lets it see, and which GPU each uses."""
     patch.setattr(torch.cuda, "is_available", lambda: True)
     patch.setattr(torch.cuda, "set_device", Mock(side_effect=AssertionError("takes memory of a GPU")))
     patch.setattr(dist, "is_nccl_available", lambda: True)
     places = []
     for numbers in visible:
-        gpus = ["ABCD"[int(number)] for number in numbers.split(",")]
-        patch.setattr(torch.cuda, "device_count", lambda gpus=gpus: len(gpus))
-        patch.setattr(torch.cuda, "get_device_properties", lambda index, gpus=gpus: SimpleNamespace(uuid=gpus[index]))
-        places.append(placement.own_place(placement.Config()))
+        places.append(own_place(placement, patch, *({"uuid": "ABCD"[int(number)]} for number in numbers.split(","))))
     return places, placement.divide_gpus(places)
+
+
+def own_place(placement: Any, patch: pytest.MonkeyPatch, *gpus: Mapping[str, object]) -> Any:
+    """Where a rank can compute to which torch tells this of its GPUs."""
+    patch.setattr(torch.cuda, "is_available", lambda: True)
+    patch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    patch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(**gpus[index]))
+    return replace(placement.own_place(placement.Config()), backend="nccl")
+
+
+def at(bus: int, uuid: str = "", device: int = 0) -> dict[str, object]:
+    """What torch tells of a GPU at a PCI address."""
+    return {"pci_domain_id": 0, "pci_bus_id": bus, "pci_device_id": device, "uuid": uuid}
+
+
+ALIKE = "00000000-0000-0000-0000-000000000000"
+
+
+def test_two_gpus_of_equal_uuids_on_a_host_are_two(placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [own_place(placement, monkeypatch, at(3, ALIKE), at(4, ALIKE))] * 2
+    assert placement.divide_gpus(places) == [0, 1]
+    apart = [own_place(placement, monkeypatch, at(bus, ALIKE)) for bus in (3, 4)]
+    assert placement.divide_gpus(apart) == [0, 0]
+    assert placement.problem_of(places, [0, 1]) is placement.problem_of(apart, [0, 0]) is None
+
+
+def test_equal_gpus_of_two_hosts_are_two(placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their addresses are often equal; the UUIDs of some virtual and AMD GPUs, too."""
+    for gpu in (at(3, ALIKE), {"uuid": ALIKE}, {}):
+        own = own_place(placement, monkeypatch, gpu)
+        places = [replace(own, host=host) for host in ("n1", "n2")]
+        assert placement.divide_gpus(places) == [0, 0]
+        assert placement.problem_of(places, [0, 0]) is None
+
+
+def test_parts_of_a_gpu_share_its_address(placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of NVIDIA have UUIDs of their own, those of AMD may have none."""
+    for parts in ([at(3, "A"), at(3, "B")], [at(3, ALIKE), at(3, ALIKE)], [{"uuid": ALIKE}, {"uuid": ALIKE}], [{}, {}]):
+        places = [own_place(placement, monkeypatch, *parts)] * 2
+        assert placement.divide_gpus(places) == [0, 1]
+        assert placement.problem_of(places, [0, 1]) is None
+
+
+def test_one_gpu_that_two_ranks_share_is_refused(placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for gpu in (at(3, "A"), {"uuid": "A"}):
+        places = [own_place(placement, monkeypatch, gpu)] * 2
+        problem = placement.problem_of(places, placement.divide_gpus(places))
+        assert "rank 0 and rank 1 have the same GPU of" in problem
+        assert "start at most 1 there" in problem
 
 
 def test_ranks_that_share_a_gpu_need_gloo(placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     places, chosen = chosen_gpus(["0,1"] * 5 + ["2"], placement, monkeypatch)
-    assert chosen == ["A", "B", "A", "B", "A", "C"]
+    assert chosen == [0, 1, 0, 1, 0, 0], "of those that each sees"
     problem = placement.problem_of(places, chosen)
     assert problem.startswith("rank 0 and rank 2 have the same GPU of ")
     assert "start at most 3 there, or give --backend gloo" in problem
@@ -116,8 +184,8 @@ def test_each_rank_learns_its_share_or_the_problem_at_the_store(placement: Any) 
         return [found[rank] for rank in range(len(places))]
 
     on_cpu = [place(placement, cores=cores) for cores in (range(4), range(4, 10))]
-    assert outcomes("first", *on_cpu) == [("", 4), ("", 6)]
-    [problem, same] = outcomes("second", place(placement, gpu="A"), place(placement, gpu="A"))
+    assert outcomes("first", *on_cpu) == [(None, 4), (None, 6)]
+    [problem, same] = outcomes("second", place(placement, gpus=["A"]), place(placement, gpus=["A"]))
     assert "rank 0 and rank 1 have the same GPU of node1" in problem
     assert same == problem
 
@@ -172,6 +240,68 @@ def test_each_rank_uses_the_gpu_that_it_is_given(project: Render, tmp_path: Path
     found = [line for text in printed for line in text.splitlines() if line.startswith("uses")]
     numbers = [0, 0, 1, 1]
     assert found == [f"uses cuda:{number} and trains on cuda:{number} in tf32-convolutions" for number in numbers]
+
+
+def tell_threads() -> None:
+    """What a rank does that only tells with how many threads it computes, and how many cores it has."""
+    launcher: Any = importlib.import_module("ddp_project.runtime.launcher")
+    process_group: Any = importlib.import_module("ddp_project.runtime.process_group")
+
+    def main(config: Any, world: Any, device: torch.device) -> int:
+        placement = sys.modules["ddp_project.runtime.placement"]
+        print("threads:", torch.get_num_threads(), "cores:", placement.own_cores())
+        torch.distributed.barrier()
+        return 0
+
+    sys.exit(process_group.run_rank(main, launcher.Config(), launcher.read_world()))
+
+
+def tell_threads_under_a_quota() -> None:
+    """What a rank does under a quota."""
+    Path(os.environ["JOIN"]).write_text(str(os.getpid()))
+    tell_threads()
+
+
+def test_ranks_share_a_quota(project: Render, tmp_path: Path) -> None:
+    with quota(1.5) as join:
+        if join is None:
+            pytest.skip("no quota of CPUs can be set here")
+        for ranks in (1, 2):
+            printed = train_on_ranks(
+                project(),
+                tmp_path / "run",
+                processes=ranks,
+                env={"JOIN": str(join)},
+                timeout=60,
+                entry=tell_threads_under_a_quota,
+            )
+            assert printed == ["threads: 1 cores: 1\n"] * ranks
+
+
+@pytest.mark.parametrize(
+    ("variables", "threads"),
+    [
+        ({"OMP_NUM_THREADS": "3"}, 3),
+        ({"OMP_NUM_THREADS": "3,2"}, 3),
+        ({"OMP_NUM_THREADS": "1", "DDP_OMP_NUM_THREADS": ""}, 0),
+        ({"OMP_NUM_THREADS": "1", "DDP_OMP_NUM_THREADS": "5"}, 5),
+        ({"OMP_NUM_THREADS": "many"}, 0),
+        ({"OMP_NUM_THREADS": "0"}, 0),
+    ],
+)
+def test_the_number_of_threads_is_the_users(
+    variables: dict[str, str], threads: int, project: Render, tmp_path: Path
+) -> None:
+    """torchrun sets OMP_NUM_THREADS, too, so that launch.sh notes before what the user has set."""
+    own = len(os.sched_getaffinity(0))
+    [printed] = train_on_ranks(project(), tmp_path / "run", processes=1, env=variables, timeout=60, entry=tell_threads)
+    assert printed == f"threads: {threads or own} cores: {own}\n"
+
+
+def test_the_one_thread_of_torchrun_is_not_the_users(project: Render, tmp_path: Path) -> None:
+    cores = max(1, len(os.sched_getaffinity(0)) // 2)
+    printed = train_on_ranks(project(), tmp_path / "run", env={"OMP_NUM_THREADS": "1"}, timeout=60, entry=tell_threads)
+    assert printed == [f"threads: {cores} cores: {cores}\n"] * 2
 
 
 def run_with_a_gpu_on_rank_0() -> None:

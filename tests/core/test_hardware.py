@@ -1,0 +1,352 @@
+"""What a project finds of a machine without torch: quotas, GPUs and other devices, from real files and programs."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cgroups import quota
+from tests.conftest import Render
+from tests.gpus import nvidia_smi
+from tests.pace import seconds
+
+V2 = "sys/fs/cgroup"
+V1 = "sys/fs/cgroup/cpu,cpuacct"
+TWO = "echo GPU-a, 00000000:03:00.0, 550.54.14; echo GPU-b, 00000000:04:00.0, 550.54.14"
+BOTH = ["GPU-a 00000000:03:00.0", "GPU-b 00000000:04:00.0"]
+
+
+@pytest.fixture
+def hardware(package: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of a project, on a system whose files the test writes below tmp_path, with no variable for GPUs."""
+    for name in os.environ:
+        if name.endswith("_VISIBLE_DEVICES"):
+            monkeypatch.delenv(name)
+    module = package("runtime.hardware")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return module
+
+
+def lay(folder: Path, files: dict[str, str]) -> None:
+    """Write files below a folder."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "least"),
+    [
+        ("0::/\n", {f"{V2}/cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/\n", {f"{V2}/cpu.max": "max 100000\n"}, None),
+        ("0::/pod/one\n", {f"{V2}/pod/cpu.max": "200000 100000\n", f"{V2}/pod/one/cpu.max": "max 100000\n"}, 2),
+        ("0::/pod/one\n", {f"{V2}/pod/cpu.max": "90000 100000", f"{V2}/pod/one/cpu.max": "50000 10000"}, 0.9),
+        ("0::/docker/a/one\n", {f"{V2}/cpu.max": "300000 100000", f"{V2}/one/cpu.max": "100000 50000"}, 2),
+        ("0::/pod\n", {f"{V2}/pod/cpu.max": "", f"{V2}/other/cpu.max": "10000 100000"}, None),
+        (
+            "4:cpu,cpuacct:/docker/a\n3:cpuset:/\n",
+            {f"{V1}/cpu.cfs_quota_us": "50000\n", f"{V1}/cpu.cfs_period_us": "100000\n"},
+            0.5,
+        ),
+        (
+            "4:cpuacct,cpu:/a\n0::/\n",
+            {f"{V1}/a/cpu.cfs_quota_us": "-1\n", f"{V1}/a/cpu.cfs_period_us": "100000\n"},
+            None,
+        ),
+        (
+            "1:cpu:/a/b\n0::/\n",
+            {
+                f"{V2}/cpu/a/cpu.cfs_quota_us": "300000",
+                f"{V2}/cpu/a/cpu.cfs_period_us": "100000",
+                f"{V2}/cpu/a/b/x": "",
+            },
+            3,
+        ),
+        ("", {}, None),
+    ],
+)
+def test_the_least_quota_of_a_process_counts(
+    groups: str, files: dict[str, str], least: float | None, hardware: Any, tmp_path: Path
+) -> None:
+    """Of version 1 or 2, of its own cgroup or one around it, in a container that sees only some of them or not."""
+    lay(tmp_path, {"proc/self/cgroup": groups} | files)
+    assert min(hardware.quotas().values(), default=None) == least
+    cores = len(os.sched_getaffinity(0))
+    assert hardware.ranks_on_cpus() == max(1, int(min(least or cores, cores)))
+
+
+def test_two_processes_name_a_quota_that_they_share_alike(hardware: Any, tmp_path: Path) -> None:
+    lay(tmp_path, {f"{V2}/{group}/cpu.max": "100000 100000" for group in ("a", "a/one", "a/two")})
+    found = []
+    for group in ("one", "two"):
+        lay(tmp_path, {"proc/self/cgroup": f"0::/a/{group}\n"})
+        found.append(hardware.quotas())
+    assert [len(each) for each in found] == [2, 2]
+    assert len(found[0].keys() & found[1].keys()) == 1
+    assert hardware.shares_of_quotas(found) == [0.5, 0.5]
+
+
+def test_a_real_quota_is_found_and_launch_sh_starts_a_rank_for_each_core(project: Render) -> None:
+    with quota(1.5) as join:
+        if join is None:
+            pytest.skip("no quota of CPUs can be set here")
+        words = (
+            "import sys; from ddp_project.runtime import agent, hardware; print([*hardware.quotas().values()]); "
+            "sys.argv = ['', agent.AUTO, 'train.py']; agent.get_ready(); print(sys.argv[1])"
+        )
+        script = f'echo $$ >{join}; exec {sys.executable} -c "{words}"'
+        done = subprocess.run(["bash", "-c", script], cwd=project(), capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["[1.5]", "--nproc-per-node=1"]
+
+
+@pytest.mark.parametrize(
+    ("script", "gpus", "driver"),
+    [
+        (TWO, BOTH, "550.54.14"),
+        (f"{TWO}; exit 14", BOTH, "550.54.14"),
+        ("echo 550.54.14, GPU-a, 40960 MiB; echo", ["GPU-a"], "550.54.14"),
+        ("echo GPU-a, 550.54.14", ["GPU-a"], "550.54.14"),
+        ("echo uuid, pci.bus_id; echo [N/A], 00000000:03:00.0, 550.54.14", ["00000000:03:00.0"], "550.54.14"),
+        ("echo '| N/A  GPU-Util |'; echo '|  0  A100  Off | 00000000:03:00.0 Off |'", ["00000000:03:00.0"], "none"),
+        ("echo No devices were found; exit 6", [], "none"),
+        ("echo Failed to initialize NVML: Driver/library version mismatch; exit 18", [], "none"),
+        (r"printf '\377\376\n'; exit 1", [], "none"),
+        ("kill -SEGV $$", [], "none"),
+        ("", [], "none"),
+        ("echo GPU-a, 00000000:03:00.0, 550.54.14; sleep 60", [], "none"),
+    ],
+)
+def test_nvidia_smi_may_say_anything(script: str, gpus: list[str], driver: str, hardware: Any, tmp_path: Path) -> None:
+    nvidia_smi(tmp_path, script)
+    began = time.monotonic()
+    assert hardware.nvidia_gpus(patience=seconds(1)) == (gpus, driver)
+    assert time.monotonic() - began < 30
+
+
+def test_nvidia_smi_may_be_no_program(hardware: Any, tmp_path: Path) -> None:
+    for mode, words in ((0o644, "#!/bin/sh\n"), (0o755, "no program"), (0o755, "#!/nowhere\n")):
+        (tmp_path / "nvidia-smi").write_text(words)
+        (tmp_path / "nvidia-smi").chmod(mode)
+        assert hardware.nvidia_gpus() == ([], "none")
+    (tmp_path / "nvidia-smi").unlink()
+    assert hardware.nvidia_gpus() == ([], "none")
+
+
+def test_gpus_are_those_that_nvidia_smi_tells(hardware: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia_smi(tmp_path, TWO)
+    assert hardware.gpus_and_driver("auto") == (BOTH, "550.54.14")
+    for visible, gpus in (
+        ("1", BOTH[1:]),
+        ("GPU-a", BOTH[:1]),
+        ("", []),
+        ("-1", []),
+        ("1,-1,0", BOTH[1:]),
+        ("1, 0", BOTH[::-1]),
+        ("0,2", BOTH[:1]),
+        ("GPU-c,0", []),
+        ("MIG-c", ["MIG-c"]),
+    ):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert hardware.gpus_and_driver("auto") == (gpus, "550.54.14")
+    assert hardware.gpus_and_driver("cpu") == ([], "none")
+    nvidia_smi(tmp_path, "exit 9")
+    assert hardware.gpus_and_driver("auto") == ([], "none")
+
+
+INTEL = "DRIVER=xe\nPCI_CLASS=38000\nPCI_ID=8086:0BD5\nPCI_SUBSYS_ID=8086:0000\nPCI_SLOT_NAME="
+KFD = "sys/class/kfd/kfd/topology/nodes"
+
+
+@pytest.mark.parametrize(
+    ("files", "shown"),
+    [
+        ({}, {}),
+        (
+            {"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidiactl": "", "dev/nvidia-uvm": ""},
+            {"2 x NVIDIA GPU (driver none)": "CUDA"},
+        ),
+        (
+            {
+                "proc/driver/nvidia/gpus/0000:03:00.0/information": "",
+                "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed",
+            },
+            {"1 x NVIDIA GPU (driver 470.82.01)": "CUDA"},
+        ),
+        (
+            {
+                f"{KFD}/0/properties": "cpu_cores_count 64\nsimd_count 0\n",
+                f"{KFD}/1/properties": "cpu_cores_count 0\nsimd_count 440\n",
+                "dev/kfd": "",
+            },
+            {"1 x AMD GPU": "ROCm"},
+        ),
+        ({"sys/bus/pci/devices/0000:00:02.0/uevent": INTEL.replace("38000", "30000") + "0000:00:02.0\n"}, {}),
+        ({"sys/bus/pci/devices/0000:4d:00.0/uevent": INTEL + "0000:4d:00.0\n"}, {"1 x Intel GPU": ""}),
+        ({"sys/bus/pci/devices/0000:4d:00.0/uevent": INTEL.replace("38000", "20000") + "0000:4d:00.0\n"}, {}),
+        ({"sys/class/accel/accel0/device/uevent": "DRIVER=intel_vpu\n"}, {}),
+        ({"sys/class/accel/accel0/device/uevent": "DRIVER=habanalabs\n"}, {"1 x accelerator": ""}),
+        ({f"dev/accel{number}": "" for number in range(4)}, {"4 x TPU": ""}),
+        ({"dev/davinci0": "", "dev/davinci1": "", "dev/davinci_manager": ""}, {"2 x Ascend NPU": ""}),
+        ({"dev/neuron0": ""}, {"1 x Neuron device": ""}),
+        ({"dev/hl0": "", "dev/hl_controlD0": ""}, {"1 x Gaudi": ""}),
+    ],
+)
+def test_devices_that_the_system_shows(
+    files: dict[str, str], shown: dict[str, str], hardware: Any, tmp_path: Path
+) -> None:
+    """A GPU or an NPU that is part of the processor of a laptop is none on which to train."""
+    lay(tmp_path, files)
+    assert hardware.accelerators() == shown
+
+
+@pytest.mark.parametrize("value", ["", "-1", " ", "NoDevFiles"])
+def test_what_the_user_hides_is_not_named(
+    value: str, hardware: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay(tmp_path, {"dev/nvidia0": "", f"{KFD}/1/properties": "simd_count 440\n"})
+    nvidia, amd = {"1 x NVIDIA GPU (driver none)": "CUDA"}, {"1 x AMD GPU": "ROCm"}
+    assert hardware.accelerators() == nvidia | amd
+    for variable, left in (
+        ("HIP_VISIBLE_DEVICES", nvidia),
+        ("ROCR_VISIBLE_DEVICES", nvidia),
+        ("CUDA_VISIBLE_DEVICES", {}),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, value)
+            assert hardware.accelerators() == left
+
+
+def build_of_torch(patch: pytest.MonkeyPatch, version: str, cuda: str | None, hip: str | None) -> None:
+    """Let torch be another build."""
+    for module, name, value in (
+        (torch, "__version__", version),
+        (torch.version, "cuda", cuda),
+        (torch.version, "hip", hip),
+    ):
+        patch.setattr(module, name, value)
+
+
+@pytest.mark.parametrize(
+    ("build", "files", "words"),
+    [
+        (
+            ("2.13.0+cpu", None, None),
+            {"dev/nvidia0": ""},
+            "1 x NVIDIA GPU (driver none) cannot be used by torch 2.13.0+cpu, built for CPUs: "
+            "install the build of torch for CUDA, or give --device cpu",
+        ),
+        (
+            ("2.13.0+cu126", "12.6", None),
+            {"dev/nvidia0": "", "proc/driver/nvidia/version": "470.82.01"},
+            "1 x NVIDIA GPU (driver 470.82.01) cannot be used by torch 2.13.0+cu126, built for CUDA 12.6: "
+            "update the driver, see CUDA_VISIBLE_DEVICES, give the container its GPUs (docker run --gpus all), "
+            "or give --device cpu",
+        ),
+        (
+            ("2.13.0+rocm6", None, "6.4"),
+            {"dev/nvidia0": "", "dev/nvidia1": ""},
+            "2 x NVIDIA GPU (driver none) cannot be used by torch 2.13.0+rocm6, built for ROCm 6.4: "
+            "install the build of torch for CUDA, or give --device cpu",
+        ),
+        (
+            ("2.13.0+cpu", None, None),
+            {"dev/davinci0": ""},
+            "1 x Ascend NPU cannot be used by a run, which needs CUDA or ROCm: train elsewhere, or give --device cpu",
+        ),
+        (("2.13.0+cpu", None, None), {}, ""),
+    ],
+)
+def test_the_line_names_the_devices_the_build_and_the_remedy(
+    build: tuple[str, str | None, str | None],
+    files: dict[str, str],
+    words: str,
+    hardware: Any,
+    package: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    placement = package("runtime.placement")
+    lay(tmp_path, files)
+    build_of_torch(monkeypatch, *build)
+    assert placement.unused_devices("auto").partition(": ")[2] == words
+    assert placement.unused_devices("cpu") == ""
+
+
+def test_devices_of_another_kind_are_named(
+    hardware: Any, package: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun would start a rank for each, and all of them would compute on the CPU."""
+    placement, agent = package("runtime.placement"), package("runtime.agent")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("xpu"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert placement.unused_devices("auto").partition(": ")[2] == (
+        "4 x xpu cannot be used by a run, which needs CUDA or ROCm: train elsewhere, or give --device cpu"
+    )
+    monkeypatch.setattr(sys, "argv", ["", agent.AUTO])
+    agent.get_ready()
+    assert sys.argv[1] == f"--nproc-per-node={len(os.sched_getaffinity(0))}"
+
+
+def test_words_of_torch_about_an_old_driver_do_not_come_again(
+    hardware: Any, package: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placement = package("runtime.placement")
+    lay(tmp_path, {"dev/nvidia0": ""})
+
+    def fail() -> bool:
+        warnings.warn("CUDA initialization: The NVIDIA driver on your system is too old", stacklevel=1)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", fail)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not placement.uses_gpu("auto")
+        with pytest.raises(placement.UserError, match="1 x NVIDIA GPU"):
+            placement.uses_gpu("cuda")
+
+
+def test_auto_is_a_rank_for_each_gpu(package: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = package("runtime.agent")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    for words, expected in ((agent.AUTO, "--nproc-per-node=3"), ("--nproc-per-node=2", "--nproc-per-node=2")):
+        monkeypatch.setattr(sys, "argv", ["", words])
+        agent.get_ready()
+        assert sys.argv[1] == expected
+
+
+WATCH = """
+import sys, time
+from threading import Thread
+from ddp_project.runtime import agent
+agent.PAUSE = 0.1
+Thread(target=agent.watch_head, args=(sys.argv[1], float(sys.argv[2])), daemon=True).start()
+print("watching", flush=True)
+time.sleep(float(sys.argv[3]))
+print("done")
+"""
+
+
+def test_a_launcher_ends_when_machine_0_is_silent(project: Render, free_port: int) -> None:
+    """By itself, without the programs of the shell, and not before: it may listen on and off."""
+    command = [sys.executable, "-c", WATCH, f"127.0.0.1:{free_port}"]
+    with subprocess.Popen([*command, "1", "60"], cwd=project(), stdout=-1, stderr=-1, text=True) as launcher:
+        out, err = launcher.communicate(timeout=seconds(60))
+    assert (launcher.returncode, out) == (69, "watching\n")
+    assert err == (
+        f"error: 127.0.0.1:{free_port} has been out of reach for more than 1 s: "
+        "./launch.sh --doctor, on all machines, looks for the reason\n"
+    )
+    with socket.create_server(("127.0.0.1", free_port)):
+        done = subprocess.run([*command, "1", "3"], cwd=project(), capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("watching\ndone\n", "")
