@@ -1,5 +1,6 @@
 """Runs for the nemesis whose ranks are forked: they start twenty times as fast as those of a launcher."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -12,19 +13,43 @@ from pathlib import Path
 
 import psutil
 
+from generator.chaos import inside
+from generator.chaos.faults import Surroundings
 from generator.chaos.job import Job, Starter
+from generator.chaos.memory import SHM
 from generator.chaos.nemesis import Nemesis
 from tests.ranks import Rank, run_train, start_ranks
 
 GRACE = 20.0  # seconds in which ranks end after the first has failed, as launchers have it
 OFTEN = 6  # times that a kind is drawn, of which it must happen once
+GROUP, OWN_SHM = "DDP_CHAOS_GROUP", "DDP_CHAOS_SHM"  # variables for run_in_session()
+CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # of Linux
 
 
 def run_in_session() -> None:
-    """Be a rank in a session of its own, by which all that it starts is found."""
+    """Be a rank in a session of its own, by which all that it starts is found, in the surroundings of the variables."""
     os.setsid()
+    if group := os.environ.get(GROUP):
+        Path(group, "cgroup.procs").write_text("0")
+    if OWN_SHM in os.environ:
+        mount_own_shm()
+    if inside.ORDERS in os.environ:
+        inside.install()
     multiprocessing.set_start_method("fork", force=True)  # a forked process has that of its forking process
     run_train()
+
+
+def mount_own_shm() -> None:
+    """Have a /dev/shm that this process and those that it starts see alone. Python has unshare() from 3.12 on."""
+    system = ctypes.CDLL(None, use_errno=True)
+    shm = SHM.encode()
+    for failed in (
+        system.unshare(CLONE_NEWNS),
+        system.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None),
+        system.mount(b"ddp-chaos", shm, b"tmpfs", 0, None),
+    ):
+        if failed:
+            raise OSError(ctypes.get_errno(), "no /dev/shm of its own")
 
 
 @dataclass
@@ -87,11 +112,16 @@ class ForkedJob(Job):
         return "".join(printed) + "a rank was ended by SIGKILL\n" * len(told)  # a launcher would say so
 
 
-def forked(project: Path, outputs: Path) -> Starter:
-    """Return what starts a project on ranks that are forked; what they print is in a folder."""
+def forked(project: Path, outputs: Path, around: Surroundings | None = None) -> Starter:
+    """Return what starts a project on ranks that are forked, in surroundings; what they print is in a folder."""
+    variables = {**around.variables} if around else {}
+    variables |= {GROUP: str(around.quota.folder)} if around and around.quota else {}
+    variables |= {OWN_SHM: "1"} if around and around.shm else {}
 
     def start(run_dir: Path, processes: int, options: Sequence[str]) -> Job:
-        ranks = start_ranks(project, run_dir, *options, processes=processes, entry=run_in_session, outputs=outputs)
+        ranks = start_ranks(
+            project, run_dir, *options, processes=processes, env=variables, entry=run_in_session, outputs=outputs
+        )
         return ForkedJob(run_dir, ranks)
 
     return start

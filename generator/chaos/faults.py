@@ -9,14 +9,19 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
+from itertools import count
 from threading import RLock, Timer
 from typing import Any, Protocol
 
 import psutil
 
 from generator.chaos.clock import Clock
+from generator.chaos.data import Data
 from generator.chaos.disk import Disk
 from generator.chaos.job import Job, loader_workers
+from generator.chaos.memory import SharedMemory
+from generator.chaos.quota import Quota
 
 # Codes of the exits.py of every project, and of a shell.
 DONE, FAILED, REFUSED, LOST, STOPPED = 0, 1, 2, 69, 75
@@ -27,6 +32,7 @@ KILLED, HUNG_UP, ABORTED, CRASHED = (
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 HEADROOM = 1 << 20  # bytes that a process may still take when its memory is limited
 FURTHEST = 3600  # seconds that a clock jumps
+FEWEST = 0.4  # cores of a quota, of which one is the most
 
 
 class Need(Enum):
@@ -41,6 +47,10 @@ class Need(Enum):
     SERVER = 6
     TERMINAL = 7
     LIMIT = 8  # on the memory of another process, which Linux has
+    # Each of these is asked for alone: with more kinds to draw from, a seed means other faults.
+    LOADER = 9  # whose workers do what they are told, on Linux
+    SHM = 10
+    QUOTA = 11
 
 
 class Stateful(Protocol):
@@ -69,11 +79,24 @@ class Surroundings:
     link: Stateful | None = None
     machines: Machines | None = None
     server: Stateful | None = None
+    data: Data | None = None
+    shm: SharedMemory | None = None
+    quota: Quota | None = None
     pace: float = 1.0  # what passes takes so many times as long as its length
     hit: int | None = None  # the number of the rank that was killed or frozen last, or whose process was
     timers: list[Timer] = field(default_factory=list)
     changes: dict[Hashable, object] = field(default_factory=dict)  # the last one of each thing
     lock: Any = field(default_factory=RLock)
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The variables by which a job has the clock and the data."""
+        return {name: value for part in (self.clock, self.data) if part for name, value in part.variables.items()}
+
+    @property
+    def before(self) -> Sequence[str]:
+        """What goes before a command by which a job is started, so that it has the quota and the shared memory."""
+        return [word for part in (self.quota, self.shm) if part for word in part.before]
 
     def change(self, thing: Hashable, begin: Callable[[], None], end: Callable[[], None], length: float) -> None:
         """Change a thing for some time; if another change of it comes meanwhile, that one decides how it ends."""
@@ -95,10 +118,22 @@ class Surroundings:
         self.timers[-1].start()
 
     def calm_down(self) -> None:
-        """Wait until all that passes has passed."""
+        """Wait until all that passes has passed, and undo what is done for good to a start."""
         for timer in self.timers:
             timer.join()
         self.timers.clear()
+        if self.link:
+            self.link.be("sound")
+        if self.data:
+            self.data.be("sound")
+        if self.shm:
+            self.shm.release()
+        if self.quota:
+            self.quota.lift()
+
+    def met(self) -> set[str]:
+        """Return the states of disk, data and quota that have changed a call since this was asked last."""
+        return set().union(*(part.met() for part in (self.disk, self.data, self.quota) if part))
 
 
 class NoVictim(Exception):
@@ -120,7 +155,9 @@ class Kind:
     patience: float = 15.0  # seconds in which the run ends, if it does
     need: Need = Need.NOTHING
     options: Mapping[str, str] = field(default_factory=dict)  # without which it finds no victim
-    state: str = ""  # of a disk: until it has changed a call, nothing has happened
+    state: str = ""  # of a disk, of data or of a quota: until it has changed a call, nothing has happened
+    is_seen: bool = True  # whether it has happened though the run is done
+    slows: float = 1.0  # how many times as long all may take then
 
 
 def one_of(processes: Sequence[psutil.Process], victim: float) -> psutil.Process:
@@ -138,6 +175,17 @@ def a_rank(job: Job, victim: float) -> psutil.Process:
 def a_loader_worker(job: Job, victim: float) -> psutil.Process:
     """Return one of the processes that load data."""
     return one_of([worker for rank in job.ranks() for worker in loader_workers(rank)], victim)
+
+
+def loaders(job: Job, victim: float) -> tuple[int | None, list[psutil.Process]]:
+    """Return the number of a rank and all that loads data for it; every other time, all ranks are meant, without one.
+
+    Raises NoVictim if there is none.
+    """
+    ranks = job.ranks() if int(victim * 1000) % 2 else [a_rank(job, victim)]
+    if not (workers := [worker for rank in ranks for worker in loader_workers(rank)]):
+        raise NoVictim
+    return job.number_of(ranks[0]) if len(ranks) == 1 else None, workers
 
 
 def a_launcher(job: Job, victim: float) -> psutil.Process:
@@ -257,6 +305,52 @@ def limit_memory(job: Job, around: Surroundings, victim: float, length: float) -
         raise NoVictim from error
 
 
+def freeze_loader_for_good(job: Job, around: Surroundings, victim: float, length: float) -> None:
+    """Stop what loads data, and let it be, as a file system does that does not answer."""
+    around.hit, workers = loaders(job, victim)
+    for worker in workers:
+        around.change(worker.pid, partial(send, signal.SIGSTOP, worker), lambda: None, math.inf)
+
+
+def spoil_data(state: str) -> Act:
+    """Let the data be in a state, in what loads it."""
+
+    def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
+        assert around.data
+        around.hit, workers = loaders(job, victim)
+        around.data.be(state, [worker.pid for worker in workers])
+
+    return act
+
+
+def limit_files(job: Job, around: Surroundings, victim: float, length: float) -> None:
+    """Let what loads data open no more files than it has open."""
+    around.hit, workers = loaders(job, victim)
+    for worker in workers:
+        try:
+            taken = {int(name) for name in os.listdir(f"/proc/{worker.pid}/fd")}
+            _, hard = resource.prlimit(worker.pid, resource.RLIMIT_NOFILE)
+            free = next(number for number in count() if number not in taken)
+            resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (free, hard))
+        except (FileNotFoundError, ProcessLookupError) as error:
+            raise NoVictim from error
+
+
+def fill_shm(job: Job, around: Surroundings, victim: float, length: float) -> None:
+    """Fill the shared memory of a machine."""
+    assert around.shm
+    try:
+        around.shm.fill(a_rank(job, victim).pid)
+    except ProcessLookupError as error:
+        raise NoVictim from error
+
+
+def limit_time(job: Job, around: Surroundings, victim: float, length: float) -> None:
+    """Let a job have no more than a part of the CPUs until it ends."""
+    assert around.quota
+    around.quota.limit(FEWEST + (1 - FEWEST) * victim)
+
+
 def jump(job: Job, around: Surroundings, victim: float, length: float) -> None:
     """Set the clock, forwards or backwards."""
     assert around.clock
@@ -273,6 +367,10 @@ LOST_LINE = (
 UNMET_LINE = r"error: rank \d+ could not meet the others"
 LOADER_LINE = rf"rank {VICTIM}: a process that loads its data has gone"
 SERVER_ENDS = {REFUSED: "error: .* does not start with"}
+UNSENDABLE_ENDS = {code: r"error: [^\n]*(pickle|requires? grad|function)" for code in (REFUSED, LOST)}
+STUCK_ENDS = {LOST: rf"rank {VICTIM} (has waited \d+ s for [^\n]*worker|does not come: it is loading data)"}
+FILES_ENDS = {code: r"error: [^\n]*([Tt]oo many open files|ulimit -n)" for code in (REFUSED, LOST)}
+SHM_ENDS = {code: r"error: [^\n]*/dev/shm is full" for code in (REFUSED, LOST)}
 TAKEN_ENDS = {LOST: LOST_LINE + "|a node is lost", KILLED: LOST_LINE}  # Ray starts no job anew that is to stop
 CUT_ENDS = {LOST: LOST_LINE + "|machine 0 is lost|has been out of reach"}
 # Imports do not tell the user, oneDNN does not say for want of what, and C and C++ may only end the program.
@@ -299,6 +397,11 @@ def disk_that_is(state: str, reason: str = "") -> Kind:
     """Return the fault that a disk is in a state, in which calls fail for a reason, if they do."""
     ends = {REFUSED: rf"error: [^\n]*({reason})"} if reason else {}
     return Kind(spoil("disk", state), ends, need=Need.DISK, state=state)
+
+
+def loader_that_fails(act: Act, ends: Mapping[int, str], *, need: Need = Need.LOADER, state: str = "") -> Kind:
+    """Return the fault that a rank gets no batch any more: it must end, unless it had all of them."""
+    return Kind(act, ends, is_end=True, patience=90.0, need=need, options=WORKERS, state=state, is_seen=bool(state))
 
 
 FAULTS: Mapping[str, Kind] = {
@@ -332,6 +435,12 @@ FAULTS: Mapping[str, Kind] = {
     "no tracking server": Kind(spoil("server", "gone"), SERVER_ENDS, need=Need.SERVER),
     "silent tracking server": Kind(spoil("server", "silent"), SERVER_ENDS, need=Need.SERVER),
     "take a machine": Kind(take_machine, TAKEN_ENDS, is_end=True, need=Need.MACHINES),
+    "data that no worker can send": loader_that_fails(spoil_data("unsendable"), UNSENDABLE_ENDS, state="unsendable"),
+    "data that never comes": loader_that_fails(spoil_data("stuck"), STUCK_ENDS, state="stuck"),
+    "freeze a loader for good": loader_that_fails(freeze_loader_for_good, STUCK_ENDS),
+    "few open files": loader_that_fails(limit_files, FILES_ENDS),
+    "full shared memory": loader_that_fails(fill_shm, SHM_ENDS, need=Need.SHM),
+    "CPU quota": Kind(limit_time, need=Need.QUOTA, state="throttled", slows=1 / FEWEST),
 }
 
 

@@ -13,11 +13,14 @@ from pathlib import Path
 from generator.chaos import invariants
 from generator.chaos.calm import SAVE_EVERY, Calm, Unfit, Watch, follow
 from generator.chaos.clock import Clock
+from generator.chaos.data import Data
 from generator.chaos.disk import failing_disk
 from generator.chaos.ends import shown, wrong_failure
 from generator.chaos.faults import DONE, FAULTS, Machines, Need, NoVictim, Stateful, Surroundings
 from generator.chaos.invariants import newest_step
 from generator.chaos.job import Job, Starter
+from generator.chaos.memory import SharedMemory
+from generator.chaos.quota import Quota
 from generator.chaos.schedule import PROCESSES, STARTING, TOGETHER, TRAINING, Fault, Schedule, Start, draw
 from generator.check.train.records import READERS, History
 
@@ -77,6 +80,9 @@ class Nemesis:
     link: Stateful | None = None
     machines: Machines | None = None  # of a scheduler, which starts jobs that it has lost anew
     server: Stateful | None = None  # that takes the metrics
+    data: Data | None = None
+    shm: SharedMemory | None = None  # if each job that is started has its own
+    quota: Quota | None = None  # of all jobs that are started
     hides: Collection[int] = ()  # codes by which a launcher hides that of the rank which failed first
     read: Callable[[Path], History] | None = None  # what reads the records, if not the reader of the logger
     options: Sequence[str] = ()  # of train.py
@@ -145,7 +151,7 @@ class Nemesis:
         place.mkdir()
         with ExitStack() as stack:
             around = Surroundings(clock=self.clock, link=self.link, machines=self.machines, server=self.server)
-            around.pace = pace
+            around.data, around.shm, around.quota, around.pace = self.data, self.shm, self.quota, pace
             run_dir = files = place / "run"
             if any(FAULTS[fault.kind].need == Need.DISK for fault in schedule.faults):
                 around.disk = stack.enter_context(failing_disk(place))
@@ -167,23 +173,19 @@ class Nemesis:
 
     def _befall_start(self, start: Start, run_dir: Path, files: Path, around: Surroundings, verdict: Verdict) -> None:
         before, began, around.hit = newest_step(files), time.monotonic(), None
-        if around.disk:
-            around.disk.met()  # of the start before
+        around.met()  # what the start before has
         job = self.start(run_dir, start.processes, self._options_of(start, resume=before > 0))
         try:
             happened = [fault for fault in start.faults if self._happens(fault, job, files, around, before)]
             code = self._end_of(job, files, happened)
-            met = around.disk.met() if around.disk else set()
-            happened = [fault for fault in happened if FAULTS[fault.kind].state in {"", *met}]
+            happened = [*took_effect(happened, around.met(), code)]
             verdict.befallen.append(Befallen(start, happened, code, time.monotonic() - began))
             wrong = [*filter(None, [self._wrong_end(job, files, happened, code, around.hit)])]
-            left = invariants.orphans(job, self.slowness()) if code is not None else []
+            left = invariants.orphans(job, self.slowness() * slowed(happened)) if code is not None else []
             wrong += [f"a process is left: {each}" for each in left]
         finally:
             job.end()
             around.calm_down()
-            if around.link:
-                around.link.be("sound")
         wrong += [f"damaged: {file}" for file in invariants.damaged_checkpoints(files)]
         wrong += self._lost(job, start, before, newest_step(files), code)
         verdict.wrong += [f"start {len(verdict.befallen)}: {each}" for each in wrong]
@@ -228,12 +230,13 @@ class Nemesis:
     def _end_of(self, job: Job, files: Path, happened: Sequence[Fault]) -> int | None:
         """Wait for the end. Returns the exit code; None if it does not come in time, or nothing else comes."""
         ends = [kind.patience for fault in happened if (kind := FAULTS[fault.kind]).is_end]
-        patience, silence = DONE_WITHIN, HANGS_AFTER * self.slowness() + self.calm.silence
+        slowness = self.slowness() * slowed(happened)
+        patience, silence = DONE_WITHIN, HANGS_AFTER * slowness + self.calm.silence
         if self.machines:
             silence = math.inf  # a job may wait for a machine
         elif ends:
             patience = max(ends) + self.calm.silence
-        watch, deadline = Watch(job, files), time.monotonic() + patience * self.slowness()
+        watch, deadline = Watch(job, files), time.monotonic() + patience * slowness
         while (code := job.code()) is None and time.monotonic() < deadline and watch.silence() < silence:
             time.sleep(0.01)
         return code
@@ -280,6 +283,19 @@ class Nemesis:
 
     def _recorded(self, run_dir: Path) -> History:
         return invariants.recorded(run_dir, self._reader)
+
+
+def took_effect(faults: Sequence[Fault], met: Collection[str], code: int | None) -> Iterator[Fault]:
+    """Yield the faults that have changed something: what was met of the surroundings, and how the start has ended."""
+    for fault in faults:
+        kind = FAULTS[fault.kind]
+        if kind.state in {"", *met} and (kind.is_seen or code != DONE):
+            yield fault
+
+
+def slowed(faults: Sequence[Fault]) -> float:
+    """Return how many times as long a run may take because of faults."""
+    return max((FAULTS[fault.kind].slows for fault in faults), default=1.0)
 
 
 def _temporary_files(run_dir: Path) -> set[tuple[str, int]]:

@@ -1,10 +1,12 @@
 """The command `ddp-template chaos`: faults that nobody chose befall a project, until one is not survived."""
 
 import os
+import resource
 import shlex
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -15,11 +17,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from generator.answers.combinations import SelectionError
-from generator.chaos.clock import Clock, build_clock
+from generator.chaos.clock import build_clock
+from generator.chaos.data import obedient_data
 from generator.chaos.disk import failing_disk
-from generator.chaos.faults import Need, possible_faults
+from generator.chaos.faults import Need, Surroundings, possible_faults
 from generator.chaos.job import launch
+from generator.chaos.memory import shared_memory
 from generator.chaos.nemesis import AT_ONCE, STEPS, Nemesis, Verdict
+from generator.chaos.quota import cpu_quota
 from generator.chaos.schedule import TRIES, Schedule, shrink
 from generator.check.launchers import OPEN_MPI
 from generator.cli.options import errors_in_one_line, term_as_ctrl_c
@@ -27,7 +32,8 @@ from generator.cli.options import errors_in_one_line, term_as_ctrl_c
 # What goes before the options of train.py, by launcher; another one starts its ranks elsewhere, or later.
 WORDS: dict[str, Sequence[str]] = {"torchrun": (), "launch": (), "spawn": (), "mpirun": ("{processes}",)}
 # Faults are drawn of these on any machine, so that a seed means the same everywhere.
-NEEDS = (Need.LAUNCHER, Need.TERMINAL, Need.CLOCK, Need.DISK, Need.LIMIT)
+OF_LAUNCHED = (Need.LAUNCHER, Need.TERMINAL)
+NEEDS = (*OF_LAUNCHED, Need.CLOCK, Need.DISK, Need.LIMIT, Need.LOADER, Need.SHM, Need.QUOTA)
 READS = ("torch", "numpy")  # packages by which checkpoints are compared here
 OWN_READERS = ("tensorboard", "mlflow", "wandb")  # loggers that read their records by a package of that name
 ERRORS = Console(stderr=True)
@@ -52,9 +58,9 @@ def chaos(
     for bit. A run that fails is repeated with fewer faults, and the command for the fewest is shown.
     """
     term_as_ctrl_c()
-    with errors_in_one_line(), tempfile.TemporaryDirectory(prefix="ddp-chaos-") as folder:
+    with errors_in_one_line(), tempfile.TemporaryDirectory(prefix="ddp-chaos-") as folder, ExitStack() as stack:
         wanted = None if only is None else numbers(only)
-        nemesis = prepare(project.resolve(), Path(folder), options or [], steps)
+        nemesis = prepare(project.resolve(), Path(folder), stack, options or [], steps)
         happened = 0
         for verdict in nemesis.befall_until(faults, seed) if wanted is None else repeated(nemesis, seed, wanted):
             show(verdict)
@@ -71,7 +77,7 @@ def chaos(
     ERRORS.print(f"{happened} faults, and each was survived")
 
 
-def prepare(project: Path, folder: Path, options: Sequence[str], steps: int) -> Nemesis:
+def prepare(project: Path, folder: Path, stack: ExitStack, options: Sequence[str], steps: int) -> Nemesis:
     """Find out what can befall a project here. Raises SelectionError if it is none that can be started here."""
     try:
         answers = yaml.safe_load((project / ".copier-answers.yml").read_text())
@@ -82,28 +88,41 @@ def prepare(project: Path, folder: Path, options: Sequence[str], steps: int) -> 
     if launcher not in WORDS:
         raise SelectionError(f"launcher={launcher} does not start ranks from this machine alone: {', '.join(WORDS)} do")
     check_packages(logger)
-    clock, needs = find_surroundings(folder)
-    variables = OPEN_MPI | (clock.variables if clock else {})
-    start = launch(project, folder, WORDS[launcher], variables)
-    nemesis = Nemesis(project, start, logger, folder, possible_faults(*NEEDS), clock, options=options, steps=steps)
-    nemesis.slowness, nemesis.here = slowness, possible_faults(*needs)
+    around, needs = find_surroundings(folder, stack)
+    start = launch(project, folder, WORDS[launcher], {**OPEN_MPI, **around.variables}, around.before)
+    nemesis = Nemesis(project, start, logger, folder, possible_faults(*NEEDS), options=options, steps=steps)
+    nemesis.clock, nemesis.data, nemesis.shm, nemesis.quota = around.clock, around.data, around.shm, around.quota
+    nemesis.slowness, nemesis.here = slowness, possible_faults(*OF_LAUNCHED, *needs)
     return nemesis
 
 
-def find_surroundings(folder: Path) -> tuple[Clock | None, Sequence[Need]]:
+def find_surroundings(folder: Path, stack: ExitStack) -> tuple[Surroundings, Sequence[Need]]:
     """Find out what there is on this machine, beside what launchers bring along, and say what is missing."""
-    clock, needs = None, [Need.LAUNCHER, Need.TERMINAL]
-    try:
-        clock = build_clock(folder)
+    around, needs = Surroundings(), []
+    with said_if_missing("no clock jumps"):
+        around.clock = build_clock(folder)
         needs.append(Need.CLOCK)
-    except OSError as error:
-        ERRORS.print(f"no clock jumps: {escape(str(error))}")
+    with said_if_missing("no disk fails"), failing_disk(folder / "trial"):
+        needs.append(Need.DISK)
+    if hasattr(resource, "prlimit"):
+        around.data = obedient_data(folder / "inside")
+        needs.append(Need.LOADER)
+    with said_if_missing("no shared memory is full"):
+        around.shm = shared_memory()
+        needs.append(Need.SHM)
+    with said_if_missing("no CPU time is short"):
+        around.quota = stack.enter_context(cpu_quota())
+        needs.append(Need.QUOTA)
+    return around, needs
+
+
+@contextmanager
+def said_if_missing(what: str) -> Iterator[None]:
+    """Inside, OSError says why something cannot be."""
     try:
-        with failing_disk(folder / "trial"):
-            needs.append(Need.DISK)
+        yield
     except OSError as error:
-        ERRORS.print(f"no disk fails: {escape(str(error))}")
-    return clock, needs
+        ERRORS.print(f"{what}: {escape(str(error))}")
 
 
 def check_packages(logger: str) -> None:

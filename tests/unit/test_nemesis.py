@@ -19,11 +19,11 @@ from generator.chaos import invariants
 from generator.chaos.calm import Calm, Pace, Unfit, Watch, follow
 from generator.chaos.disk import reason_in
 from generator.chaos.ends import wrong_failure
-from generator.chaos.faults import FAULTS, KILLED, LOST, REFUSED, NoVictim, Surroundings, possible_faults
+from generator.chaos.faults import DONE, FAULTS, KILLED, LOST, REFUSED, Need, NoVictim, Surroundings, possible_faults
 from generator.chaos.job import Job, environment, loader_workers
-from generator.chaos.nemesis import HANGS_AFTER, Befallen, Nemesis, Verdict
+from generator.chaos.nemesis import HANGS_AFTER, Befallen, Nemesis, Verdict, slowed, took_effect
 from generator.chaos.schedule import TRAINING, Fault, Schedule, Start, draw
-from generator.cli.chaos import NEEDS, check_packages, fails, repeated
+from generator.cli.chaos import NEEDS, check_packages, fails, repeated, said_if_missing
 from generator.cli.main import app
 from tests.chaos import OFTEN, befall
 
@@ -359,6 +359,31 @@ def test_the_number_of_a_rank_is_what_its_launcher_says(
         (["little memory"], None, LOST, f"a collective has failed\n{TRACEBACK}error: rank 0 does not come", ""),
         (["kill a rank"], 1, LOST, f"a collective has failed\n{TRACEBACK}rank 1 has ended\n{TRACEBACK}", "a traceback"),
         (["stop twice", "take a machine"], None, LOST, "a node is lost: the actor died", ""),
+        (["data that no worker can send"], 1, REFUSED, "error: data.py: samples 1: Can't pickle local object", ""),
+        (["data that no worker can send"], 1, REFUSED, f"{TRACEBACK}error: data.py: Can't pickle it", "a traceback"),
+        (
+            ["data that no worker can send"],
+            1,
+            LOST,
+            "error: rank 1 does not come: it is loading data",
+            "no line that has",
+        ),
+        (["data that never comes"], 1, LOST, "error: rank 1 has waited 30 s for sample 4, from worker 0", ""),
+        (
+            ["data that never comes"],
+            1,
+            LOST,
+            "error: rank 0 has waited 30 s for sample 4, from worker 0",
+            "no line that",
+        ),
+        (["data that never comes"], None, LOST, "error: rank 0 has waited 30 s for sample 4, from worker 0", ""),
+        (["freeze a loader for good"], 1, LOST, "error: rank 1 does not come: it is loading data, after step 5", ""),
+        (["freeze a loader for good"], 1, LOST, "error: rank 1 does not come: it is evaluating", "no line that has"),
+        (["few open files"], 1, REFUSED, "error: data.py: Too many open files: ulimit -n 65536 lets", ""),
+        (["few open files"], 1, LOST, "error: rank 1: a process that loads its data has gone", "no line that has"),
+        (["full shared memory"], None, REFUSED, "error: data.py: /dev/shm is full: give it more", ""),
+        (["full shared memory"], None, LOST, "error: rank 1: a process that loads its data has gone", "no line that"),
+        (["CPU quota"], None, LOST, "error: rank 1 does not come: it is training", "exit code 69"),
     ],
 )
 def test_the_cause_that_is_said_is_the_true_one(
@@ -367,6 +392,45 @@ def test_the_cause_that_is_said_is_the_true_one(
     said = wrong_failure([fault(kind) for kind in kinds], hit, code, output, hides=())
     assert wrong in said
     assert bool(wrong) == bool(said)
+
+
+def test_what_has_changed_nothing_has_not_happened() -> None:
+    kinds = ["kill a rank", "few open files", "data that never comes", "full disk", "CPU quota"]
+    faults = [fault(kind) for kind in kinds]
+    assert [each.kind for each in took_effect(faults, {"stuck", "throttled"}, LOST)] == [
+        "kill a rank",
+        "few open files",
+        "data that never comes",
+        "CPU quota",
+    ]
+    assert [each.kind for each in took_effect(faults, {"full"}, DONE)] == ["kill a rank", "full disk"]
+
+
+def test_a_run_with_a_quota_may_take_longer() -> None:
+    assert slowed([fault("stop"), fault("CPU quota")]) > slowed([fault("stop")]) == slowed([]) == 1.0
+
+
+def test_what_is_asked_for_alone_leaves_old_seeds_as_they_are() -> None:
+    kinds = possible_faults(*{*Need} - {Need.LOADER, Need.SHM, Need.QUOTA})
+    assert kinds == [*FAULTS][: len(kinds)]
+    assert kinds[-1] == "take a machine"
+
+
+@pytest.mark.parametrize(("victim", "number", "stopped"), [(0.0, 0, [2]), (0.5, 1, [4]), (0.001, None, [2, 4])])
+def test_what_loads_data_is_frozen_for_one_rank_or_for_all(
+    victim: float, number: int | None, stopped: list[int], tmp_path: Path
+) -> None:
+    workers = [FakeProcess(pid, OWN) for pid in (2, 4)]
+    ranks = [FakeProcess(1, OWN, workers[:1], {"RANK": "0"}), FakeProcess(3, OWN, workers[1:], {"RANK": "1"})]
+    around = Surroundings()
+    FAULTS["freeze a loader for good"].act(FakeJob(tmp_path, alive=ranks), around, victim, 0.1)
+    assert around.hit == number
+    assert [worker.pid for worker in workers if worker.sent == [signal.SIGSTOP]] == stopped
+
+
+def test_without_a_process_that_loads_data_none_fails(tmp_path: Path) -> None:
+    with pytest.raises(NoVictim):
+        FAULTS["few open files"].act(FakeJob(tmp_path, alive=[FakeProcess(1, OWN)]), Surroundings(), 0.0, 0.1)
 
 
 def test_the_parts_of_a_checkpoint_are_compared_whatever_they_are() -> None:
@@ -415,6 +479,13 @@ def test_a_package_that_reads_runs_must_be_here(monkeypatch: pytest.MonkeyPatch)
     for logger, missing in (("console", "numpy"), ("wandb", "numpy"), ("mlflow", "numpy mlflow")):
         with pytest.raises(SelectionError, match=f"-m pip install {missing}$"):
             check_packages(logger)
+
+
+def test_what_cannot_be_here_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with said_if_missing("no CPU time is short"):
+        raise PermissionError(errno.EROFS, os.strerror(errno.EROFS), "/sys/fs/cgroup/cpu/ddp-chaos")
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert said.startswith("no CPU time is short: [Errno 30] Read-only file system")
 
 
 def test_what_cannot_be_here_is_left_out_of_what_is_drawn() -> None:

@@ -1,22 +1,30 @@
 """Faults that nobody chose, at any moment and together, are survived: 50 of them, on ranks that are forked."""
 
+import math
 import os
+import resource
 import shutil
+import subprocess
 import sys
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from generator.answers.combinations import SelectionError
 from generator.chaos import clock
+from generator.chaos.data import obedient_data
 from generator.chaos.disk import Disk, failing_disk
 from generator.chaos.faults import FAULTS as KINDS
 from generator.chaos.faults import LOST, Need, Surroundings, possible_faults
 from generator.chaos.invariants import newest_step
 from generator.chaos.job import folder_of_python, launch, loader_workers
+from generator.chaos.memory import shared_memory
 from generator.chaos.nemesis import OPTIONS, Nemesis
+from generator.chaos.quota import cpu_quota
+from generator.chaos.schedule import TRAINING, Fault, Schedule, Start
 from tests.chaos import befall, forked
 from tests.conftest import Render
 from tests.pace import seconds, wait_until
@@ -43,6 +51,48 @@ def test_what_nobody_chose_is_survived(seed: int, needs: list[Need], project: Re
     kinds = possible_faults(*needs)
     nemesis = Nemesis(place, forked(place, tmp_path), "csv", tmp_path, kinds, slowness=lambda: seconds(2))
     befall(nemesis, FAULTS, seed)
+
+
+@pytest.fixture
+def surroundings(tmp_path: Path) -> Iterator[Surroundings]:
+    """Data that obeys, shared memory that can be full and a quota, as far as they are to be had; some must be."""
+    around = Surroundings(data=obedient_data(tmp_path / "inside"))
+    with ExitStack() as stack:
+        for part, make in (("shm", shared_memory), ("quota", lambda: stack.enter_context(cpu_quota()))):
+            try:
+                setattr(around, part, make())
+            except OSError as error:
+                warnings.warn(f"no {part}: {error}", stacklevel=1)
+        yield around
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux alone can limit another process")
+@pytest.mark.parametrize("ranks", ["one", "all"])
+def test_what_keeps_batches_from_coming_is_named(
+    ranks: str, surroundings: Surroundings, project: Render, tmp_path: Path
+) -> None:
+    place, around = project(logging="csv"), surroundings
+    there = [Need.LOADER, *([Need.SHM] if around.shm else []), *([Need.QUOTA] if around.quota else [])]
+    kinds = [kind for kind in possible_faults(*there) if KINDS[kind].need in there]
+    start, options = forked(place, tmp_path, around), ("--timeout", str(math.ceil(seconds(3))))
+    nemesis = Nemesis(place, start, "csv", tmp_path, kinds, slowness=lambda: seconds(2), options=options)
+    nemesis.data, nemesis.shm, nemesis.quota = around.data, around.shm, around.quota
+    victim = 0.5 + 0.001 * (ranks == "all")
+    faults = [Fault(number, kind, TRAINING, 1, 0.0, victim, 0.1) for number, kind in enumerate(kinds)]
+    verdict = nemesis.befall(Schedule(0, [Start(2, {"workers": "1"}, [fault]) for fault in faults]))
+    assert not verdict.wrong, "\n".join([*map(str, verdict.befallen), *verdict.wrong])
+    assert [fault.kind for fault in verdict.happened] == kinds
+
+
+def test_what_python_runs_when_it_starts_hides_nothing_of_the_user(tmp_path: Path) -> None:
+    data = obedient_data(tmp_path / "inside")
+    (tmp_path / "sitecustomize.py").write_text("print('of the user')")
+    places = f"{data.orders.parent}{os.pathsep}{tmp_path}"
+    program = "from multiprocessing.process import BaseProcess; print(BaseProcess.run.__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": places}, capture_output=True, text=True
+    )
+    assert done.stdout.split("\n")[:2] == ["of the user", "change_and_run"], done.stderr
 
 
 def test_a_disk_tells_which_of_its_states_have_changed_a_call(needs: list[Need], tmp_path: Path) -> None:

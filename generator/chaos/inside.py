@@ -1,0 +1,112 @@
+"""Lets the data of an owner do, in processes that load it, what breaks a loader.
+
+A copy of this file, named sitecustomize, is what Python runs when it starts: it must import nothing but Python's own.
+DDP_CHAOS_DATA names a file with a state of data.STATES and the IDs of the processes that it befalls. Once a call was
+changed, the state is a line of the file with ".met" at its end.
+"""
+
+import operator
+import os
+import sys
+import time
+from collections.abc import Callable
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+ORDERS = "DDP_CHAOS_DATA"
+
+
+def install() -> None:
+    """Change the data of each process that will load some, here or in a process that is forked."""
+    run = BaseProcess.run
+
+    def change_and_run(process: Any) -> None:
+        if getattr(process._target, "__name__", "") == "_worker_loop":  # of torch.utils.data, which takes a dataset
+            change(of_owner(process._args[1]))
+        run(process)
+
+    BaseProcess.run = change_and_run  # type: ignore[assignment, method-assign]
+
+
+def of_owner(dataset: Any) -> Any:
+    """Return the dataset that a project's own ones are wrapped around."""
+    while ".runtime." in type(dataset).__module__:
+        dataset = dataset.dataset
+    return dataset
+
+
+def change(dataset: Any) -> None:
+    """Let a dataset look at its orders, whenever it is asked for samples."""
+    kind = type(dataset)
+    if method := getattr(kind, "__getitems__", None):
+        kind.__getitems__ = obeying(method, of_many=True)
+    else:
+        kind.__getitem__ = obeying(kind.__getitem__, of_many=False)
+
+
+def obeying(method: Callable[[Any, Any], Any], *, of_many: bool) -> Callable[[Any, Any], Any]:
+    """Return a method that loads a sample, or many of them, and does what the orders say."""
+
+    def load(dataset: Any, indices: Any) -> Any:
+        state, *befallen = Path(os.environ[ORDERS]).read_text().split() or ["sound"]
+        if str(os.getpid()) not in befallen:
+            return method(dataset, indices)
+        tell(state)
+        while state == "stuck":
+            time.sleep(1)
+        loaded = method(dataset, indices)
+        return unsendable(loaded, is_batch=of_many and not isinstance(loaded, list))
+
+    return load
+
+
+def tell(state: str) -> None:
+    """Say that this state has changed a call."""
+    with open(f"{os.environ[ORDERS]}.met", "a") as file:
+        file.write(f"{state}\n")
+
+
+def unsendable(loaded: Any, *, is_batch: bool) -> Any:
+    """Return what was loaded with something that cannot be pickled, in samples such that they can be one batch.
+
+    That is the graph of a tensor. Beside a batch, and in samples that have no tensor for it, it is a function.
+    """
+    changed = loaded if is_batch else with_graphs(loaded)
+    if changed is not loaded:
+        return changed
+    if isinstance(loaded, dict):
+        return {**loaded, "function": lambda: None}
+    return (*(loaded if isinstance(loaded, tuple) else (loaded,)), lambda: None)
+
+
+def with_graphs(part: Any) -> Any:
+    """Return tensors as if they were computed from weights, of the same types and shapes; what has none as it is."""
+    import torch
+
+    if isinstance(part, torch.Tensor) and part.is_floating_point():
+        return part * torch.ones((), requires_grad=True)
+    if isinstance(part, dict):
+        changed = {name: with_graphs(each) for name, each in part.items()}
+        return changed if any(changed[name] is not part[name] for name in part) else part
+    if isinstance(part, list | tuple):
+        parts = [*map(with_graphs, part)]
+        if all(map(operator.is_, parts, part)):
+            return part
+        return type(part)(*parts) if hasattr(part, "_fields") else type(part)(parts)
+    return part
+
+
+def run_the_next() -> None:
+    """Run the sitecustomize that this one hides, if there is one."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    spec = PathFinder.find_spec("sitecustomize", [place for place in sys.path if os.path.abspath(place) != here])
+    if spec and spec.loader:
+        spec.loader.exec_module(module_from_spec(spec))
+
+
+if __name__ == "sitecustomize":
+    install()
+    run_the_next()
