@@ -30,23 +30,21 @@ SEVERAL = (list, tuple, set, frozenset, Sequence)  # types of options that take 
 SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 # What other programs call the options: who types these, or something close, is told the name here.
 OTHER_NAMES = {
+    "global_batch_size": "batch_size train_batch_size per_device_train_batch_size",
     "accum_steps": "gradient_accumulation_steps accumulate_grad_batches grad_accum",
+    "lr": "learning_rate base_lr max_lr",
     "clip_norm": "max_grad_norm grad_clip gradient_clip_val",
     "epochs": "num_epochs max_epochs num_train_epochs",
-    "eval_every": "eval_interval eval_steps",
-    "global_batch_size": "batch_size train_batch_size per_device_train_batch_size",
-    "init_from": "pretrained checkpoint ckpt weights finetune",
-    "log_every": "log_interval logging_steps log_every_n_steps",
-    "lr": "learning_rate base_lr max_lr",
-    "max_steps": "max_iters total_steps num_steps",
     "precision": "fp16 bf16 amp mixed_precision dtype",
-    "resume": "resume_from_checkpoint resume_from",
     "run_dir": "output_dir out_dir save_dir log_dir",
-    "save_every": "save_interval save_steps",
-    "seed": "random_seed manual_seed",
-    "warmup_steps": "warmup num_warmup_steps",
-    "weight_decay": "wd",
     "workers": "num_workers dataloader_num_workers",
+    "log_every": "log_interval logging_steps",
+    "eval_every": "eval_interval eval_steps",
+    "save_every": "save_interval save_steps",
+    "max_steps": "max_iters total_steps",
+    "resume": "resume_from_checkpoint resume_from",
+    "seed": "random_seed manual_seed",
+    "weight_decay": "wd",
 }
 
 T = TypeVar("T")
@@ -231,9 +229,10 @@ def words_for(option: str, value: Any, kind: Any, default: Any) -> list[str]:
     if isinstance(value, list | dict) and not several:
         raise ValueError(f"must be one value, not {value}")
     texts = [text_for(each, kinds) for each in flat(value)]
+    if kind is bool and texts == ["False"]:
+        return ["--" + re.sub(r"([^.]*)$", r"no-\1", option, count=1)]
     if kind is bool:
-        folder, dot, name = option.rpartition(".")
-        return [f"--{option}" if texts == ["True"] else f"--{folder}{dot}no-{name}"]
+        return [f"--{option}"]
     return [f"--{option}={texts[0]}"] if len(texts) == 1 else [f"--{option}", *texts]
 
 
@@ -264,25 +263,21 @@ def as_plain_dict(config: Any) -> dict[str, Any]:
 
     def plain(value: Any) -> Any:
         value = value.item() if hasattr(value, "item") else value  # of NumPy
-        if value is None or isinstance(value, bool):
-            return value
         if isinstance(value, Enum):
             return value.name
         if isinstance(value, dict):
             return {plain(key): plain(each) for key, each in value.items()}
-        if isinstance(value, set | frozenset):
-            return sorted(plain(each) for each in value)
-        if isinstance(value, tuple | list):
-            return [plain(each) for each in value]
-        if isinstance(value, date | time):
-            return value.isoformat()
+        if isinstance(value, tuple | list | set | frozenset):
+            return [plain(each) for each in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
+        if isinstance(value, Path | date | time):
+            return str(value)
         if isinstance(value, timedelta):
             return value.total_seconds()
-        for kind in (int, float, str):  # also of their subclasses, which torch.load() refuses
+        for kind in (bool, int, float, str):  # also of their subclasses, which torch.load() refuses
             if isinstance(value, kind):
                 return kind(value)
-        if isinstance(value, Path):
-            return str(value)
+        if value is None:
+            return None
         raise TypeError(type(value).__name__)
 
     found = {}
