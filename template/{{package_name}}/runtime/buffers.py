@@ -35,16 +35,13 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     return statistics | {name: buffer for name, buffer in others.items() if buffer is not None}
 
 
-def kind_of(buffer: Tensor | None) -> str:
-    """Return the dtype and the shape of a buffer, and nothing for none."""
-    return "" if buffer is None else f"{buffer.dtype} {[*buffer.shape]}"
-
-
-def digest_of(buffer: Tensor | None) -> str:
-    """Return what is equal for equal buffers alone."""
+def fingerprint(buffer: Tensor | None) -> tuple[str, str]:
+    """Return dtype and shape, and a digest: both are equal for equal buffers alone."""
+    if buffer is None:
+        return "", ""
     with HashedFile(Path(os.devnull)) as nowhere:
-        torch.save(None if buffer is None else buffer.detach().cpu().clone(), nowhere)
-    return nowhere.sha256()
+        torch.save(buffer.detach().cpu().clone(), nowhere)
+    return f"{buffer.dtype} {[*buffer.shape]}", nowhere.sha256()
 
 
 def shapes_of(model: nn.Module) -> dict[str, list[int]]:

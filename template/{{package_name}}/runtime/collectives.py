@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..config import Config
-from .buffers import buffers_of, digest_of, kind_of, persistent_buffers
+from .buffers import buffers_of, fingerprint, persistent_buffers
 from .exits import UserError
 from .reproducibility import code_digests
 
@@ -141,7 +141,7 @@ def unequal_buffers(model: nn.Module) -> dict[str, bool]:
     _, others = buffers_of(model)
     if not others:
         return {}
-    of_ranks = gather({name: (kind_of(buffer), digest_of(buffer)) for name, buffer in others.items()})
+    of_ranks = gather({name: fingerprint(buffer) for name, buffer in others.items()})
     unequal = {}
     for name in sorted({*chain(*of_ranks)}):
         kinds, digests = zip(*(each.get(name, ("", "")) for each in of_ranks), strict=True)

@@ -62,7 +62,7 @@ class NamedState:
         self.model = model
         self.optimizer = optimizer
         self.kind = type(optimizer).__qualname__
-        self.names = names_of(model, optimizer)  # apex will put its own copies in the place of the model's parameters
+        self.names = names_of(model, optimizer)  # as long as it steps the model's own, and no copies
         groups = enumerate(map(values_of, optimizer.param_groups))
         built = [plain(values, f"optimizer/param_groups/{number}") for number, values in groups]
         self.built = [{key: v.tolist() if isinstance(v, Tensor) else v for key, v in group.items()} for group in built]
@@ -83,14 +83,10 @@ class NamedState:
 
     def _by_name(self, state: State) -> State:
         """Return a state as torch packs it, with names for the places of parameters."""
-        name = {place: names[0] for place, names in enumerate(self.names)}
-        groups = [
-            group | {"params": [name.get(each, each) for each in group["params"]]} for group in state["param_groups"]
-        ]
-        return state | {
-            "state": {name.get(key, key): each for key, each in state["state"].items()},
-            "param_groups": groups,
-        }
+        name, groups = {place: names[0] for place, names in enumerate(self.names)}, state["param_groups"]
+        groups = [group | {"params": [name.get(each, each) for each in group["params"]]} for group in groups]
+        named = {name.get(key, key): each for key, each in state["state"].items()}
+        return state | {"state": named, "param_groups": groups}
 
     def _by_place(self, saved: State) -> State:
         """Return a state by name as torch packs it."""
