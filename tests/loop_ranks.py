@@ -51,8 +51,8 @@ def weights_of_an_epoch_on_a_gpu(rank: int, project: Path, options: dict[str, An
 def accumulated_gradients(rank: int, project: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Train an epoch with gradients in DDP's buckets, and one with fresh ones for each step.
 
-    Returns for both the gradients of each step as integers, for they tell 0.0 from -0.0, and the most bytes of gradients
-    beside the buckets that were there between two micro-batches.
+    Returns for both the gradients of each step as integers, for they tell 0.0 from -0.0, the most bytes of gradients
+    beside the buckets between two micro-batches, and the bytes that they held before each micro-batch.
     """
     sys.path.insert(0, str(project))
     train = importlib.import_module("train")
@@ -72,9 +72,9 @@ def accumulated_gradients(rank: int, project: Path, options: dict[str, Any]) -> 
     for kind in ("in buckets", "fresh"):
         _, run = make_run(rank, project, "ddp_project", options | {"run_dir": options["run_dir"] / kind})
         if kind == "fresh":
-            run.update.in_buckets = False
+            run.ddp.module.in_buckets = False
             run.ddp.zero_grad()
-        found[kind] = {"steps": [], "beside": 0}
+        found[kind] = {"steps": [], "beside": 0, "held": []}
         _watch_gradients(run, found[kind])
         train.train_epoch(run)
     return found
@@ -95,5 +95,10 @@ def _watch_gradients(run: Any, found: dict[str, Any]) -> None:
         found["beside"] = max(found["beside"], beside)
         found["steps"].append([gradient.clone().view(torch.int32) for gradient in gradients])
 
+    def before_ddp(*_: Any) -> None:
+        storages = [each.grad.untyped_storage() for each in run.model.parameters() if each.grad is not None]
+        found["held"].append(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()))
+
+    run.ddp.register_forward_pre_hook(before_ddp)
     run.model.register_forward_pre_hook(before_micro_batch)
     run.optimizer.register_step_pre_hook(before_step)

@@ -86,7 +86,7 @@ def test_an_empty_validation_set_is_refused(small: Render, tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
-# Appended to task.py: a penalty on slopes, in evaluations too, of which the first keeps a table for the training after it.
+# Appended to task.py: a penalty on slopes, in evaluations too. The first of these keeps a table for the training.
 PENALISED = """
 
 def penalised(model: nn.Module, batch: Any, compute: Any = compute) -> dict[str, Mean]:
