@@ -139,7 +139,7 @@ def scheduler(project: Path) -> None:
     ).apply(train)
     Rewrite("lr = task.lr_at($$$A)", "lr = run.scheduler.get_last_lr()[0]").apply(train)
     Rewrite('for group in run.optimizer.param_groups:\n    group["lr"] = $X', "").apply(train)
-    Rewrite("run.optimizer.zero_grad()", "{}\nrun.scheduler.step()").apply(train)
+    Rewrite("progress.advance($$$A)", "{}\nrun.scheduler.step()", "train_epoch").apply(train)
 
 
 def scheduler_alone(project: Path) -> None:
