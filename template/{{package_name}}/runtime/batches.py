@@ -199,6 +199,7 @@ class BatchDataset(Dataset[Any]):
         try:
             whole = self._load(batch.indices)
         except UserError as error:
+            error.speaks = True  # no other rank has this sample
             whole = error  # for the rank to raise: a loader would make its traceback part of the message
         finally:
             torch.set_rng_state(before)
@@ -247,7 +248,9 @@ def explained(error: Exception, what: str) -> Exception:
     """Return the error for the user, with what would help; want of memory stays what it is."""
     if is_out_of_memory(error):
         return error
-    return UserError(f"{what}: {in_one_line(error)}" + (f"; {help}" if (help := remedy(error)) else ""))
+    explanation = UserError(f"{what}: {in_one_line(error)}" + (f"; {help}" if (help := remedy(error)) else ""))
+    explanation.speaks = True  # of one rank
+    return explanation
 
 
 def remedy(error: Exception) -> str | None:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from .. import data
 from ..config import Config
-from .batches import BatchDataset, can_be_pinned, digest, map_tensors, numbered
+from .batches import BatchDataset, can_be_pinned, digest, explained, map_tensors, numbered, remedy
 from .collectives import check_ranks_agree, on_every_rank
 from .exits import STOP_SIGNALS, UserError, end_with_parent, in_one_line, is_out_of_memory
 from .heartbeat import HERE, OWN_WAIT
@@ -146,8 +146,6 @@ class DeviceBatches:
             batches = here if self.loader is None else from_workers(self.loader)
         for each in batches:
             self.arrived += 1
-            if isinstance(each.batch, UserError):
-                each.batch.speaks = True  # no other rank has this sample
             if isinstance(each.batch, Exception):
                 raise each.batch
             yield each.batch
@@ -307,6 +305,8 @@ def passed_on(batches: Iterator[Any], loader: DataLoader[Any]) -> Iterator[Any]:
     except (RuntimeError, OSError, EOFError) as error:
         if str(error).startswith("Caught "):  # by the worker, in the dataset
             raise
+        if remedy(error):
+            raise explained(error, "a process that loads data cannot send a batch") from error
         killed = [-worker.exitcode for worker in workers_of(loader) if (worker.exitcode or 0) < 0]
         how = f"killed by signal: {signal.Signals(killed[0]).name}" if killed else "exited unexpectedly"
         raise RuntimeError(f"DataLoader worker {how}") from error
