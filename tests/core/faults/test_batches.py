@@ -247,9 +247,7 @@ def test_what_never_comes_ends_the_run(
     place = r"from the worker with process ID \d+" if workers else ""
     waited = "load_data\\(\\) of data.py" if what == "load_data" else rf"samples \d+, \d+, .*{place}"
     [error] = [line for line in printed.splitlines() if line.startswith("error: ")]
-    assert re.match(
-        rf"error: rank {processes - 1}: it has waited {TIMEOUT} s for {waited}, after step \d+", error
-    ), error
+    assert re.match(rf"error: rank {processes - 1}: it has waited {TIMEOUT} s for {waited}, after step \d+", error), error
     assert "Traceback" not in printed
     for rank in first:
         assert "error: rank 1 has ended: LoaderLost it has waited" in rank.ends_with(69, timeout=30)
