@@ -73,7 +73,7 @@ def test_what_keeps_batches_from_coming_is_named(surroundings: Surroundings, pro
     there = [Need.LOADER, *([Need.SHM] if around.shm else []), *([Need.QUOTA] if around.quota else [])]
     kinds = [kind for kind in possible_faults(*there) if KINDS[kind].need in there]
     start, options = forked(place, tmp_path, around), ("--timeout", str(math.ceil(seconds(3))))
-    nemesis = Nemesis(place, start, "csv", tmp_path, kinds, options=options, steps=100, slowness=lambda: seconds(2))
+    nemesis = Nemesis(place, start, "csv", tmp_path, kinds, options=options, slowness=lambda: seconds(2))
     nemesis.data, nemesis.shm, nemesis.quota = around.data, around.shm, around.quota
     one, every = 0.5, 0.501  # ranks that are befallen, in turn
     victims = zip(range(len(kinds)), kinds, cycle([every, one]))
