@@ -368,9 +368,9 @@ UNMET_LINE = r"error: rank \d+ could not meet the others"
 LOADER_LINE = rf"rank {VICTIM}: a process that loads its data has gone"
 SERVER_ENDS = {REFUSED: "error: .* does not start with"}
 UNSENDABLE_ENDS = {code: r"error: [^\n]*(pickle|requires? grad|function)" for code in (REFUSED, LOST)}
-STUCK_ENDS = {LOST: rf"rank {VICTIM} (has waited \d+ s for [^\n]*worker|does not come: it is loading data)"}
+STUCK_ENDS = {LOST: rf"rank {VICTIM}\b[^\n]*(has waited \d+ s for [^\n]*worker|does not come: it is loading data)"}
 FILES_ENDS = {code: r"error: [^\n]*([Tt]oo many open files|ulimit -n)" for code in (REFUSED, LOST)}
-SHM_ENDS = {code: r"error: [^\n]*/dev/shm is full" for code in (REFUSED, LOST)}
+SHM_ENDS = {code: r"error: [^\n]*/dev/shm" for code in (REFUSED, LOST)}
 TAKEN_ENDS = {LOST: LOST_LINE + "|a node is lost", KILLED: LOST_LINE}  # Ray starts no job anew that is to stop
 CUT_ENDS = {LOST: LOST_LINE + "|machine 0 is lost|has been out of reach"}
 # Imports do not tell the user, oneDNN does not say for want of what, and C and C++ may only end the program.

@@ -368,7 +368,13 @@ def test_the_number_of_a_rank_is_what_its_launcher_says(
             "error: rank 1 does not come: it is loading data",
             "no line that has",
         ),
-        (["data that never comes"], 1, LOST, "error: rank 1 has waited 30 s for sample 4, from worker 0", ""),
+        (
+            ["data that never comes"],
+            1,
+            LOST,
+            "error: rank 1: it has waited 30 s for samples 4, from the worker with process ID 7",
+            "",
+        ),
         (
             ["data that never comes"],
             1,

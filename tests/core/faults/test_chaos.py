@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -67,18 +68,16 @@ def surroundings(tmp_path: Path) -> Iterator[Surroundings]:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux alone can limit another process")
-@pytest.mark.parametrize("ranks", ["one", "all"])
-def test_what_keeps_batches_from_coming_is_named(
-    ranks: str, surroundings: Surroundings, project: Render, tmp_path: Path
-) -> None:
+def test_what_keeps_batches_from_coming_is_named(surroundings: Surroundings, project: Render, tmp_path: Path) -> None:
     place, around = project(logging="csv"), surroundings
     there = [Need.LOADER, *([Need.SHM] if around.shm else []), *([Need.QUOTA] if around.quota else [])]
     kinds = [kind for kind in possible_faults(*there) if KINDS[kind].need in there]
     start, options = forked(place, tmp_path, around), ("--timeout", str(math.ceil(seconds(3))))
-    nemesis = Nemesis(place, start, "csv", tmp_path, kinds, slowness=lambda: seconds(2), options=options)
+    nemesis = Nemesis(place, start, "csv", tmp_path, kinds, options=options, slowness=lambda: seconds(2))
     nemesis.data, nemesis.shm, nemesis.quota = around.data, around.shm, around.quota
-    victim = 0.5 + 0.001 * (ranks == "all")
-    faults = [Fault(number, kind, TRAINING, 1, 0.0, victim, 0.1) for number, kind in enumerate(kinds)]
+    one, every = 0.5, 0.501  # ranks that are befallen, in turn
+    victims = zip(range(len(kinds)), kinds, cycle([every, one]))
+    faults = [Fault(number, kind, TRAINING, 1, 0.0, victim, 0.1) for number, kind, victim in victims]
     verdict = nemesis.befall(Schedule(0, [Start(2, {"workers": "1"}, [fault]) for fault in faults]))
     assert not verdict.wrong, "\n".join([*map(str, verdict.befallen), *verdict.wrong])
     assert [fault.kind for fault in verdict.happened] == kinds
