@@ -35,7 +35,8 @@ TELLING = '''
 
 def told(self: Dataset[Any], indices: list[int]) -> Any:
     """Say which samples are fetched, of which of the two sets."""
-    print("fetched", "training" if self is sets[0] else "validation", *indices, flush=True)
+    if len(indices) > 1:  # at the start, single samples are compared with those of other ranks
+        print("fetched", "training" if self is sets[0] else "validation", *indices, flush=True)
     return given(self, indices)
 
 

@@ -1,4 +1,4 @@
-"""Evaluation gives every rank equally many batches, so that collectives in compute() meet, and counts each sample once."""
+"""Evaluation gives every rank equally many batches, so collectives in compute() meet, and counts each sample once."""
 
 import importlib
 import os
@@ -18,9 +18,7 @@ from tests.ranks import run_train, start_ranks, train_on_ranks
 @pytest.mark.parametrize("samples", [1, 2, 3, 7, 64, 128, 129, 257, 10**12 + 1])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("size", [1, 2, 64])
-def test_all_ranks_have_equally_many_batches(
-    samples: int, ranks: int, size: int, package: Callable[..., Any]
-) -> None:
+def test_all_ranks_have_equally_many_batches(samples: int, ranks: int, size: int, package: Callable[..., Any]) -> None:
     world, batches_of = package("runtime.launcher").World, package("runtime.sampling").evaluation_batches
     shards = [batches_of(samples, size, world(rank, 0, ranks, 1)) for rank in range(ranks)]
     assert len({len(shard) for shard in shards}) == 1

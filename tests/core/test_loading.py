@@ -179,8 +179,9 @@ def test_the_log_tells_of_a_loop_that_waits(
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(loading, "PERIOD", 0.1)
     caplog.set_level(logging.INFO)
-    sampler = importlib.import_module("ddp_project.runtime.sampling").Batches(range(64), 1)
-    sampler.micro_batch_size = 1
+    world = importlib.import_module("ddp_project.runtime.launcher").World(0, 0, 1, 1)
+    sampler = importlib.import_module("ddp_project.runtime.sampling").evaluation_batches(64, 1, world)
+    sampler.global_micro_batch_size = 1
     windows = loading.TrainingBatches(OneByOne(loading_takes), sampler, loading.Config(workers=0, accum_steps=2), CPU)
     sizes = []
     for window in windows:

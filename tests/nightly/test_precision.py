@@ -219,7 +219,7 @@ def one_step(program: Any, run: Any) -> dict[str, Any]:
     run.model.classifier[-1].register_forward_hook(lambda layer, args, output: dtypes.append(output.dtype))
     run.optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: applied.append(gradients_of(run)))
     program.train_step(run, [(images, labels)], 1e-3)
-    run.progress.advance(run.training.sampler.micro_batch_size)
+    run.progress.advance(run.training.sampler.global_micro_batch_size)
     program.evaluate(run)
     return {"expected": expected, "applied": applied[0], "dtypes": [*map(str, dtypes)]}
 

@@ -103,7 +103,7 @@ def signalled(self: Dataset[Any], indices: list[int]) -> Any:
     import signal
 
     global count
-    count += self is sets[0]
+    count += self is sets[0] and len(indices) > 1  # single ones are compared with those of other ranks
     if os.environ["RANK"] == "1" and str(count) == os.environ.get("SIGNAL_AT"):
         count += 1000
         os.kill(os.getpid(), signal.SIGTERM)

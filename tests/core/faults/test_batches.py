@@ -136,7 +136,7 @@ def test_a_rank_that_can_open_no_further_file_says_so(loading: ModuleType) -> No
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
     try:
         with pytest.raises(loading.UserError, match="ulimit -n 65536"):
-            [*loader]
+            list(loader)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
@@ -247,7 +247,9 @@ def test_what_never_comes_ends_the_run(
     place = r"from the worker with process ID \d+" if workers else ""
     waited = "load_data\\(\\) of data.py" if what == "load_data" else rf"samples \d+, \d+, .*{place}"
     [error] = [line for line in printed.splitlines() if line.startswith("error: ")]
-    assert re.match(rf"error: rank {processes - 1}: it has waited {TIMEOUT} s for {waited}, after step \d+", error), error
+    assert re.match(
+        rf"error: rank {processes - 1}: it has waited {TIMEOUT} s for {waited}, after step \d+", error
+    ), error
     assert "Traceback" not in printed
     for rank in first:
         assert "error: rank 1 has ended: LoaderLost it has waited" in rank.ends_with(69, timeout=30)
@@ -255,7 +257,7 @@ def test_what_never_comes_ends_the_run(
 
 @pytest.mark.parametrize("pause", [0, 2])
 def test_a_rank_whose_worker_is_frozen_heeds_a_stop(pause: int, project: Render, tmp_path: Path) -> None:
-    """Within --timeout, if it waits for a batch, and else after its step: it does not wait for the worker at its end."""
+    """Within --timeout if it waits for a batch, else after its step: at its end it does not wait for the worker."""
     options = ("--workers", "1", "--timeout", str(TIMEOUT), "--epochs", "1000", "--save-every", "1")
     [rank] = start_ranks(project(), tmp_path / "run", *options, processes=1, entry=run_in_session)
     wait_until(lambda: (tmp_path / "run" / "checkpoints" / "last.pt").exists(), told=rank.output.read_text)

@@ -83,11 +83,7 @@ MISTAKES = [
     Mistake(
         "evaluation drops what does not fill a batch of every rank",
         "ddp_project/runtime/sampling.py",
-        Rewrite(
-            "range($RANK, $SAMPLES, $RANKS)",
-            "range($RANK, $SAMPLES - $SAMPLES % $RANKS, $RANKS)",
-            "evaluation_batches",
-        ),
+        Rewrite("Batches($SAMPLES, $SIZE, world)", "Batches($SAMPLES - $SAMPLES % world.world_size, $SIZE, world)"),
         NUMBERS,
     ),
     Mistake(

@@ -1,0 +1,180 @@
+"""What load_data() must not return is refused in one line; what differs by itself each time is not."""
+
+import importlib
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, Subset
+
+from tests.conftest import Render
+from tests.ranks import Rank, run_train, start_ranks, train_on_ranks
+
+FETCHED = 3  # samples of each set that are compared
+
+
+class Digits(Dataset[Any]):
+    """The digits one by one, changed in the way that is asked for."""
+
+    def __init__(self, digits: Any, kind: str) -> None:
+        self.digits, self.kind, self.fetched = digits, kind, 0
+        self.own = random.Random()  # without a seed
+        self.rank = int(os.environ["RANK"])
+
+    def __len__(self) -> int:
+        match self.kind:
+            case "a length that is a float":
+                return 3.0  # type: ignore[return-value]
+            case "a negative length":
+                return -3
+            case "a length that raises":
+                raise FileNotFoundError("index.json")
+        return len(self.digits)
+
+    def __getitem__(self, index: int) -> Any:
+        self.fetched += 1
+        print("fetched", os.getpid(), flush=True)
+        image, label = self.digits[index]
+        match self.kind:
+            case "each rank its own samples":
+                return self.digits[(index + self.rank) % len(self.digits)]
+            case "augmentation that is new each time":
+                return image + self.own.random(), label
+            case "augmentation from all generators":
+                return image + random.random() + np.random.random() + torch.rand(()), label
+            case "rounding of another machine":
+                return image * (1 + self.rank * 1e-7), label
+            case "an error on one rank" if self.rank and self.fetched == 1:
+                raise ValueError("not yet")
+        return image, label
+
+
+class Stream(IterableDataset[Any]):
+    """A stream that has a length and samples, too, as streaming libraries have it."""
+
+    def __init__(self, digits: Any) -> None:
+        self.digits = digits
+
+    def __len__(self) -> int:
+        return len(self.digits) // 2
+
+    def __getitem__(self, index: int) -> Any:
+        return self.digits[index]
+
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+def load_what_is_asked_for(config: Any, load: Any, kind: str) -> Any:
+    """Stand for an owner's load_data()."""
+    training, validation = load(config)
+    match kind:
+        case "one set":
+            return training
+        case "three sets":
+            return [training, validation, validation]
+        case "nothing":
+            return None
+        case "a stream":
+            return Stream(training), validation
+        case "a part of a stream":
+            return training, Subset(Stream(validation), range(9))
+        case "no samples":
+            return Subset(training, []), validation
+    return Digits(training, kind), Digits(validation, kind)
+
+
+def train_on_it() -> None:
+    """Be a rank whose data is as the environment says."""
+    data: Any = importlib.import_module("ddp_project.data")
+    load = data.load_data
+    data.load_data = lambda config: load_what_is_asked_for(config, load, os.environ["KIND"])
+    run_train()
+
+
+STREAM = "is a stream (Stream): return one with __len__ and __getitem__ that has all samples on every rank"
+REFUSED = {
+    "one set": "load_data() must return two datasets, to train and to validate on, not Digits",
+    "three sets": "load_data() must return two datasets, to train and to validate on, not 3 things",
+    "nothing": "load_data() must return two datasets, to train and to validate on, not NoneType",
+    "a stream": f"the training set {STREAM}",
+    "a part of a stream": f"the validation set {STREAM}",
+    "no samples": "the training set is empty",
+    "a length that is a float": "the training set has no length: TypeError 'float' object",
+    "a negative length": "the training set has no length: ValueError __len__() should return >= 0",
+    "a length that raises": "the training set has no length: FileNotFoundError index.json",
+    "each rank its own samples": "the training set has not the same samples on all ranks: load_data() must return all",
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_data_that_cannot_be_dealt_out_is_refused(kind: str, project: Render, tmp_path: Path) -> None:
+    printed = train_on_ranks(project(), tmp_path / "run", code=2, entry=train_on_it, env={"KIND": kind}, timeout=60)
+    [error] = [line for each in printed for line in each.splitlines() if "error: " in line]
+    assert f"data.py: {REFUSED[kind]}" in error
+    assert "Traceback" not in "".join(printed)
+
+
+ACCEPTED = [
+    "augmentation that is new each time",
+    "augmentation from all generators",
+    "rounding of another machine",
+    "an error on one rank",
+]
+
+
+@pytest.mark.parametrize("kind", ACCEPTED)
+def test_other_data_is_accepted(kind: str, project: Render, tmp_path: Path) -> None:
+    options = ("--max-steps", "1", "--workers", "0")
+    train_on_ranks(project(), tmp_path / "run", *options, entry=train_on_it, env={"KIND": kind})
+
+
+def fetches(rank: Rank, code: int) -> list[int]:
+    """The IDs of the processes that fetched samples, once for each."""
+    return [int(line.split()[1]) for line in rank.ends_with(code, 60).splitlines() if line.startswith("fetched")]
+
+
+@pytest.mark.parametrize(("processes", "workers"), [(1, 0), (2, 0), (2, 1)])
+def test_few_samples_are_compared(processes: int, workers: int, project: Render, tmp_path: Path) -> None:
+    """None by a rank alone; and none by a rank that lets others load, for what it opens they would share."""
+    options = ("--global-batch-size", "100000", "--workers", str(workers))  # refused after the comparison
+    ranks = start_ranks(
+        project(), tmp_path / "run", *options, processes=processes, entry=train_on_it, env={"KIND": "as they are"}
+    )
+    for rank in ranks:
+        fetched = fetches(rank, 2)
+        assert len(fetched) == (2 * FETCHED if processes > 1 else 0)
+        assert not workers or rank.process.pid not in fetched
+
+
+@pytest.mark.parametrize(("before", "now", "code"), [(600, 500, 2), (600, 700, 2), (600, 64, 2), (600, 600, 0)])
+def test_a_set_of_another_length_within_an_epoch_is_refused(
+    before: int, now: int, code: int, own_project: Render, tmp_path: Path
+) -> None:
+    """At the end of an epoch, it is not."""
+    project, run_dir = own_project(), tmp_path / "run"
+    for samples, steps, expected in ((before, 5, 0), (now, 6, code)):
+        resume = ("--resume",) if steps > 5 else ()
+        options = (*resume, "--max-steps", str(steps))
+        env = {"SAMPLES": str(samples)}
+        [printed] = train_on_ranks(project, run_dir, *options, processes=1, code=expected, entry=train_on_some, env=env)
+    if code:
+        assert f"error: data.py: the training set has {now} samples and had {before} when epoch 1 began: " in printed
+        assert "Traceback" not in printed
+        return
+    train_on_ranks(project, run_dir, "--resume", "--max-steps", "9", processes=1, entry=train_on_some, env=env)
+    options = ("--resume", "--max-steps", "12")
+    train_on_ranks(project, run_dir, *options, processes=1, entry=train_on_some, env={"SAMPLES": "500"})
+
+
+def train_on_some() -> None:
+    """Be a rank that trains on the first samples."""
+    data: Any = importlib.import_module("ddp_project.data")
+    load = data.load_data
+    samples = int(os.environ["SAMPLES"])
+    data.load_data = lambda config: (Subset(load(config)[0], range(samples)), load(config)[1])
+    run_train()
