@@ -82,8 +82,8 @@ def attributes(value: Any) -> list[str]:
     if not known or isinstance(value, type):
         return []
     names = dict.fromkeys([*(each.name for each in known), *getattr(value, "__dict__", ())])
-    cached = (name for name in names if isinstance(getattr(type(value), name, None), cached_property))
-    return [name for name in names if hasattr(value, name) and name not in cached]
+    cached = {name for name in names if isinstance(getattr(type(value), name, None), cached_property)}
+    return [name for name in names if name not in cached and hasattr(value, name)]
 
 
 def with_attributes(value: Any, parts: dict[str, Any]) -> Any:
