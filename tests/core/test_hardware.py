@@ -293,6 +293,7 @@ def test_devices_of_another_kind_are_named(
         "4 x xpu cannot be used by a run, which needs CUDA or ROCm: train elsewhere, or give --device cpu"
     )
     monkeypatch.setattr(sys, "argv", ["", agent.AUTO])
+    monkeypatch.setenv(agent.THREADS, "")  # which it sets: not for the tests after this one
     agent.get_ready()
     assert sys.argv[1] == f"--nproc-per-node={len(os.sched_getaffinity(0))}"
 
@@ -321,6 +322,7 @@ def test_auto_is_a_rank_for_each_gpu(package: Callable[..., Any], monkeypatch: p
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     for words, expected in ((agent.AUTO, "--nproc-per-node=3"), ("--nproc-per-node=2", "--nproc-per-node=2")):
         monkeypatch.setattr(sys, "argv", ["", words])
+        monkeypatch.setenv(agent.THREADS, "")
         agent.get_ready()
         assert sys.argv[1] == expected
 
