@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain, islice, pairwise
+from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
 from pickle import PicklingError
 from threading import Thread
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from .. import data
 from ..config import Config
@@ -275,6 +277,10 @@ def workers_for(dataset: Dataset[Any], config: Config) -> int:
     return 0 if hasattr(dataset, "__getitems__") else min(MOST_WORKERS, own_cores() - 1)
 
 
+# An iterator that cannot be made has none, and would print a traceback when it is deleted.
+_MultiProcessingDataLoaderIter._shutdown = True
+
+
 def from_workers(loader: DataLoader[Any]) -> Iterator[Any]:
     """Start the workers of a loader, and return what yields their batches. Raises UserError if they cannot start."""
     starting = not workers_of(loader)
@@ -307,6 +313,10 @@ def passed_on(batches: Iterator[Any], loader: DataLoader[Any]) -> Iterator[Any]:
             raise
         if remedy(error):
             raise explained(error, "a process that loads data cannot send a batch") from error
+        ended = wait([worker.sentinel for worker in workers_of(loader)], timeout=1)
+        if isinstance(error, OSError | EOFError) and not ended:
+            lives = "--workers: a process that loads data lives, and does not hand on its batch"
+            raise UserError(f"{lives}: ulimit -n 65536 lets it open more files, or give --workers 0") from error
         killed = [-worker.exitcode for worker in workers_of(loader) if (worker.exitcode or 0) < 0]
         how = f"killed by signal: {signal.Signals(killed[0]).name}" if killed else "exited unexpectedly"
         raise RuntimeError(f"DataLoader worker {how}") from error
