@@ -100,8 +100,8 @@ def test_a_real_quota_is_found_and_launch_sh_starts_a_rank_for_each_core(project
         if join is None:
             pytest.skip("no quota of CPUs can be set here")
         words = (
-            "import sys; from ddp_project.runtime import agent, hardware; print([*hardware.quotas().values()]); "
-            "sys.argv = ['', agent.AUTO, 'train.py']; agent.get_ready(); print(sys.argv[1])"
+            "import sys; from ddp_project.runtime import hardware, launcher; print([*hardware.quotas().values()]); "
+            "sys.argv = ['', '--nproc-per-node=auto', 'train.py']; launcher.get_ready(); print(sys.argv[1])"
         )
         script = f'echo $$ >{join}; exec {sys.executable} -c "{words}"'
         done = subprocess.run(["bash", "-c", script], cwd=project(), capture_output=True, text=True, check=True)
@@ -285,16 +285,16 @@ def test_devices_of_another_kind_are_named(
     hardware: Any, package: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torchrun would start a rank for each, and all of them would compute on the CPU."""
-    placement, agent = package("runtime.placement"), package("runtime.agent")
+    placement, launcher = package("runtime.placement"), package("runtime.launcher")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("xpu"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     assert placement.unused_devices("auto").partition(": ")[2] == (
         "4 x xpu cannot be used by a run, which needs CUDA or ROCm: train elsewhere, or give --device cpu"
     )
-    monkeypatch.setattr(sys, "argv", ["", agent.AUTO])
-    monkeypatch.setenv(agent.THREADS, "")  # which it sets: not for the tests after this one
-    agent.get_ready()
+    monkeypatch.setattr(sys, "argv", ["", AUTO])
+    monkeypatch.setenv(launcher.THREADS, "")  # which it sets: not for the tests after this one
+    launcher.get_ready()
     assert sys.argv[1] == f"--nproc-per-node={len(os.sched_getaffinity(0))}"
 
 
@@ -317,22 +317,23 @@ def test_words_of_torch_about_an_old_driver_do_not_come_again(
 
 
 def test_auto_is_a_rank_for_each_gpu(package: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = package("runtime.agent")
+    launcher = package("runtime.launcher")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    for words, expected in ((agent.AUTO, "--nproc-per-node=3"), ("--nproc-per-node=2", "--nproc-per-node=2")):
+    for words, expected in ((AUTO, "--nproc-per-node=3"), ("--nproc-per-node=2", "--nproc-per-node=2")):
         monkeypatch.setattr(sys, "argv", ["", words])
-        monkeypatch.setenv(agent.THREADS, "")
-        agent.get_ready()
+        monkeypatch.setenv(launcher.THREADS, "")
+        launcher.get_ready()
         assert sys.argv[1] == expected
 
 
+AUTO = "--nproc-per-node=auto"
 WATCH = """
 import sys, time
 from threading import Thread
-from ddp_project.runtime import agent
-agent.PAUSE = 0.1
-Thread(target=agent.watch_head, args=(sys.argv[1], float(sys.argv[2])), daemon=True).start()
+from ddp_project.runtime import launcher
+launcher.PAUSE = 0.1
+Thread(target=launcher.watch_head, args=(sys.argv[1], float(sys.argv[2])), daemon=True).start()
 print("watching", flush=True)
 time.sleep(float(sys.argv[3]))
 print("done")
