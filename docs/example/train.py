@@ -146,8 +146,8 @@ def evaluate(run: Run) -> bool:
     sums = meter.Meter(run.device)
     run.model.eval()
     with collectives.averaged_buffers(run.model), run.update.ema_weights():
-        for batch in run.validation:
-            sums.add(meter.checked(task.compute(run.model, batch)))  # not run.ddp: a rank may have fewer batches
+        for batch, counts in run.validation:
+            sums.add(meter.checked(task.compute(run.model, batch)), counts=counts)
     metrics = reporting.metrics_of(sums.reduce()[0])
     run.reporter.log_evaluation(run.progress, metrics)
     return run.progress.is_best(metrics, task.BEST, higher=task.HIGHER_IS_BETTER)

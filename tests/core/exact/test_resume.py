@@ -50,7 +50,7 @@ def assert_ends_like(whole: Program, stopped: Program, *, best: bool = False) ->
     assert [step for step, _ in records["train/loss"]] == sorted({step for step, _ in records["train/loss"]})
 
 
-AHEAD = Rewrite("self.copies and self.loader", "True", "DeviceBatches.__iter__")
+AHEAD = Rewrite("self.copies and self.workers", "True", "DeviceBatches.__iter__")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
