@@ -161,7 +161,8 @@ def test_what_cannot_be_pinned_comes_to_a_gpu_without_it(loading: ModuleType, as
     [*loading.DeviceBatches(Elsewhere(), [loading.Batch([1, 2], (0,))], loading.Config(), GPU)]
     assert asked[:2] == ["training: copy 3", "training: copy 4"]
     asked.clear()
-    loading.Pinnable(Elsewhere().__getitems__([1, 2])).pin_memory()  # as the loader does it, with workers
+    batches = importlib.import_module("ddp_project.runtime.batches")
+    batches.Pinnable(Elsewhere().__getitems__([1, 2])).pin_memory()  # as the loader does it, with workers
     assert asked == []
 
 

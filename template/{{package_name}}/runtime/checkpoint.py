@@ -294,8 +294,7 @@ class Checkpoints:
 def changed_options(before: dict[str, Any], config: Config) -> dict[str, str]:
     """Return the options that were others in the run that wrote a checkpoint, and their words with both values."""
     start = (*FROM_RANK_0, "init_from")  # they say how a run begins
-    own = {name: plain(value, name) for name, value in vars(config).items() if name not in start and name in before}
-    now = {name: [*value] if isinstance(value, tuple) else value for name, value in own.items()}
+    now = {name: value for name, value in as_plain_dict(config).items() if name not in start and name in before}
     other = {name: value for name, value in now.items() if value != before[name]}
     return {name: f"--{name.replace('_', '-')} {value} (was {before[name]})" for name, value in other.items()}
 

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from .exits import ExitCode, RankLost
+from .exits import ExitCode, RankLost, in_one_line
 
 BEAT = 0.25  # seconds between two signs of life
 SILENT = 3 * BEAT  # seconds without one, after which a rank counts as missing if a collective has failed
@@ -32,7 +32,7 @@ class Whereabouts:
 
     step: int = 0  # the last one that is complete
     phase: str = "starting"
-    failed: bool = False  # a collective, in which it waited for others
+    failed: str = ""  # what a collective has said, in which it waited for others
     end: str = ""  # why it has left
     beat: int = 0  # how often it has said so
     since: float = field(default=0.0, compare=False)  # time.monotonic() at which another rank saw it first
@@ -148,15 +148,17 @@ class SignsOfLife:
         """After a collective has failed: raise RankLost if another rank has ended, is silent or does not come."""
         if not self.others:
             return
-        HERE.failed, self.heeded = True, self.others
+        HERE.failed, self.heeded = in_one_line(error), self.others
         self.record = write_record(self.rank)
         missing = self._missing(SILENT + 2 * BEAT)
-        if not missing and "imed out" in str(error):
+        # A rank whose time is out closes its connections, which others hear of in words of their own.
+        if not missing and any("imed out" in said for said in (HERE.failed, *(it.failed for it in self.seen.values()))):
             # Whoever came to the collective fails in it, too, a little sooner or later.
             self._missing(PATIENCE)
             places = self.seen.items()
             missing = {rank: f"does not come: it is {place}" for rank, place in places if not place.failed}
             if not missing:
+                logging.warning("a collective has failed", exc_info=error)
                 raise RankLost(f"all ranks wait for each other: {MISMATCH}", speaks=self.rank == 0) from error
         if missing:
             found = "; ".join(f"rank {rank} {what}" for rank, what in missing.items())
