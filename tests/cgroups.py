@@ -3,11 +3,17 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from .pace import wait_until
 
 PERIOD = 100_000  # microseconds
+
+
+def is_empty(group: Path) -> bool:
+    """Return whether no process is in a cgroup."""
+    return not (group / "cgroup.procs").read_text()
 
 
 @contextmanager
@@ -32,7 +38,7 @@ def quota(cores: float) -> Iterator[Path | None]:
             try:
                 yield group / "cgroup.procs"
             finally:
-                wait_until(lambda group=group: not (group / "cgroup.procs").read_text())
+                wait_until(partial(is_empty, group))
                 group.rmdir()
             return
     yield None

@@ -55,7 +55,7 @@ def accumulated_gradients(rank: int, project: Path, options: dict[str, Any]) -> 
     beside the buckets between two micro-batches, and the bytes that they held before each micro-batch.
     """
     sys.path.insert(0, str(project))
-    train = importlib.import_module("train")
+    train: Any = importlib.import_module("train")
     build_model, compute, mean = train.build_model, train.task.compute, train.meter.Mean
 
     def build_more() -> Any:
@@ -65,7 +65,8 @@ def accumulated_gradients(rank: int, project: Path, options: dict[str, Any]) -> 
 
     def compute_more(model: Any, batch: Any) -> dict[str, Any]:
         means = compute(model, batch)
-        return means | {"loss": mean(means["loss"].sum - 0.0 * model.never.sum(), means["loss"].count)}
+        more: dict[str, Any] = means | {"loss": mean(means["loss"].sum - 0.0 * model.never.sum(), means["loss"].count)}
+        return more
 
     train.build_model, train.task.compute = build_more, compute_more
     found: dict[str, Any] = {}

@@ -262,8 +262,8 @@ def test_gpus_that_torch_cannot_use_are_named(project: Render, tmp_path: Path) -
     )
     hidden = path | {"CUDA_VISIBLE_DEVICES": ""}
     for env, entry in ((path, run_doctor), (hidden, with_gpus_and_a_build_for_cpus)):
-        [printed] = train_on_ranks(*options, processes=1, env=env, entry=entry)
-        assert printed.splitlines()[-1] == "sound: a run can start here"
+        [alone] = train_on_ranks(*options, processes=1, env=env, entry=entry)
+        assert alone.splitlines()[-1] == "sound: a run can start here"
 
 
 def test_a_run_that_leaves_gpus_idle_warns_once(project: Render, tmp_path: Path) -> None:

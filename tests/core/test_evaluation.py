@@ -97,5 +97,5 @@ def test_collectives_that_do_not_match_are_told_as_such(differs: str, project: R
     assert {rank.process.exitcode for rank in ranks} <= {2, 69}, printed
     errors = [line for line in printed.splitlines() if "error: " in line]
     assert errors
-    assert all("compute() of task.py must call the same collectives" in line for line in errors), printed
+    assert all("ranks must call the same collectives" in line for line in errors), printed
     assert "start again with --resume" not in printed

@@ -138,6 +138,7 @@ def test_equal_gpus_of_two_hosts_are_two(placement: Any, monkeypatch: pytest.Mon
 
 def test_parts_of_a_gpu_share_its_address(placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of NVIDIA have UUIDs of their own, those of AMD may have none."""
+    parts: Any
     for parts in ([at(3, "A"), at(3, "B")], [at(3, ALIKE), at(3, ALIKE)], [{"uuid": ALIKE}, {"uuid": ALIKE}], [{}, {}]):
         places = [own_place(placement, monkeypatch, *parts)] * 2
         assert placement.divide_gpus(places) == [0, 1]

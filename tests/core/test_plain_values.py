@@ -19,7 +19,7 @@ from tests.launching import checkpoint, differences
 from tests.ranks import train_on_ranks
 from tools.rewriting import Rewrite
 
-Point = namedtuple("Point", "x y")  # noqa: PYI024  # as owners write it
+Point = namedtuple("Point", "x y")  # as owners write it
 
 
 class Mode(enum.Enum):

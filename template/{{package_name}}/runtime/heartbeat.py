@@ -41,7 +41,7 @@ class Whereabouts:
         return f"{self.phase}, after step {self.step}"
 
 
-MISMATCH = "compute() of task.py must call the same collectives on every rank, with tensors of the same shapes"
+MISMATCH = "ranks must call the same collectives, on tensors of the same shapes: see compute(), and code of one rank"
 KEPT: list[object] = []  # what C calls, and Python would forget
 OWN_WAIT = SimpleNamespace(what=None)  # a function, new for each wait, that says for what this rank itself waits
 HERE = Whereabouts()  # the training loop only sets it, which costs nothing; a thread tells the others

@@ -11,7 +11,8 @@ from tests.programs import Program, ends_of, run_all
 from tools.rewriting import extend
 
 OPTIONS = {"global_batch_size": 24, "epochs": 1, "log_every": 2, "save_every": 2}
-UNUSED, ACCUMULATED = {"find_unused_parameters": None}, {"accum_steps": 2, "epochs": 3}
+UNUSED: dict[str, Any] = {"find_unused_parameters": None}
+ACCUMULATED: dict[str, Any] = {"accum_steps": 2, "epochs": 3}
 RANK = "torch.distributed.get_rank()"
 
 # Appended to task.py, which imports torch: it changes the model, the optimizer, and both after two steps.
@@ -113,7 +114,8 @@ REPLACE = f"{WEIGHT} = optimizer.param_groups[0]['params'][-2] = nn.Parameter({W
 SWAP_ALIKE = "model.features[0][0].weight.requires_grad_(True); model.features[0][1].weight.requires_grad_(False)"
 ONE_FROZEN = "network.features[0][0].weight.requires_grad_(False)"
 OTHERWISE, NO_PART = "parameters are trained otherwise than at the start: ", "parameters took no part in a step: "
-LATER = {  # the model, the optimizer, what changes after two steps, options, and the error
+# The model, the optimizer, what changes after two steps, options, and the error.
+LATER: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
     "unfrozen": (FROZEN, "", UNFREEZE, {}, f"{OTHERWISE}features.0.0.weight, features.0.1.weight"),
     "unfrozen in micro-batches": (FROZEN, "", UNFREEZE, ACCUMULATED, f"{OTHERWISE}features.0.0.weight"),
     "unfrozen on one rank": (FROZEN, "", f"if {RANK}: {UNFREEZE}", {}, f"{OTHERWISE}features.0.0.weight"),
