@@ -109,7 +109,8 @@ class Trial:
             file.write_text(text)
         if name == "run":
             trained.seconds[stage] = ended.seconds
-        complaint = ended.complaint
+        limited = (text for text in ended.output if "File too large" in text)
+        complaint = ended.complaint or next(limited, "")
         if "File too large" in complaint:  # the limit on the size of files, which every rank but 0 has
             complaint = f"a rank other than 0 wrote a file, for which it gets the error below\n{complaint}"
         if complaint:
