@@ -239,13 +239,10 @@ class Checkpoints:
 
         Raises UserError on every rank if none is whole or fits, or if the parts hold what cannot be saved.
         """
-        if candidates:
-            self._resume(on_main(lambda: first_whole(candidates)))
-        self.finite = {name for name, finite in finite_tensors(self.model).items() if finite}
-        state = self._state()
-        on_main(lambda: bool(writer_of(state)))
-
-    def _resume(self, path: Path) -> None:
+        if not candidates:
+            self._get_ready()
+            return
+        path = on_main(lambda: first_whole(candidates))
         before = on_every_rank(lambda: self._load(path))
         if path.resolve().parent != self.folder.resolve():
             self.progress.forget_best()  # the best.pt of another run is not here
@@ -256,6 +253,13 @@ class Checkpoints:
         if files := changed_files(before.get("code", code), code):
             commits = f"commit {code['commit']}, was {before['code']['commit']}"
             logging.info("other code than before: %s (%s)", ", ".join(files), commits)
+        self._get_ready()
+
+    def _get_ready(self) -> None:
+        """Note what is finite, and try on all parts whether they can be saved."""
+        self.finite = {name for name, finite in finite_tensors(self.model).items() if finite}
+        state = self._state()
+        on_main(lambda: bool(writer_of(state)))
 
     def _load(self, path: Path) -> dict[str, Any]:
         """Go on from a checkpoint, and return what it says about its run."""
