@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stderr, suppress
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from datetime import date, time, timedelta
 from enum import Enum
 from pathlib import Path
@@ -258,6 +258,11 @@ def flat(value: Any) -> list[Any]:
     return [inner for each in value for inner in flat(each)] if isinstance(value, list) else [value]
 
 
+def values_of(options: Any) -> dict[str, Any]:
+    """Return the options by their names, as they are."""
+    return {field.name: getattr(options, field.name) for field in fields(options)}
+
+
 def as_plain_dict(config: Any) -> dict[str, Any]:
     """Return the options as JSON, checkpoints and --config take them. Raises UserError if a value cannot be so."""
 
@@ -265,6 +270,7 @@ def as_plain_dict(config: Any) -> dict[str, Any]:
         value = value.item() if hasattr(value, "item") else value  # of NumPy
         if isinstance(value, Enum):
             return value.name
+        value = values_of(value) if is_dataclass(value) else value
         if isinstance(value, dict):
             return {plain(key): plain(each) for key, each in value.items()}
         if isinstance(value, tuple | list | set | frozenset):
@@ -281,7 +287,7 @@ def as_plain_dict(config: Any) -> dict[str, Any]:
         raise TypeError(type(value).__name__)
 
     found = {}
-    for name, value in asdict(config).items():
+    for name, value in values_of(config).items():
         try:
             found[name] = plain(value)
         except TypeError as error:
