@@ -267,4 +267,4 @@ def test_a_rank_whose_worker_is_frozen_heeds_a_stop(pause: int, project: Render,
     rank.process.terminate()
     rank.process.join(seconds(30))
     assert rank.process.exitcode in ((69,) if pause else (69, 75)), rank.output.read_text()
-    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+    wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, limit=10)
