@@ -266,15 +266,15 @@ def values_of(options: Any) -> dict[str, Any]:
 def as_plain_dict(config: Any) -> dict[str, Any]:
     """Return the options as JSON, checkpoints and --config take them. Raises UserError if a value cannot be so."""
 
-    def plain(value: Any) -> Any:
+    def as_json(value: Any) -> Any:
         value = value.item() if hasattr(value, "item") else value  # of NumPy
         if isinstance(value, Enum):
             return value.name
         value = values_of(value) if is_dataclass(value) else value
         if isinstance(value, dict):
-            return {plain(key): plain(each) for key, each in value.items()}
+            return {as_json(key): as_json(each) for key, each in value.items()}
         if isinstance(value, tuple | list | set | frozenset):
-            return [plain(each) for each in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
+            return [as_json(each) for each in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
         if isinstance(value, Path | date | time):
             return str(value)
         if isinstance(value, timedelta):
@@ -289,7 +289,7 @@ def as_plain_dict(config: Any) -> dict[str, Any]:
     found = {}
     for name, value in values_of(config).items():
         try:
-            found[name] = plain(value)
+            found[name] = as_json(value)
         except TypeError as error:
             option = f"--{name.replace('_', '-')}"
             raise UserError(f"{option} is of type {error}, which config.json cannot hold: make it text") from None
