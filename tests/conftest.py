@@ -30,8 +30,10 @@ Render = Callable[..., Path]
 Measured = Callable[[str, str, float], None]
 MEASURED_NOW: set[str] = set()  # the guarantees with a number of this session
 
-# A shell starts what is to run in the background with SIGINT ignored, and what tests start would inherit that.
+# A shell starts what is to run in the background with SIGINT ignored, nohup with SIGHUP: what tests start would inherit
+# that, but no handler.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, lambda *_: None)
 # git, also as Copier runs it and whatever the tests start, has no settings of the user and leaves nothing running. No
 # Python leaves bytecode in the projects that tests share: others compare what lies there.
 ENVIRONMENT = {**SETTINGS, "PYTHONDONTWRITEBYTECODE": "1"}

@@ -27,7 +27,8 @@ from generator.check.train.records import READERS, History
 LOG_EVERY = 5  # steps
 STEPS = 200  # of a run, which has time for AT_ONCE faults
 AT_ONCE = 8
-TIMEOUT = 30  # seconds: on a busy machine ranks may be far apart
+TIMEOUT = 30  # seconds: ranks may be far apart
+USUAL_SLOWNESS = 2.0
 ON_CPU = ("--device", "cpu", "--backend", "gloo", "--timeout", str(TIMEOUT))
 OPTIONS = (*ON_CPU, "--epochs", "1000", "--log-every", str(LOG_EVERY))
 BEGINS_WITHIN = 60.0  # seconds until a start trains
@@ -198,7 +199,9 @@ class Nemesis:
             yield f"{lost} steps are lost, and {limit} may be"
 
     def _options_of(self, start: Start, *, resume: bool) -> list[str]:
-        options = {"save-every": str(SAVE_EVERY), "max-steps": str(self.steps), **start.options}
+        timeout = TIMEOUT * max(1.0, self.slowness() / USUAL_SLOWNESS)  # in which workers start, also if all is busy
+        options = {"timeout": f"{timeout:.0f}", "save-every": str(SAVE_EVERY), "max-steps": str(self.steps)}
+        options |= start.options
         words = [word for name, value in options.items() for word in (f"--{name}", value) if word]
         return [*OPTIONS, *self.options, *words, *(["--resume"] if resume else [])]
 

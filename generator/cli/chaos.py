@@ -3,6 +3,7 @@
 import os
 import resource
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
@@ -58,6 +59,9 @@ def chaos(
     for bit. A run that fails is repeated with fewer faults, and the command for the fewest is shown.
     """
     term_as_ctrl_c()
+    for each in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(each) == signal.SIG_IGN:  # as nohup and & have it: runs would inherit that, but no handler
+            signal.signal(each, lambda *_: None)
     with errors_in_one_line(), tempfile.TemporaryDirectory(prefix="ddp-chaos-") as folder, ExitStack() as stack:
         wanted = None if only is None else numbers(only)
         nemesis = prepare(project.resolve(), Path(folder), stack, options or [], steps)
