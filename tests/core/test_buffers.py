@@ -52,6 +52,7 @@ GROWING = HEAD + '''class Network(nn.Module):
         self.steps = 0
         self.register_buffer("table", torch.zeros(1))
         self.register_buffer("late", None)
+        self.register_buffer("running_scores", torch.zeros(0))
         self.register_buffer("unsaved", torch.zeros(1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -60,6 +61,7 @@ GROWING = HEAD + '''class Network(nn.Module):
             length = self.steps * (1 + dist.get_rank()) + 1
             self.table = torch.arange(float(length))
             self.late = torch.ones(2)
+            self.running_scores = self.table + 0.5
             self.unsaved = torch.zeros(length)
         return self.head(images.flatten(1))
 '''
@@ -72,10 +74,12 @@ OWN = HEAD + '''class Tracker(nn.Module):
         self.register_buffer("queue", torch.zeros(4))
         self.register_buffer("place", torch.zeros((), dtype=torch.long))
         self.register_buffer("scale", torch.ones(2))
+        self.register_buffer("spectrum", torch.zeros(2, dtype=torch.complex64))
 
     def forward(self, values: Tensor) -> Tensor:
         if self.training:
             self.running_level += values.detach().mean()
+            self.spectrum = self.spectrum + values.detach().mean() * (1 + 2j)
             self.queue[self.place % 4] = values.detach().mean()
             self.place += 1 + (dist.get_rank() if dist.is_initialized() else 0)
         return values
@@ -123,7 +127,7 @@ def test_buffers_that_grow_are_resumed_on_two_ranks_and_on_one(own_project: Rend
     run_dir = tmp_path / "run"
     train_on_ranks(project, run_dir, "--max-steps", "2")
     saved = checkpoint(run_dir)
-    assert saved["grown_buffers"] == {"table": [1], "late": None}
+    assert saved["grown_buffers"] == {"table": [1], "late": None, "running_scores": [0]}
     assert [each.tolist() for each in saved["ranks"]["buffers"]["table"]] == [[0, 1, 2], [0, 1, 2, 3, 4]]
     assert saved["model"]["table"].tolist() == [0, 1, 2]
     source = str(run_dir / "checkpoints" / "last.pt")
@@ -146,9 +150,9 @@ def test_what_ranks_differ_in_is_kept_for_each_and_averaged_to_evaluate(own_proj
     train_on_ranks(project, tmp_path / "run", "--max-steps", "2", *options)
     saved = checkpoint(tmp_path / "run")
     own = saved["ranks"]["buffers"]
-    assert own.keys() == {"tracker.running_level", "tracker.queue", "tracker.place"}
+    assert own.keys() == {"tracker.running_level", "tracker.queue", "tracker.place", "tracker.spectrum"}
     assert [int(place) for place in own["tracker.place"]] == [2, 4]
-    for name in ("tracker.running_level", "tracker.queue"):
+    for name in ("tracker.running_level", "tracker.queue", "tracker.spectrum"):
         first, second = own[name]
         assert not torch.equal(first, second)
         torch.testing.assert_close(saved["model"][name], (first + second) / 2)

@@ -1,17 +1,20 @@
-"""Evaluation gives every rank equally many batches, so collectives in compute() meet, and counts each sample once."""
+"""Evaluation gives all ranks batches of the same sizes, so collectives in compute() meet; each sample counts once."""
 
 import importlib
 import os
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.nn.functional import all_gather as gather_together
 from torch.utils.data import Subset
 
 from tests.conftest import Render
+from tests.launching import checkpoint, differences
 from tests.ranks import run_train, start_ranks, train_on_ranks
 
 
@@ -22,20 +25,19 @@ def test_all_ranks_have_equally_many_batches(samples: int, ranks: int, size: int
     world, batches_of = package("runtime.launcher").World, package("runtime.sampling").evaluation_batches
     shards = [batches_of(samples, size, world(rank, 0, ranks, 1)) for rank in range(ranks)]
     assert len({len(shard) for shard in shards}) == 1
-    assert len(shards[0]) == -(-samples // (ranks * size)), "no more than are needed"
+    assert len(shards[0]) <= -(-samples // (ranks * size)) + 1, "no more than are needed"
     if samples > 1000:
         assert len(next(iter(shards[-1])).indices) in (size - 1, size)
         return
     rows = [[*row] for row in zip(*shards, strict=True)]
     counted = [index for row in rows for batch in row if batch.counts for index in batch.indices]
     assert counted == [*range(samples)]
-    lengths = {len(batch.indices) for row in rows for batch in row if batch.counts}
-    assert max(lengths) <= size
-    assert max(lengths) - min(lengths) <= 1
-    assert sum(len({len(batch.indices) for batch in row}) > 1 for row in rows) <= 1
-    empty = [batch for row in rows for batch in row if not batch.counts]
-    assert not empty or samples < len(rows) * ranks
-    assert all(len(batch.indices) == 1 and batch.indices[0] < samples for batch in empty)
+    lengths = [{len(batch.indices) for batch in row} for row in rows]
+    assert all(len(each) == 1 for each in lengths), "what compute() gathers has the same shape on all ranks"
+    assert max(*chain(*lengths), 1) <= size
+    without = [batch for row in rows for batch in row if not batch.counts]
+    assert len(without) == -samples % ranks
+    assert all(batch.indices[0] < samples for batch in without)
 
 
 def evaluate_together() -> None:
@@ -47,14 +49,13 @@ def evaluate_together() -> None:
     data.load_data = lambda config: (load(config)[0], Subset(load(config)[1], range(samples)))
 
     def compute_together(model: Any, batch: Any) -> Any:
-        sizes = [torch.zeros(1) for _ in range(dist.get_world_size())]
-        dist.all_gather(sizes, torch.tensor([float(len(batch[0]))]))
+        together = torch.cat(gather_together(model(batch[0])))  # as contrastive losses do it
+        assert len(together) == dist.get_world_size() * len(batch[0])
         means = compute(model, batch)
         if model.training:
-            return means | {"seen": mean(0, 1), "batches": mean(0, 1)}
-        own, rank = torch.stack(sizes), dist.get_rank()
-        value = float("nan") if rank >= samples else 1.0
-        return means | {"seen": mean(len(batch[0]) * value, 1), "batches": mean(len(own) * value, len(batch[0]))}
+            return means | {"seen": mean(0, 1)}
+        counts = len(batch[0]) > 1 or dist.get_rank() < samples % dist.get_world_size()
+        return means | {"seen": mean(len(batch[0]) * (1.0 if counts else float("nan")), 1)}
 
     task.compute = compute_together
     run_train()
@@ -66,8 +67,58 @@ def test_collectives_in_compute_meet(samples: int, project: Render, tmp_path: Pa
         project(), tmp_path / "run", "--epochs", "1", entry=evaluate_together, env={"SAMPLES": str(samples)}
     )
     assert "nan" not in printed
-    seen = {1: "epoch/validation_seen 1 ", 129: "epoch/validation_seen 21.5 "}[samples]
+    seen = {1: "epoch/validation_seen 1 ", 129: "epoch/validation_seen 25.8 "}[samples]
     assert seen in f"{printed} ".replace("\n", " ")
+
+
+def use_autograd_in_evaluation() -> None:
+    """Be a rank whose compute() takes gradients of its inputs by a backward pass in evaluation, if it is asked to."""
+    data: Any = importlib.import_module("ddp_project.data")
+    task: Any = importlib.import_module("ddp_project.task")
+    load, compute = data.load_data, task.compute
+    data.load_data = lambda config: tuple(Subset(each, range(128)) for each in load(config))
+
+    def with_saliency(model: Any, batch: Any) -> Any:
+        if not model.training and os.environ["SALIENCY"] == "yes":
+            with torch.enable_grad():
+                images = batch[0].clone().requires_grad_()
+                model(images).sum().backward()
+        return compute(model, batch)
+
+    task.compute = with_saliency
+    run_train()
+
+
+@pytest.mark.parametrize("accum_steps", [1, 2])
+def test_a_backward_pass_in_evaluation_changes_no_training(accum_steps: int, project: Render, tmp_path: Path) -> None:
+    for asked in ("yes", "no"):
+        options = ("--epochs", "3", "--accum-steps", str(accum_steps))
+        env = {"SALIENCY": asked}
+        train_on_ranks(project(), tmp_path / asked, *options, processes=1, entry=use_autograd_in_evaluation, env=env)
+    one, other = (checkpoint(tmp_path / asked) for asked in ("yes", "no"))
+    assert differences(one["model"], other["model"]) == []
+
+
+def change_weights_of_one_rank() -> None:
+    """Be a rank whose compute() writes to a weight by what this rank sees."""
+    task: Any = importlib.import_module("ddp_project.task")
+    compute = task.compute
+
+    def changing(model: Any, batch: Any) -> Any:
+        with torch.no_grad():
+            next(model.parameters()).add_(0.01 * dist.get_rank())
+        return compute(model, batch)
+
+    task.compute = changing
+    run_train()
+
+
+def test_weights_that_differ_by_rank_are_no_checkpoint(project: Render, tmp_path: Path) -> None:
+    printed = train_on_ranks(project(), tmp_path / "run", "--max-steps", "2", code=2, entry=change_weights_of_one_rank)
+    assert "error: ranks have different weights, which something but the optimizer has changed: features.0.weight" in (
+        "".join(printed)
+    )
+    assert not [*tmp_path.glob("run/checkpoints/*.pt")]
 
 
 def exchange_what_differs() -> None:

@@ -59,6 +59,22 @@ def test_only_a_bad_step_brings_them_back(bad: bool, update: Any) -> None:
     )
 
 
+def test_a_buffer_that_a_layer_puts_in_the_place_of_its_own_is_kept_too(update: Any) -> None:
+    layer = nn.Module()
+    layer.register_buffer("running_level", torch.ones(2))
+    statistics = update.Statistics(layer)
+    layer.running_level = layer.running_level + 1
+    statistics.keep()
+    layer.running_level = layer.running_level * torch.nan
+    statistics.restore_if(torch.tensor(True))
+    assert layer.running_level.tolist() == [2, 2]
+    layer.running_level = torch.zeros(3)  # has grown: from here on
+    statistics.keep()
+    layer.running_level = layer.running_level + torch.nan
+    statistics.restore_if(torch.tensor(True))
+    assert layer.running_level.tolist() == [0, 0, 0]
+
+
 def test_layers_of_the_owner_are_kept_too(update: Any) -> None:
     """By the name of a buffer, or by what the layer says of itself; a mask beside them stays as it is."""
     named, saying = nn.Module(), nn.Module()

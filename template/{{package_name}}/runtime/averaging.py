@@ -30,6 +30,7 @@ class Average:
         self.averages = [
             weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True) for weight in self.weights
         ]
+        self.infinite = [i for i, weight in enumerate(self.weights) if not weight.isfinite().all()]  # masks, say
         self.steps = torch.zeros((), device=self.averages[0].device)
         last = getattr(optimizer, "optimizers", [optimizer])[-1]  # of several, when all have taken their step
         last.register_step_post_hook(self._follow)
@@ -63,9 +64,12 @@ class Average:
         taken = 1.0 if left_out is None else 1.0 - left_out
         self.steps += taken
         share = taken * (9 / (9 + self.steps)).clamp(min=1 - self.decay)
-        changes = torch._foreach_sub(self._followed(), self.averages)
+        weights = self._followed()
+        changes = torch._foreach_sub(weights, self.averages)
         torch._foreach_mul_(changes, share)
         torch._foreach_add_(self.averages, changes)
+        for i in self.infinite:  # inf - inf is NaN
+            self.averages[i].copy_(torch.where(weights[i].isfinite(), self.averages[i], weights[i]))
 
     def _followed(self) -> list[Tensor]:
         stepped = self._stepped()

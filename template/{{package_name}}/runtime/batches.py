@@ -33,6 +33,7 @@ REMEDIES = {
     "[Oo]verflow|too (big|large) to convert": "numbers must fit into int64",
     "require(s_|s )grad": "a tensor that needs gradients needs .detach()",
     "pickle": "leave out what cannot be pickled, or give --workers 0",
+    "default_collate: batch must contain": "return tensors, numbers or text from __getitem__()",
 }
 
 
@@ -43,7 +44,7 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Tensor], *method: Any) 
     """
     if isinstance(batch, Tensor):
         return function(batch)
-    if method and hasattr(type(batch), method[0]):
+    if method and callable(getattr(type(batch), method[0], None)):  # a field may have the name, too
         changed = getattr(batch, method[0])(*method[1:])
         return batch if changed is None else changed
     if isinstance(batch, Mapping):
@@ -68,7 +69,7 @@ def collate(samples: Sequence[Any]) -> Any:
     if is_sequence(first):
         columns = [collate(column) for column in zip(*samples, strict=True)]
         return columns if isinstance(first, torch.Size) else like(first, columns)
-    return default_collate([*samples])
+    return default_collate(samples)
 
 
 def is_sequence(value: Any) -> bool:
@@ -100,6 +101,7 @@ def like(original: Any, parts: dict[Any, Any] | list[Any]) -> Any:
     with suppress(Exception):
         if isinstance(original, MutableMapping):  # which may have further properties, as a defaultdict has
             changed = copy(original)
+            changed.clear()  # to update a Counter adds to it
             changed.update(parts)
             return changed
     with suppress(Exception):
@@ -109,7 +111,7 @@ def like(original: Any, parts: dict[Any, Any] | list[Any]) -> Any:
 
 def form(value: Any) -> str:
     """Return what a sample is: its types and, of its tensors and arrays, dtype and shape."""
-    if isinstance(value, Tensor | np.ndarray):
+    if isinstance(value, np.ndarray) or (isinstance(value, Tensor) and not value.is_nested):
         return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}: {form(part)}" for name, part in value.items()) + "}"
@@ -222,7 +224,7 @@ def loaded(load: Callable[[Any], Any], indices: Any) -> Any:
         return load(indices)
     except (UserError, MemoryError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a worker that left would say nothing
         own = Path(data.__file__).parent
         places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
         place = next((place for place in places[::-1] if Path(place).parent == own), places[-1])

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +11,37 @@ from torch import Tensor, nn
 
 from .storage import HashedFile
 
+OF_LAYERS = ("running_mean", "running_var", "num_batches_tracked")  # of torch: their shapes stay
+
+
+def places_of_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield the name of each persistent buffer, its module and its name there."""
+    for prefix, module in model.named_modules():
+        for own in module._buffers:
+            if own not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{own}" if prefix else own, module, own
+
 
 def buffers_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor | None]]:
-    """Return the persistent buffers by name: running statistics, such as BatchNorm's, and others, some yet to come."""
+    """Return the persistent buffers by name: running statistics of torch's layers, and others, some yet to come."""
     statistics: dict[str, Tensor] = {}
     others: dict[str, Tensor | None] = {}
-    for prefix, module in model.named_modules():
-        tracked = getattr(module, "track_running_stats", False)
-        for own, buffer in module._buffers.items():
-            name = f"{prefix}.{own}" if prefix else own
-            if own in module._non_persistent_buffers_set:
-                continue
-            if not tracked and not own.startswith(("running_", "num_batches_tracked")):
-                others[name] = buffer
-            elif buffer is not None:
-                statistics[name] = buffer
+    for name, module, own in places_of_buffers(model):
+        buffer = module._buffers[own]
+        if not (getattr(module, "track_running_stats", False) and own in OF_LAYERS):
+            others[name] = buffer
+        elif buffer is not None:
+            statistics[name] = buffer
     return statistics, others
+
+
+def running_buffers(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Return where the buffers are that training changes, by their names or by what their layer says of itself."""
+    return [
+        (module, own)
+        for _, module, own in places_of_buffers(model)
+        if getattr(module, "track_running_stats", False) or own.startswith(("running_", "num_batches_tracked"))
+    ]
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -67,18 +82,33 @@ def grow_buffers(model: nn.Module, grown: Mapping[str, Any], saved: Mapping[str,
         set_buffer(model, name, saved[name])
 
 
-def finite_tensors(model: nn.Module) -> dict[str, bool]:
-    """Return by name whether a parameter or persistent buffer is finite; those that cannot be asked are left out.
+def largest_values(tensors: Mapping[str, Tensor]) -> tuple[list[str], Tensor]:
+    """Return the largest absolute value of each tensor that has one, with their names; NaN if it has NaN.
 
-    The largest absolute value tells, without a copy and without overflow. float8 has none, nor have other layouts.
+    It takes no copy and does not overflow. float8 has none, nor have other layouts.
     """
-    tensors = {
+    asked = {
         name: tensor.detach()
-        for name, tensor in (dict(model.named_parameters()) | persistent_buffers(model)).items()
+        for name, tensor in tensors.items()
         if type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and tensor.numel()
         if tensor.is_complex() or (tensor.is_floating_point() and tensor.itemsize > 1)
     }
-    if not tensors:
-        return {}
-    largest = torch.stack([*torch._foreach_norm([*tensors.values()], math.inf)])
-    return dict(zip(tensors, largest.isfinite().tolist(), strict=True))
+    if not asked:
+        return [], torch.empty(0)
+    return [*asked], torch.stack([each.double() for each in torch._foreach_norm([*asked.values()], math.inf)])
+
+
+def magnitudes(model: nn.Module) -> dict[str, float]:
+    """Return the largest absolute value of each parameter and persistent buffer."""
+    names, largest = largest_values(dict(model.named_parameters()) | persistent_buffers(model))
+    return dict(zip(names, largest.tolist(), strict=True))
+
+
+def ruined(before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
+    """Return what is not finite any more: a mask of -inf is as it was, and NaN is worse."""
+    return [
+        name
+        for name, was in before.items()
+        if (math.isnan(now.get(name, 0)) and not math.isnan(was))
+        or (math.isinf(now.get(name, 0)) and math.isfinite(was))
+    ]

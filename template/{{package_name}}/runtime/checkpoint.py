@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..config import Config
-from .buffers import buffers_of, finite_tensors, grow_buffers, set_buffer, shapes_of
+from .buffers import buffers_of, grow_buffers, magnitudes, ruined, set_buffer, shapes_of
 from .collectives import (
     FROM_RANK_0,
     averaged_buffers,
+    check_weights_agree,
     gather,
     gather_buffers,
     on_every_rank,
@@ -46,6 +47,7 @@ STARTS = "starts"  # a file of the run directory
 RESULT = "result.json"  # another one
 RESUMED = "resumed"  # a file of runs/JOB: the run directory with which a job that was started with --resume goes on
 STARTS_WITHOUT_PROGRESS = 3  # in a row, with --resume auto; then something is wrong that no restart fixes
+IN_FOLDERS = ("model.safetensors", "checkpoints/best.pt", "best.pt", "pytorch_model.bin")  # weights for --init-from
 IF_IT_DOES_NOT_FIT = "go on with the version of the program that wrote it, or start a run in another --run-dir"
 
 
@@ -99,11 +101,14 @@ def claim(config: Config) -> list[Path]:
     chosen = newest if config.resume in (NEWEST, AUTO) else candidates_of(Path(config.resume)) if config.resume else []
     if config.resume not in (None, AUTO) and not (chosen and chosen[0].is_file()):
         missing = config.run_dir / "checkpoints" / "last.pt" if config.resume == NEWEST else config.resume
-        raise UserError(f"there is no checkpoint {missing}: leave out --resume to start from the beginning")
+        advice = f"--resume alone takes {newest[0]}" if newest else "leave out --resume to start from the beginning"
+        raise UserError(f"there is no checkpoint {missing}: {advice}")
     if newest and (config.resume is None or chosen[0].resolve().parent != newest[0].resolve().parent):
         raise UserError(f"{config.run_dir} holds a run already: go on with --resume, or choose another --run-dir")
     if config.init_from and not chosen and not weights_file(Path(config.init_from)).is_file():
-        raise UserError(f"there is no file {config.init_from}: leave out --init-from to begin with random weights")
+        wanted = f"there is none of {', '.join(IN_FOLDERS)} in {config.init_from}"
+        missing = wanted if Path(config.init_from).is_dir() else f"there is no file {config.init_from}"
+        raise UserError(f"{missing}: leave out --init-from to begin with random weights")
     try:
         config.run_dir.mkdir(parents=True, exist_ok=True)
         if not take(config.run_dir) and config.resume is None:
@@ -125,8 +130,8 @@ def candidates_of(path: Path) -> list[Path]:
 
 
 def weights_file(path: Path) -> Path:
-    """Return the file that --init-from names: itself, or that of the folder of an export or of a run."""
-    files = [path / name for name in ("model.safetensors", "checkpoints/best.pt", "best.pt")] if path.is_dir() else []
+    """Return the file that --init-from names: itself, or that of the folder of an export, of a run or of a model."""
+    files = [path / name for name in IN_FOLDERS] if path.is_dir() else []
     return next((file for file in files if file.is_file()), path)
 
 
@@ -169,7 +174,7 @@ class Checkpoints:
         }
         self.parts: dict[str, Any] = {"model": model, **named, "progress": progress}
         self.shapes = shapes_of(model)
-        self.finite: set[str] = set()
+        self.magnitudes: dict[str, float] = {}  # of weights and buffers at the start
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.before_save: Callable[[], None] = lambda: None  # rank 0 does this then, so that its records are not behind
         self.writing: Future[Any] | None = None  # on rank 0, with --async-saves; it may outlive the process group
@@ -182,11 +187,11 @@ class Checkpoints:
         read again; Diverged if what was finite is not any more.
         """
         self.finish()
-        finite = finite_tensors(self.model)
-        ruined = gather([name for name in self.finite if not finite.get(name, True)])
-        if any(ruined):
-            told = f"{self.advice()}; not finite: {some({*chain(*ruined)})}"
+        found = gather(ruined(self.magnitudes, magnitudes(self.model)))
+        if any(found):
+            told = f"{self.advice()}; not finite: {some({*chain(*found)})}"
             raise Diverged(f"weights are not finite after step {self.progress.step}: {told}")
+        check_weights_agree(self.model)
         unequal = unequal_buffers(self.model)
         ranks: dict[str, Any] = {kind: stack_on_main(own) for kind, own in rank_state(self.model).items()}
         of_ranks = gather_buffers(self.model, unequal)
@@ -257,7 +262,7 @@ class Checkpoints:
 
     def _get_ready(self) -> None:
         """Note what is finite, and try on all parts whether they can be saved."""
-        self.finite = {name for name, finite in finite_tensors(self.model).items() if finite}
+        self.magnitudes = magnitudes(self.model)
         state = self._state()
         on_main(lambda: bool(writer_of(state)))
 
@@ -336,8 +341,11 @@ def read_checkpoint(path: Path, required: Iterable[str]) -> dict[str, Any]:
             checkpoint = torch.load(f"/dev/fd/{file.fileno()}", map_location="cpu", mmap=mapped, weights_only=True)
     except Exception as error:  # damaged bytes make torch.load raise nearly anything
         raise UserError(f"{path} cannot be read as a checkpoint: {reason_of(error):.200}") from error
-    if not isinstance(checkpoint, dict) or not set(required) <= set(checkpoint):
-        lacking = ", ".join(sorted(set(required) - set(checkpoint if isinstance(checkpoint, dict) else ()))) or "names"
+    if not isinstance(checkpoint, dict):
+        raise UserError(
+            f"{path} holds a {type(checkpoint).__name__}, and no tensors by their names: save a state_dict()"
+        )
+    if lacking := ", ".join(sorted({*required} - {*checkpoint})):
         raise UserError(f"{path} is not a checkpoint of this program: it does not hold {lacking}; {IF_IT_DOES_NOT_FIT}")
     return checkpoint
 

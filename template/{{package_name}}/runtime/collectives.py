@@ -14,12 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..config import Config
-from .buffers import buffers_of, fingerprint, persistent_buffers
+from .buffers import buffers_of, fingerprint, largest_values, persistent_buffers
 from .exits import UserError
 from .reproducibility import code_digests
 
 FROM_RANK_0 = ("run_dir", "resume")  # options that no other rank uses
 
+ROUNDING = 1e-3  # of the largest value of a weight, far more than different processors round differently
 STILL_AT_WORK = 0.3  # seconds after which rank 0 lets the others know
 
 T = TypeVar("T")
@@ -122,6 +123,7 @@ def averaged_buffers(model: nn.Module, unequal: dict[str, bool] | None = None) -
     statistics, others = buffers_of(model)
     unequal = unequal_buffers(model) if unequal is None else unequal
     found = [*statistics.values(), *(each for name, each in others.items() if each is not None and unequal.get(name))]
+    found = [torch.view_as_real(buffer) if buffer.is_complex() else buffer for buffer in found]
     buffers = [buffer for buffer in found if buffer.is_floating_point() and buffer.itemsize > 1]
     own = [buffer.clone() for buffer in buffers]
     if buffers:  # all of them in a single all-reduce, of parts that cannot overflow
@@ -159,6 +161,22 @@ def gather_buffers(model: nn.Module, names: Collection[str]) -> list[dict[str, T
         dist.broadcast_object_list(held, src=rank)
         of_ranks += held if dist.get_rank() == 0 else []
     return of_ranks
+
+
+def check_weights_agree(model: nn.Module) -> None:
+    """Raise UserError on every rank if ranks have other weights, by more than they may round differently."""
+    names, largest = largest_values(dict(model.named_parameters()))
+    if not names:
+        return
+    ends = torch.stack([largest, -largest])
+    dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+    differing = (ends.sum(0) > ROUNDING * ends[0]).tolist()
+    if any(differing):
+        found = ", ".join([name for name, differs in zip(names, differing, strict=True) if differs][:5])
+        advice = "change weights by the optimizer, or alike on all ranks: first values by data can be broadcast"
+        raise UserError(
+            f"ranks have different weights, which something but the optimizer has changed: {found}; {advice}"
+        )
 
 
 def check_ranks_agree(config: Config, digests: Callable[[], dict[str, str | None]] = dict, **datasets: Sized) -> None:

@@ -291,7 +291,7 @@ def from_workers(loader: DataLoader[Any]) -> Iterator[Any]:
         if is_out_of_memory(error):
             raise
         reason = error.strerror if isinstance(error, OSError) else in_one_line(error)
-        advice = "give /dev/shm memory to write to, or --workers 0"
+        advice = remedy(error) or "give /dev/shm memory to write to, or --workers 0"
         raise UserError(f"--workers: processes that load data cannot start: {reason}: {advice}") from error
     for worker in workers_of(loader) if starting else ():
         Finalize(None, worker.kill, exitpriority=0)  # else this process would wait at its end for one that hangs

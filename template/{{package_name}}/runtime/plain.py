@@ -2,10 +2,9 @@
 
 import io
 import re
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping
 from enum import Enum
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -21,17 +20,21 @@ READ = (type(None), bool, int, float, complex, str, bytes, bytearray, torch.dtyp
 def plain(value: Any, place: str) -> Any:
     """Return a value in plain types and tensors. Raises UserError, which names its place, if none says the same."""
     try:
+        if "_extra_state" in place and (isinstance(value, np.ndarray) or is_other_mapping(value)):
+            raise TypeError  # set_extra_state() would get another type
         if isinstance(value, Mapping):
             return plain_mapping(value, place)
-        if isinstance(value, list | tuple | deque | range | set | frozenset) and not isinstance(value, torch.Size):
-            items = [plain(each, f"{place}/{number}") for number, each in enumerate(value)]
-            return (
-                tuple(items) if isinstance(value, tuple) else {*items} if isinstance(value, set | frozenset) else items
-            )
-        return plain_leaf(value, place)
+        if type(value) in (list, tuple, set):
+            return type(value)(plain(each, f"{place}/{number}") for number, each in enumerate(value))
+        return plain_leaf(value)
     except (TypeError, ValueError) as error:
         found = f"{place} is a {type(value).__name__}, which a checkpoint cannot hold"
         raise UserError(f"{found}: keep numbers, text and tensors there, in lists or dicts") from error
+
+
+def is_other_mapping(value: Any) -> bool:
+    """Return whether it is a mapping that becomes a dict: one with a default, say."""
+    return isinstance(value, Mapping) and type(value) not in (dict, OrderedDict, Counter)
 
 
 def plain_mapping(value: Mapping[Any, Any], place: str) -> dict[Any, Any]:
@@ -44,20 +47,18 @@ def plain_mapping(value: Mapping[Any, Any], place: str) -> dict[Any, Any]:
     return ordered
 
 
-def plain_leaf(value: Any, place: str) -> Any:
-    """Return a value that holds no others. Raises TypeError or ValueError if it is of another kind."""
+def plain_leaf(value: Any) -> Any:
+    """Return a value that holds no others. Raises TypeError or ValueError if it is of a kind that would be lost."""
     if type(value) in READ:
         return value if value != b"" else bytearray()  # weights_only reads any bytes but none
     if isinstance(value, Tensor):
         return plain_tensor(value.detach())
     if isinstance(value, Enum):
-        return plain(value.value, place)
+        raise TypeError
     if isinstance(value, np.ndarray):
         return torch.tensor(value.astype(value.dtype.newbyteorder("=")))
     if isinstance(value, np.generic):
         return value.item() if type(value.item()) in READ else float(value)
-    if isinstance(value, PurePath):
-        return str(value)
     kinds: tuple[Any, ...] = (int, float, complex, str, bytes)
     for kind in kinds:
         if isinstance(value, kind):
@@ -83,7 +84,9 @@ def reason_of(error: Exception) -> str:
     text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
     if found := re.search(r"GLOBAL (\S+)", text):
         return f"it holds {found[1]}, and only tensors and plain types are read: save a state_dict() alone"
-    return f"{type(error).__name__} {text}"
+    if isinstance(error, OSError | EOFError):
+        return f"{type(error).__name__} {text}"
+    return "torch.load() does not read it with weights_only: it is damaged, or no file of tensors by torch.save()"
 
 
 def some(names: Collection[str]) -> str:

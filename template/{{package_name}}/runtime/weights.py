@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..config import Config
 from .checkpoint import read_checkpoint, weights_file
 from .collectives import on_every_rank, on_main
-from .exits import UserError
+from .exits import UserError, in_one_line
 from .plain import some
 from .storage import Manifest, sha256_of, whole_file
 
@@ -129,7 +129,10 @@ def load_what_fits(model: nn.Module, path: Path) -> None:
     if not fitting:
         both = f"the model has {some(own)}, and it has {some(weights)}{hint}"
         raise UserError(f"--init-from {path}: nothing in it has a name and a shape of the model's: {both}")
-    model.load_state_dict(fitting, strict=False)
+    try:
+        model.load_state_dict(fitting, strict=False)
+    except RuntimeError as error:
+        raise UserError(f"--init-from {path} does not fit: {in_one_line(error):.300}") from error
     loaded = {place_of(own[name]) for name in fitting}  # tied weights, by whichever of their names
     logging.info("began with %d of %d tensors of %s%s", len(fitting), len(weights), path, hint)
     missing = {name for name in own.keys() - weights.keys() if place_of(own[name]) not in loaded}
