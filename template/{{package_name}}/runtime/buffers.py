@@ -28,7 +28,7 @@ def buffers_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor | 
     others: dict[str, Tensor | None] = {}
     for name, module, own in places_of_buffers(model):
         buffer = module._buffers[own]
-        if not (getattr(module, "track_running_stats", False) and own in OF_LAYERS):
+        if not (hasattr(module, "track_running_stats") and own in OF_LAYERS):
             others[name] = buffer
         elif buffer is not None:
             statistics[name] = buffer
@@ -105,10 +105,9 @@ def magnitudes(model: nn.Module) -> dict[str, float]:
 
 
 def ruined(before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
-    """Return what is not finite any more: a mask of -inf is as it was, and NaN is worse."""
-    return [
-        name
-        for name, was in before.items()
-        if (math.isnan(now.get(name, 0)) and not math.isnan(was))
-        or (math.isinf(now.get(name, 0)) and math.isfinite(was))
-    ]
+    """Return what is worse than before: inf than what was finite, and NaN than a mask of -inf."""
+
+    def badness(value: float) -> int:
+        return 2 * math.isnan(value) + math.isinf(value)
+
+    return [name for name, was in before.items() if badness(now.get(name, 0.0)) > badness(was)]

@@ -1,6 +1,5 @@
 """Which rank gets which samples, in which order."""
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
