@@ -18,7 +18,7 @@ from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
 
 from tests.conftest import Render
-from tests.launching import HAS_GPU, assert_same_weights, checkpoint, differences
+from tests.launching import HAS_GPU, assert_same_weights, checkpoint, differences, output_of
 from tests.pace import until_hung
 from tests.ranks import assert_same_state, train_on_ranks
 
@@ -281,6 +281,23 @@ def test_options_of_another_version_do_no_harm(export: Any, run_dir: Path, capsy
     assert capsys.readouterr().err == "model.json has options that this program does not: windows\n"
     config = export.config_of(about["options"])
     assert (config.epochs, config.seed, config.run_dir) == (7, 0, Path(about["options"]["run_dir"]))
+
+
+def test_a_model_is_built_from_options_of_their_types(own_project: Render, run_dir: Path, tmp_path: Path) -> None:
+    place = own_project()
+    options = place / "ddp_project" / "options.py"
+    options.write_text(
+        "from dataclasses import dataclass\nfrom enum import Enum\n\n\nclass Kind(Enum):\n    A = 1\n    B = 2\n\n\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Options:\n    kind: Kind = Kind.A\n"
+        "    widths: tuple[int, ...] = ()\n"
+    )
+    program = (
+        "from ddp_project.runtime.export import config_of\n"
+        "found = config_of({'kind': 'B', 'widths': [3, 4], 'run_dir': 'runs/a', 'lr': 0.5})\n"
+        "print(found.kind, found.widths, repr(found.run_dir), found.lr)"
+    )
+    printed = output_of([sys.executable, "-c", program], place, os.environ)
+    assert printed == "Kind.B (3, 4) PosixPath('runs/a') 0.5\n"
 
 
 def log(run_dir: Path) -> str:

@@ -173,10 +173,8 @@ def check_weights_agree(model: nn.Module) -> None:
     differing = (ends.sum(0) > ROUNDING * ends[0]).tolist()
     if any(differing):
         found = ", ".join([name for name, differs in zip(names, differing, strict=True) if differs][:5])
-        advice = "change weights by the optimizer, or alike on all ranks: first values by data can be broadcast"
-        raise UserError(
-            f"ranks have different weights, which something but the optimizer has changed: {found}; {advice}"
-        )
+        advice = "change weights by the optimizer alone, or alike on all ranks: broadcast what rank 0 has computed"
+        raise UserError(f"ranks have different weights: {found}; {advice}")
 
 
 def check_ranks_agree(config: Config, digests: Callable[[], dict[str, str | None]] = dict, **datasets: Sized) -> None:

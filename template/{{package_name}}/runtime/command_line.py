@@ -6,7 +6,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr, suppress
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import date, time, timedelta
@@ -58,7 +58,10 @@ def at_least(
     def parse_number(words: list[str]) -> float | str:
         if or_auto and words[0] == AUTO:
             return AUTO
-        value = number(words[0])
+        try:
+            value = whole(words[0]) if number is int else number(words[0])
+        except (ValueError, OverflowError):
+            raise ValueError(f"{words[0]} is no {'whole ' * (number is int)}number") from None
         if not minimum <= value < below:
             limit = f" and below {below}" if below < math.inf else ""
             raise ValueError(f"{words[0]} is not a number of at least {minimum}{limit}")
@@ -73,6 +76,16 @@ def at_least(
     )
 
 
+def whole(text: str) -> int:
+    """Return a whole number, which may be written as 1.0 or 1e3. Raises ValueError if it is none."""
+    try:
+        return int(text)
+    except ValueError:
+        if float(text).is_integer():
+            return int(float(text))
+        raise
+
+
 def path_or_newest(words: list[str]) -> str:
     """Read what follows --resume: nothing, auto or one path."""
     if len(words) > 1:
@@ -80,8 +93,9 @@ def path_or_newest(words: list[str]) -> str:
     return words[0] if words else NEWEST
 
 
-Count = Annotated[int, at_least(1)]
-CountOrZero = Annotated[int, at_least(0)]
+Count = Annotated[int, at_least(1, below=2**40)]
+CountOrZero = Annotated[int, at_least(0, below=2**63)]
+Seconds = Annotated[int, at_least(0, below=2**31)]
 CountOrAuto = Annotated[int | str, at_least(0, or_auto=True)]
 Amount = Annotated[float, at_least(0, float)]
 Share = Annotated[float, at_least(0, float, below=1)]
@@ -111,21 +125,66 @@ def parse(config: type[T], arguments: Sequence[str] | None = None, *, quiet: boo
     --doctor is left out, and a quiet rank leaves --help to others. Raises UserError if an option is unknown or has an
     impossible value.
     """
-    complaint = io.StringIO()
-    files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    files = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     files.add_argument("--config", type=Path, action="append", default=[], metavar="FILE")
     files.add_argument("--doctor", action="store_true")  # read_options() looks for it
     try:
+        given, words = files.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise UserError(str(error)) from None
+    of_files: list[str] = []
+    for file in given.config:
+        of_file = words_of(file, config)
+        try:
+            read(config, of_file, quiet=True)
+        except UserError as error:
+            raise UserError(f"--config {file}: {error}") from None
+        of_files += of_file
+    parsed = read(config, of_files + without_values(words, config), quiet=quiet)
+    check_replay(parsed, config)
+    return parsed
+
+
+def read(config: type[T], words: Sequence[str], *, quiet: bool) -> T:
+    """Read the words of a command line. Raises UserError, which says what is wrong with them."""
+    complaint = io.StringIO()
+    try:
         with redirect_stderr(complaint):
-            given, words = files.parse_known_args(arguments)
-            words = [word for file in given.config for word in words_of(file, config)] + words
-            parsed = tyro.cli(config, description=DESCRIPTION, args=words, console_outputs=not quiet)
+            return tyro.cli(config, description=DESCRIPTION, args=words, console_outputs=not quiet)
     except SystemExit as leaving:
         if leaving.code == 0:
             raise
         raise UserError(in_one_sentence(complaint.getvalue(), config)) from None
-    as_plain_dict(parsed)  # refuses now what could not be written later
-    return parsed
+
+
+def without_values(words: Sequence[str], config: Any) -> list[str]:
+    """Return the words with --name or --no-name for a switch that has a value, as in --name=true and --name false."""
+    kinds, found = get_type_hints(config), [*words]
+    for i in range(len(found)):
+        name, equals, value = found[i].partition("=")
+        value = value if equals else found[i + 1] if i + 1 < len(found) else ""
+        if name.startswith("--") and kinds.get(name[2:].replace("-", "_")) is bool and value.lower() in SWITCH:
+            found[i] = name if SWITCH[value.lower()] else f"--no-{name[2:]}"
+            found[i + 1 :] = found[i + 1 + (not equals) :]
+            return found[: i + 1] + without_values(found[i + 1 :], config)
+    return found
+
+
+def check_replay(parsed: Any, config: Any) -> None:
+    """Raise UserError if an option could not be read again from config.json, and would be lost at the next start."""
+    options = as_plain_dict(parsed)
+
+    def is_replayed(names: Iterable[str]) -> bool:
+        try:
+            again = read(config, words_from({name: options[name] for name in names}, config), quiet=True)
+        except UserError:
+            return False
+        return all(repr(as_plain_dict(again)[name]) == repr(options[name]) for name in names)
+
+    if not is_replayed(options):
+        wrong = next((name for name in options if is_replayed(options.keys() - {name})), [*options][-1])
+        kinds = "text, a number, a path, a date, an Enum, or tuples and dicts of them"
+        raise UserError(f"--{wrong.replace('_', '-')} cannot be read again from config.json: let it be {kinds}")
 
 
 def in_one_sentence(complaint: str, config: Any) -> str:
@@ -159,25 +218,35 @@ def words_of(file: Path, config: Any) -> list[str]:
     except (OSError, ValueError) as error:
         reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
         raise UserError(f"--config {file} cannot be read: {reason}") from None
+    found = {} if found is None else found
     if not isinstance(found, dict):
         raise UserError(f"--config {file} does not hold options and their values, as config.json of a run does")
+    own = ("run_dir", "resume") if file.name == "config.json" else ()
+    try:
+        return words_from({key: value for key, value in found.items() if key not in own}, config)
+    except UserError as error:
+        raise UserError(f"--config {file}: {error}") from None
+
+
+def words_from(found: Mapping[Any, Any], config: Any) -> list[str]:
+    """Return options and their values as words of a command line. Raises UserError if there are others."""
     defaults = {field.name: field.default for field in fields(config)}
     defaults |= {field.name: field.default_factory() for field in fields(config) if field.default_factory != MISSING}
+    computed = {field.name for field in fields(config) if not field.init}
     kinds, words = get_type_hints(config), {}
     for key, value in found.items():
         name = str(key).replace("-", "_")
         if name not in defaults:
             hint = similar_option(name, config)
-            advice = f"did you mean {hint}?" if hint else "leave it out, or take one of --help"
-            raise UserError(f"--config {file}: there is no option {key}: {advice}")
+            advice = f"did you mean {hint}?" if hint and hint != name else "leave it out, or take one of --help"
+            raise UserError(f"there is no option {key}: {advice}")
         if name in words:
-            raise UserError(f"--config {file}: {key} is there twice")
+            raise UserError(f"{key} is there twice")
         try:
             words[name] = words_for(name.replace("_", "-"), value, kinds[name], defaults[name])
         except ValueError as error:
-            raise UserError(f"--config {file}: {key} {error}") from None
-    own = ("run_dir", "resume") if file.name == "config.json" else ()
-    return [word for name, parts in words.items() if name not in own for word in parts]
+            raise UserError(f"{key} {error}") from None
+    return [word for name, parts in words.items() if name not in computed for word in parts]
 
 
 def load(text: str, *, is_json: bool) -> Any:
@@ -245,9 +314,9 @@ def text_for(value: Any, kinds: set[Any]) -> str:
         raise ValueError(f"must be true or false, not {value}")
     if isinstance(value, bool):
         raise ValueError(f"must be neither true nor false, not {value}")
-    if int in kinds and float not in kinds and not text.lstrip("+-").isdigit():
-        with suppress(ValueError):
-            return str(int(float(text))) if float(text).is_integer() else text  # 1.0 and 1e3 are whole numbers
+    if int in kinds and not kinds & {float, str} and not text.lstrip("+-").isdigit():
+        with suppress(ValueError, OverflowError):
+            return str(whole(text))
     return text
 
 

@@ -18,6 +18,7 @@ from ..config import Config
 from ..model import build_model
 from .buffers import grow_buffers
 from .checkpoint import IF_IT_DOES_NOT_FIT, RUNS, newest_run
+from .command_line import read, words_from
 from .exits import UserError
 from .placement import uses_gpu
 from .reproducibility import build
@@ -86,11 +87,10 @@ def load_model(folder: Path | str, device: torch.device | str = "cpu") -> nn.Mod
 
 def config_of(options: dict[str, Any]) -> Config:
     """Return the options that a model was trained with; this version of the program may not know all of them."""
-    known = {field.name: field.default for field in fields(Config)}
-    if unknown := sorted(options.keys() - known.keys()):
+    known = {field.name for field in fields(Config)}
+    if unknown := sorted(options.keys() - known):
         print(f"{ABOUT} has options that this program does not: {', '.join(unknown)}", file=sys.stderr)
-    paths = {name: Path(options[name]) for name in options if isinstance(known.get(name), Path)}
-    return Config(**{name: value for name, value in (options | paths).items() if name in known})
+    return read(Config, words_from({name: options[name] for name in options.keys() & known}, Config), quiet=True)
 
 
 def predict(paths: Sequence[Path], to: Path | None = None, device: str = "auto") -> None:

@@ -180,7 +180,7 @@ class Progress:
         """Return whether the metric that decides is the best so far, and remember the metrics if it is."""
         value = metrics[decides]
         if math.isnan(self.best) or (value > self.best if higher else value < self.best):
-            self.best, self.best_metrics, self.since_best = value, {"step": self.step, **metrics}, 0
+            self.best, self.best_metrics, self.since_best = value, {**metrics, "step": self.step}, 0
             return True
         self.since_best += 1
         return False

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import islice
 from pathlib import Path
 
 from .exits import UserError, finish
@@ -18,11 +19,13 @@ from .records import FILE, LOG, Thinned, metrics_in, thinned
 from .storage import whole_file
 
 PAGE = "report.html"
+MOST = 60  # metrics to draw
 WIDTH, HEIGHT, LEFT = 640, 190, 64  # of a chart, and the room for its labels (pixels)
 # By the prefix of a record's name: what it was taken of, and the dashes of its curve.
 KINDS = {"epoch/validation_": ("validation", "none"), "epoch/train_": ("epoch", "7 4"), "train/": ("training", "2 3")}
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f7f7f")  # one for each run, in turn
 LEGEND = "<p>Solid: validation. Dashed: training, over an epoch. Dotted: training, since the record before.</p>"
+Curve = tuple[int, str, list[tuple[int, float]]]  # which run, of which record, steps and values
 TOP = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
 STYLE = """
 :root { color-scheme: light dark; background: canvas; font: 15px/1.5 system-ui, sans-serif }
@@ -78,10 +81,8 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
-def chart(metric: str, runs: Sequence[History]) -> str:
+def chart(metric: str, curves: Sequence[Curve], runs: Sequence[History]) -> str:
     """Return a figure of a metric, of training and validation, with a colour for each run; "" if nothing is finite."""
-    curves = [(i, name, run.curves[name]) for i, run in enumerate(runs) for name in run.curves]
-    curves = [(i, name, curve) for i, name, curve in curves if split(name)[0] == metric]
     finite = [point for *_, curve in curves for point in curve if math.isfinite(point[1])]
     if not finite:
         return ""
@@ -90,10 +91,10 @@ def chart(metric: str, runs: Sequence[History]) -> str:
 
     def place(step: int, value: float) -> tuple[str, str]:
         x = LEFT + (WIDTH - LEFT) * step / last
-        return f"{x:.1f}", f"{HEIGHT * (high - value) / ((high - low) or 1):.1f}"
+        return f"{x:.1f}", f"{HEIGHT * (high / 2 - value / 2) / ((high / 2 - low / 2) or 1):.1f}"  # the largest floats
 
     parts = [f'<text x="{WIDTH}" y="{HEIGHT + 16}">step {last:,}</text>']
-    for value in (low, (low + high) / 2, high):
+    for value in (low, low / 2 + high / 2, high):
         y = place(0, value)[1]
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y}" y2="{y}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y}" dy="4">{number(value)}</text>')
@@ -141,12 +142,17 @@ def write_page(run_dirs: Sequence[Path], page: Path, recorded: Thinned | None = 
     Raises UserError if a folder is no run, or if the disk does not take the page.
     """
     runs = [read_history(run_dir, recorded) for run_dir in run_dirs]
-    metrics = dict.fromkeys(split(name)[0] for run in runs for name in run.curves)
-    charts = "".join(chart(metric, runs) for metric in metrics if metric != "epoch")
+    metrics: dict[str, list[Curve]] = {}
+    for i, run in enumerate(runs):
+        for name, curve in run.curves.items():
+            metrics.setdefault(split(name)[0], []).append((i, name, curve))
+    metrics.pop("epoch", None)
+    charts = "".join(chart(metric, curves, runs) for metric, curves in islice(metrics.items(), MOST))
+    more = f"<p>{FILE} has {len(metrics) - MOST:,} metrics more.</p>" if len(metrics) > MOST else ""
     table = f"<div class=scroll tabindex=0><table>{''.join(options_table(runs))}</table></div>"
     head = f"{TOP}<title>{escape(', '.join(run.name for run in runs))}</title><style>{STYLE}</style>"
     with whole_file(page, sync=False) as file:
-        text = f"{head}<main>{''.join(about(runs))}{LEGEND}<section>{charts}</section>{table}</main>"
+        text = f"{head}<main>{''.join(about(runs))}{LEGEND}<section>{charts}</section>{more}{table}</main>"
         file.write(text.encode(errors="backslashreplace"))  # names may hold what is no text
 
 

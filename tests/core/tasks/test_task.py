@@ -38,6 +38,14 @@ NONSENSE = {
         Rewrite('"accuracy": $X', '"accuracy": Mean(logits.sum(dim=0), 1)', "compute"),
         'task.py: "accuracy" has shape (10,): let summarize() make a number of it',
     ),
+    "no summary": (
+        Rewrite('BEST = "accuracy"', "{}\n\n\ndef summarize(means):\n    means.clear()"),
+        "task.py: summarize() must return a dict of numbers, and returned None",
+    ),
+    "a summary in words": (
+        Rewrite('BEST = "accuracy"', "{}\n\n\ndef summarize(means):\n    return means | {'rank': 'n/a'}"),
+        "task.py: \"rank\" is 'n/a' of type str: let summarize() make a number of it",
+    ),
     "nothing that counts": (
         Rewrite('"loss": Mean($X, $Y)', '"loss": Mean($X, 0)', "compute"),
         'task.py: the count of "loss" is 0 over all ranks',
