@@ -74,3 +74,9 @@ def append(file: Path, text: str) -> None:
     """Add to a file of the clone."""
     with file.open("a") as opened:
         opened.write(text)
+
+
+def append_to_last_block(file: Path, text: str) -> None:
+    """Add to the last block of a partial of the clone: what is outside of its blocks is not rendered."""
+    before, end, after = file.read_text().rpartition("{% endblock %}")
+    file.write_text(before + text + end + after)

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.clones import append, check, clone_of_the_template, environment, flowing, left_behind
+from tests.clones import append, append_to_last_block, check, clone_of_the_template, environment, flowing, left_behind
 from tests.commands import COMMAND
 from tests.pace import seconds, wait_until
 from tools.rewriting import Rewrite, extend
@@ -28,14 +28,14 @@ def clone() -> Iterator[Path]:
 
 
 def test_a_template_that_cannot_be_rendered_fails_where_it_is_used(clone: Path) -> None:
-    append(clone / CSV, "{{ no_such_answer }}\n")
+    append_to_last_block(clone / CSV, "{{ no_such_answer }}\n")
     printed = check(clone, *ONE[:-1], "logging=csv,console", code=1)
     assert "2 combinations: 1 passed, 1 failed" in printed
     assert "no_such_answer" in printed
 
 
 def test_a_syntax_error_is_told_by_every_stage_and_of_its_projects_alone(clone: Path) -> None:
-    append(clone / CSV, "\n\nclass Broken(NoTracker:\n    pass\n")
+    append_to_last_block(clone / CSV, "\n\nclass Broken(NoTracker:\n    pass\n")
     printed = check(clone, *ONE[:-1], "logging=csv,console", "--json", "out/check.json", code=1)
     assert "2 combinations: 1 passed, 1 failed" in printed
     (failed,) = [
@@ -132,10 +132,10 @@ def test_what_is_right_is_told_reported_remembered_and_tidied(clone: Path) -> No
     )
     fresh = check(clone, *ONE, "--no-cache")
     assert "0 taken from the cache" in fresh
-    append(clone / CSV, '\n\nEDITED = "once"\n')
+    append_to_last_block(clone / CSV, '\n\nEDITED = "once"\n')
     edited = check(clone, *ONE[:5], "logging=csv,console")
     assert "2 combinations: 2 passed, 0 failed; 0 taken from the cache" in edited
-    append(clone / CSV, 'EDITED_AGAIN = "twice"\n')
+    append_to_last_block(clone / CSV, 'EDITED_AGAIN = "twice"\n')
     edited_again = check(clone, *ONE[:5], "logging=csv,console")
     assert "render: 1 of 1 " in edited_again, "the other project does not read that partial"
     assert "2 combinations: 2 passed, 0 failed; 1 taken from the cache" in edited_again
