@@ -3,7 +3,6 @@
 To compare runs with and without them would tell less: the same program takes times that differ by more than a guard.
 """
 
-import importlib
 import importlib.util
 import io
 import json
@@ -26,7 +25,7 @@ from torch import multiprocessing as mp
 
 from .contenders.settings import RANKS
 from .contenders.workloads import LOG_EVERY, NAME, chosen_workload
-from .rounds import Record, spread
+from .runner import Record, imported
 from .trials import render_project
 
 STEPS = {"tiny_mlp": 4000, "small_cnn": 2000, "resnet": 200}
@@ -142,7 +141,7 @@ class Steps:
             for what, clock in self.clocks.items():
                 parts[what].append((clock.seconds / taken, 1e6 * clock.seconds / of_a_part))
         return {
-            what: {"share": spread(share for share, _ in taken), "microseconds": spread(each for _, each in taken)}
+            what: {"share": [share for share, _ in taken], "microseconds": [each for _, each in taken]}
             for what, taken in parts.items()
         }
 
@@ -167,11 +166,6 @@ def seconds_of_children() -> float:
     """The time that processes have computed which this one has started, as some loggers do."""
     times = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
     return float(sum(each.user + each.system for each in times))
-
-
-def imported(name: str) -> Any:
-    """A module of the project, of which mypy knows nothing."""
-    return importlib.import_module(name)
 
 
 def make_tracker(project: Path, options: Any, world: Any) -> Any:

@@ -1,33 +1,28 @@
-"""Measures what the parts of a step take: python -m benchmarks.step_parts.
+"""Measures what the parts of a step take.
 
 One process trains the smallest network in the project with the default answers, with clocks around the calls of each
-part; a call within another one counts for its own part alone. The results are in benchmarks/results/step_parts.json.
+part; a call within another one counts for its own part alone.
 """
 
-import json
 import os
 import sys
-import tempfile
 import time
 from collections import Counter
-from datetime import date
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import typer
 
-from generator.answers.questions import TEMPLATE
-
+from . import runner
 from .blocks import generated_blocks
 from .contenders.workloads import EPOCHS, NAME, STEPS
-from .machines import machine
-from .rounds import Record, spread
+from .runner import Record, in_turn
 from .trials import render_project
 
-RESULTS = TEMPLATE / "benchmarks" / "results" / "step_parts.json"
 NETWORK = ("torch.nn.parallel:DistributedDataParallel.forward", "benchmarks.contenders.networks:TinyMLP.forward")
 PROJECT, UPDATE = "ddp_project.runtime", "ddp_project.runtime.update"
 # What none of the others takes is the loop's own.
@@ -45,31 +40,32 @@ PARTS = {
 }
 
 
-def main(rounds: int = 5, steps: int = 2000, out: Path = RESULTS) -> None:
-    """Write the microseconds that each part takes of a step; a first round does not count."""
-    os.environ.update({NAME: "tiny_mlp", STEPS: str(steps), EPOCHS: "1"})
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    with tempfile.TemporaryDirectory() as folder:
-        sys.path.insert(0, str(render_project(Path(folder) / "project")))
-        measured = measure(Path(folder), rounds, steps)
-    dist.destroy_process_group()
-    results = {"date": date.today().isoformat(), "machine": machine(), "microseconds": measured}
-    out.write_text(json.dumps(results, indent=1) + "\n")
+@dataclass
+class Benchmark(runner.Benchmark):
+    """The microseconds that each part takes of a step."""
 
+    steps: int = 2000
 
-def measure(folder: Path, rounds: int, steps: int) -> Record:
-    """Train epoch after epoch with the clocks."""
-    taken: Counter[str] = Counter()  # nanoseconds
-    for part, names in PARTS.items():
-        for name in names:
-            put_clock(name, part, taken)
-    train, found = generated_blocks(0, folder, torch.device("cpu"), ranks=1), []
-    for _ in range(rounds + 1):
-        taken.clear()
-        train()
-        found.append({part: taken[part] / 1000 / steps for part in PARTS})
-    return {part: spread(each[part] for each in found[1:]) for part in PARTS}
+    def measure(self, folder: Path) -> Iterator[list[Record]]:
+        """Train epoch after epoch with the clocks."""
+        os.environ.update({NAME: "tiny_mlp", STEPS: str(self.steps), EPOCHS: "1"})
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        sys.path.insert(0, str(render_project(folder / "project")))
+        taken: Counter[str] = Counter()  # nanoseconds
+        for part, names in PARTS.items():
+            for name in names:
+                put_clock(name, part, taken)
+        train = generated_blocks(0, folder, torch.device("cpu"), ranks=1)
+
+        def epoch() -> Record:
+            taken.clear()
+            train()
+            return {part: taken[part] / 1000 / self.steps for part in PARTS}
+
+        *_, found = in_turn({"an epoch": epoch}, self.rounds, warm_up=1)
+        dist.destroy_process_group()
+        yield [{"part": part, "microseconds": numbers} for part, numbers in found["an epoch"].items()]
 
 
 def put_clock(name: str, part: str, taken: Counter[str]) -> None:
@@ -84,7 +80,3 @@ def put_clock(name: str, part: str, taken: Counter[str]) -> None:
 
     owner, _, last = name.replace(":", ".").rpartition(".")
     setattr(resolve_name(owner), last, timed)
-
-
-if __name__ == "__main__":
-    typer.run(main)
