@@ -14,7 +14,7 @@ from tools.rewriting import Rewrite, RewriteError
 
 from . import runner
 from .contenders.workloads import WORKLOADS
-from .guards import STEPS, measure_guards
+from .guards import STEPS_OF_WORKLOAD, measure_guards
 from .runner import CommandError, Record, in_turn, say
 from .trials import Contender, Trial, render_project
 
@@ -65,7 +65,7 @@ EDITS = (
     Edit(
         "the data sample by sample",
         "runtime/batches.py",
-        Rewrite('hasattr($DATASET, "__getitems__")', "len(batch.indices) == 0", "BatchDataset.__getitem__"),
+        Rewrite('hasattr($DATASET, "__getitems__")', "len(indices) == 0", "BatchDataset._load"),
     ),
     Edit("losses added up in every step", "runtime/meter.py", Rewrite("AT_ONCE = $N", "AT_ONCE = 1")),
     Edit(
@@ -100,7 +100,7 @@ class Benchmark(runner.Benchmark):
             about = {"part": "optimizations", "workload": workload}
             for found in in_turn(runs, self.rounds):
                 yield [{**about, "edit": name, **numbers} for name, numbers in found.items()]
-        for workload, taken in STEPS.items() if self.guards else ():
+        for workload, taken in STEPS_OF_WORKLOAD.items() if self.guards else ():
             say(f"{workload}, guards")
             about = {"part": "guards", "workload": workload}
             measured = measure_guards(folder / "guards" / workload, workload, taken)

@@ -10,7 +10,8 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -61,34 +62,51 @@ class Benchmark(runner.Benchmark):
 
 def measure(folder: Path, workload: str, blocks: int, device: str = "cpu") -> list[Record]:
     """Return what two ranks measure of a workload."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     chosen = {NAME: workload, STEPS: str(STEPS_OF_BLOCK[workload]), EPOCHS: "1"}
-    with mock.patch.dict(os.environ, chosen):
-        mp.spawn(measure_on_rank, (folder, store.port, blocks, device), nprocs=settings.RANKS)
-    measured = json.loads((folder / "measured.json").read_text())
+    measured = on_two_ranks(measure_on_rank, folder, chosen, blocks, device)
     return [{"workload": workload, "loop": name, **numbers} for name, numbers in measured.items()]
+
+
+def on_two_ranks(work: Callable[..., None], folder: Path, env: Mapping[str, str], *arguments: Any) -> Any:
+    """Call work(rank, folder, port, *arguments) on two ranks, and return what one has written to measured.json."""
+    # Like the store of torchrun, it is kept by a process that has nothing else to do.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with mock.patch.dict(os.environ, env):
+        mp.spawn(work, (folder, store.port, *arguments), nprocs=settings.RANKS)
+    return json.loads((folder / "measured.json").read_text())
+
+
+@contextmanager
+def joined(rank: int, project: Path, port: int, backend: str = "gloo") -> Iterator[None]:
+    """Set up a rank as a project does, and meet the other one."""
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(project))
+    imported("ddp_project.runtime.process_group").schedule_as_batch()
+    meeting: Record = {"store": dist.TCPStore("127.0.0.1", port, is_master=False), "timeout": timedelta(minutes=5)}
+    dist.init_process_group(backend, rank=rank, world_size=settings.RANKS, **meeting)
+    yield
+    dist.destroy_process_group()
 
 
 def measure_on_rank(rank: int, folder: Path, port: int, blocks: int, kind: str) -> None:
     """Train block after block on one of the ranks. Rank 0 writes what it finds."""
-    torch.set_num_threads(1)
-    sys.path.insert(0, str(folder / "project"))
-    imported("ddp_project.runtime.process_group").schedule_as_batch()
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    device, backend, chosen = torch.device("cpu"), "gloo", OPTIONS
-    if kind == "cuda":
-        device, backend, chosen = torch.device("cuda", rank), "nccl", OPTIONS | WITH_NCCL
+    on_cpu = kind == "cpu"
+    device = torch.device("cpu") if on_cpu else torch.device("cuda", rank)
+    if not on_cpu:
         torch.cuda.set_device(device)
-    dist.init_process_group(backend, store=store, timeout=timedelta(minutes=5), rank=rank, world_size=settings.RANKS)
-    with open(folder / f"printed{rank}", "w") as printed, mock.patch.multiple(sys, stdout=printed, stderr=printed):
-        plain = {PLAIN: False, PLAIN_STATIC: True} if kind == "cpu" else {}
+    plain = {PLAIN: False, PLAIN_STATIC: True} if on_cpu else {}
+    options = OPTIONS if on_cpu else OPTIONS | WITH_NCCL
+    with (
+        joined(rank, folder / "project", port, "gloo" if on_cpu else "nccl"),
+        open(folder / f"printed{rank}", "w") as printed,
+        mock.patch.multiple(sys, stdout=printed, stderr=printed),
+    ):
         loops = {name: plain_blocks(folder, static_graph=static) for name, static in plain.items()}
-        loops[GENERATED] = generated_blocks(rank, folder, device)
-        loops |= {name: generated_blocks(rank, folder, device, **options) for name, options in chosen.items()}
+        for name, chosen in {GENERATED: {}, **options}.items():
+            loops[name] = partial(train_block, generated_run(rank, folder, device, **chosen))
         found = take_turns(loops, blocks)
     if rank == 0:
         (folder / "measured.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
 
 
 def plain_blocks(folder: Path, *, static_graph: bool = False) -> Loop:
@@ -103,22 +121,20 @@ def plain_blocks(folder: Path, *, static_graph: bool = False) -> Loop:
     return train
 
 
-def generated_blocks(
-    rank: int, folder: Path, device: torch.device, ranks: int = settings.RANKS, **options: Any
-) -> Loop:
-    """Return what trains one block with the generated project, which keeps its log in a file."""
+def generated_run(rank: int, folder: Path, device: torch.device, ranks: int = settings.RANKS, **options: Any) -> Any:
+    """Return what train_block() trains with in the generated project, which keeps its log in a file."""
     train, config, launcher = map(imported, ("train", "ddp_project.config", "ddp_project.runtime.launcher"))
     workload = chosen_workload()
     options |= {"global_batch_size": workload.batch, "lr": workload.lr, "weight_decay": workload.weight_decay}
     options |= {"epochs": 10**6, "warmup_steps": 0, "device": device.type}
     options |= {"run_dir": Path(tempfile.mkdtemp(dir=folder), "run")}
-    run = train.Run(config.Config(**options), launcher.World(rank, rank, ranks, ranks), device)
+    return train.Run(config.Config(**options), launcher.World(rank, rank, ranks, ranks), device)
 
-    def block() -> None:
-        train.train_epoch(run)
-        run.progress.complete_epoch()
 
-    return block
+def train_block(run: Any) -> None:
+    """Train one block with the generated project."""
+    imported("train").train_epoch(run)
+    run.progress.complete_epoch()
 
 
 def take_turns(loops: dict[str, Loop], blocks: int) -> dict[str, Record]:

@@ -50,7 +50,7 @@ class Benchmark:
 
     key: ClassVar[tuple[str, ...]] = ()  # new records replace the old ones that have the same values of these fields
 
-    def machine(self) -> Record:
+    def machine(self) -> Record | None:
         """Return what decides the numbers beside the code. Results of another machine are dropped."""
         return machine()
 

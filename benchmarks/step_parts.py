@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 
 from . import runner
-from .blocks import generated_blocks
+from .blocks import generated_run, train_block
 from .contenders.workloads import EPOCHS, NAME, STEPS
 from .runner import Record, in_turn
 from .trials import render_project
 
-NETWORK = ("torch.nn.parallel:DistributedDataParallel.forward", "benchmarks.contenders.networks:TinyMLP.forward")
+NETWORK = ("torch.nn.parallel:DistributedDataParallel.forward", "torch.nn:Sequential.forward")
 PROJECT, UPDATE = "ddp_project.runtime", "ddp_project.runtime.update"
 # What none of the others takes is the loop's own.
 PARTS = {
@@ -56,11 +56,11 @@ class Benchmark(runner.Benchmark):
         for part, names in PARTS.items():
             for name in names:
                 put_clock(name, part, taken)
-        train = generated_blocks(0, folder, torch.device("cpu"), ranks=1)
+        run = generated_run(0, folder, torch.device("cpu"), ranks=1)
 
         def epoch() -> Record:
             taken.clear()
-            train()
+            train_block(run)
             return {part: taken[part] / 1000 / self.steps for part in PARTS}
 
         *_, found = in_turn({"an epoch": epoch}, self.rounds, warm_up=1)
@@ -68,15 +68,21 @@ class Benchmark(runner.Benchmark):
         yield [{"part": part, "microseconds": numbers} for part, numbers in found["an epoch"].items()]
 
 
-def put_clock(name: str, part: str, taken: Counter[str]) -> None:
+def put_clock(name: str, part: str, taken: Counter[str], now: Callable[[], int] = time.perf_counter_ns) -> None:
     """Let the time of a function count for a part, and not for the part that calls it."""
-    function = resolve_name(name)
+    owner, _, last = name.replace(":", ".").rpartition(".")
+    setattr(resolve_name(owner), last, timed(resolve_name(name), part, taken, now))
 
-    def timed(*arguments: Any, **options: Any) -> Any:
-        others, began = taken.total(), time.perf_counter_ns()
+
+def timed(
+    function: Callable[..., Any], part: str, taken: Counter[str], now: Callable[[], int] = time.perf_counter_ns
+) -> Callable[..., Any]:
+    """Return a function whose time counts for a part, but for the time of other parts in it."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        others, began = taken.total(), now()
         result = function(*arguments, **options)
-        taken[part] += time.perf_counter_ns() - began - (taken.total() - others)
+        taken[part] += now() - began - (taken.total() - others)
         return result
 
-    owner, _, last = name.replace(":", ".").rpartition(".")
-    setattr(resolve_name(owner), last, timed)
+    return call

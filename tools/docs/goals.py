@@ -70,7 +70,7 @@ def size_and_start(workload: str, contenders: Record) -> Iterator[Goal]:
     """Compare memory and the time to the first step."""
 
     def of(name: str, what: str) -> float:
-        return statistics.median(contenders[name][what])
+        return float(statistics.median(contenders[name][what]))
 
     memory = of(GENERATED, "peak_memory") / of(BASELINE, "peak_memory")
     what = f"`{workload}`: memory, times that of the minimal loop"

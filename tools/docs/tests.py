@@ -27,7 +27,7 @@ def folder_table(record: Mapping[str, Any]) -> str:
 
 def seconds(costs: Costs) -> float:
     """Return what a file costs, whatever runs beside it: computing and waiting."""
-    return costs["cpu"] + costs["waiting"]
+    return float(costs["cpu"] + costs["waiting"])
 
 
 def row(costs: Costs, cold_start: float) -> str:
