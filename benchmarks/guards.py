@@ -42,7 +42,7 @@ def measure_guards(folder: Path, workload: str, steps: int, loggers: Sequence[st
     """Return, for each guard, the microseconds that it takes of a step, and their share of the step's time."""
     of_a_part = max(LOG_EVERY, steps // PARTS)
     chosen = {NAME: workload, STEPS: str(of_a_part), EPOCHS: "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    measured = {}
+    measured: dict[str, Record] = {}
     for logger in (PLAIN, *loggers):
         render_project(folder / logger / "project", logging=logger)
         found = on_two_ranks(measure_on_rank, folder / logger, chosen, of_a_part)
