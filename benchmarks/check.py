@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import yaml
+from tyro.conf import Positional
 
 from generator.answers.combinations import shaping_questions
 from generator.answers.questions import TEMPLATE, Question
@@ -44,7 +45,7 @@ INTERVAL = 0.05  # seconds between two looks at the memory of processes
 class Benchmark(runner.Benchmark):
     """The cost of a check in different states of its cache, and its growth with the number of combinations."""
 
-    wanted: tuple[str, ...] = ()
+    wanted: Positional[tuple[str, ...]] = ()
     """Check only these, as ddp-template check does: KEY=VALUE or names."""
     sizes: tuple[int, ...] = (50, 480, 2640, 5000)
     """About how many combinations the templates have by which growth is measured."""

@@ -75,7 +75,7 @@ class Benchmark(runner.Benchmark):
     def machine(self) -> Record:
         """Return the machine, and the browser."""
         printed = runner.run([chromium(), "--version"], TEMPLATE)
-        return runner.machine() | {"browser": f"Chromium {re.findall(r'[0-9.]+', printed)[0]}"}
+        return runner.machine() | {"browser": f"Chromium {re.findall(r'[0-9]+[.][0-9.]+', printed)[0]}"}
 
     def measure(self, folder: Path) -> Iterator[list[Record]]:
         """Open the page once in each round."""
