@@ -1,84 +1,107 @@
-"""Measures what each optimisation of the generated project gives, and what each guard takes.
+"""Measures what each optimization of the generated project gives, and what each guard takes.
 
-python -m benchmarks.ablation: edited copies of the project run beside it as it is generated, and clocks run around the
-guards of its steps.
-Nothing else should run on the machine meanwhile. The results go into benchmarks/results/ablation.json.
+Edited copies of the project run in turn with the project as it is generated. Then clocks run around the guards.
 """
 
-import json
-import sys
-import tempfile
+import shutil
 from collections.abc import Iterator
-from datetime import date
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import ClassVar
 
-import typer
+from tools.rewriting import Rewrite, RewriteError
 
-from generator.answers.questions import TEMPLATE
-
+from . import runner
 from .contenders.workloads import WORKLOADS
-from .edits import ALL, EDITS
-from .failures import failures_told
-from .guards import STEPS, measure_guards
-from .machines import machine
-from .progress import say
-from .rounds import Record, compare, play
+from .guards import STEPS_OF_WORKLOAD, measure_guards
+from .runner import CommandError, Record, in_turn, say
 from .trials import Contender, Trial, render_project
 
-RESULTS = TEMPLATE / "benchmarks" / "results" / "ablation.json"
 BASELINE = "as generated"
-COMPARED = {"ratios": "samples_per_second", "memory": "peak_memory"}
+SMALL = ("small_cnn",)
+BOTH = (*SMALL, "resnet")
+ALL = (*BOTH, "wide")
 
 
-def main(
-    rounds: Annotated[int, typer.Option(min=1, help="How often each edited project runs.")] = 5,
-    workloads: Annotated[str, typer.Option(help="Which workloads, with commas between; may be empty.")] = ",".join(ALL),
-    steps: Annotated[int, typer.Option(help="Train only so many steps (0: as many as the workload has).")] = 0,
-    guards: Annotated[bool, typer.Option(help="Measure the guards, too.")] = True,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the results go.")] = RESULTS,
-) -> None:
-    """Run the project with each optimisation taken out, then steps with a clock around each guard."""
-    results: Record = json.loads(out.read_text()) if out.exists() else {}
-    if results.get("machine") != machine():
-        results = {}
-    results |= {"date": date.today().isoformat(), "machine": machine()}
-    out.parent.mkdir(parents=True, exist_ok=True)
+@dataclass(frozen=True)
+class Edit:
+    """A change at one place that takes an optimization out, and the workloads on which it may matter."""
 
-    def add(part: str, workload: str, found: Record) -> None:
-        results.setdefault(part, {})[workload] = found
-        out.write_text(json.dumps(results, indent=1) + "\n")
+    name: str
+    file: str  # "train.py", or a file of the package
+    rewrite: Rewrite
+    workloads: tuple[str, ...] = SMALL
 
-    with failures_told(), tempfile.TemporaryDirectory() as folder:
-        for workload in filter(None, workloads.split(",")):
-            for found in ablate(workload, steps, rounds, Path(folder) / workload):
-                add("optimisations", workload, found)
-        for workload, taken in STEPS.items() if guards else ():
+    def apply(self, project: Path, place: Path) -> Path:
+        """Write an edited copy of a project, and return its folder. Raises CommandError if the place is not there."""
+        shutil.copytree(project, place)
+        file = place / ("" if self.file == "train.py" else "ddp_project") / self.file
+        try:
+            edited = self.rewrite.applied(file.read_text(), self.file)
+        except RewriteError as error:
+            raise CommandError(f"{self.name}: {error}") from error
+        file.write_text(edited)
+        return place
+
+
+GROUP = "runtime/process_group.py"
+EDITS = (
+    Edit(
+        "BatchNorm's buffers broadcast before every forward pass",
+        GROUP,
+        Rewrite("$OPTIONS[$NAME] = False", "$OPTIONS[$NAME] = True", "wrap"),
+        BOTH,
+    ),
+    Edit(
+        "every rank with as many threads as the machine has cores",
+        GROUP,
+        Rewrite("use_cores($X)", "use_cores(len(own.cores))"),
+        BOTH,
+    ),
+    Edit("threads that interrupt each other", GROUP, Rewrite("os.sched_setscheduler($$$A)", ""), BOTH),
+    Edit("an optimizer that is not fused", "task.py", Rewrite("fused=$X", "fused=None"), BOTH),
+    Edit("gradients copied into buckets", GROUP, Rewrite('$OPTIONS["gradient_as_bucket_view"] = True', ""), ALL),
+    Edit(
+        "the data sample by sample",
+        "runtime/batches.py",
+        Rewrite('hasattr($DATASET, "__getitems__")', "len(indices) == 0", "BatchDataset._load"),
+    ),
+    Edit("losses added up in every step", "runtime/meter.py", Rewrite("AT_ONCE = $N", "AT_ONCE = 1")),
+    Edit(
+        "metrics reduced in every step",
+        "train.py",
+        Rewrite("due or saving or leaving", "due or saving or True", "train_epoch"),
+    ),
+)
+
+
+@dataclass
+class Benchmark(runner.Benchmark):
+    """Run the project with each optimization taken out, then steps with a clock around each guard."""
+
+    workloads: tuple[str, ...] = ALL
+    steps: int = 0
+    """Train only this many steps (0: as many as the workload has)."""
+    guards: bool = True
+    """Measure the guards, too."""
+
+    key: ClassVar = ("part", "workload")
+
+    def measure(self, folder: Path) -> Iterator[list[Record]]:
+        """Yield the records of a workload up to each round, then those of the guards."""
+        for workload in self.workloads:
+            project = render_project(folder / workload / "project")
+            edits = {edit.name: edit for edit in EDITS if workload in edit.workloads}
+            projects = {BASELINE: project}
+            projects |= {name: edit.apply(project, folder / workload / name) for name, edit in edits.items()}
+            trial = Trial(workload, WORKLOADS[workload].shortened(self.steps))
+            runs = {name: partial(trial.run, Contender(str(place))) for name, place in projects.items()}
+            about = {"part": "optimizations", "workload": workload}
+            for found in in_turn(runs, self.rounds):
+                yield [{**about, "edit": name, **numbers} for name, numbers in found.items()]
+        for workload, taken in STEPS_OF_WORKLOAD.items() if self.guards else ():
             say(f"{workload}, guards")
-            add("guards", workload, measure_guards(Path(folder) / "guards" / workload, workload, taken))
-    typer.echo(f"results: {out}")
-
-
-def ablate(workload: str, steps: int, rounds: int, folder: Path) -> Iterator[Record]:
-    """Yield what was measured of each edited project, and its ratios to the project as generated.
-
-    Yields that of all rounds up to each round.
-    """
-    project = render_project(folder / "project")
-    projects = {BASELINE: project}
-    for edit in EDITS:
-        if workload in edit.workloads:
-            projects[edit.name] = edit.apply(project, folder / str(len(projects)))
-    trial = Trial(workload, WORKLOADS[workload].shortened(steps), Path(sys.executable))
-
-    def run(name: str) -> Record:
-        say(f"{workload}, {name}")
-        return trial.run(Contender(str(projects[name])))
-
-    for played in play([*projects], rounds, run):
-        compared = {name: compare(played, BASELINE, what) for name, what in COMPARED.items()}
-        yield {"steps": trial.workload.steps, **compared, "rounds": played}
-
-
-if __name__ == "__main__":
-    typer.run(main)
+            about = {"part": "guards", "workload": workload}
+            measured = measure_guards(folder / "guards" / workload, workload, taken)
+            yield [{**about, "guard": name, **numbers} for name, numbers in measured.items()]

@@ -1,66 +1,51 @@
-"""Measures `copier copy` and `copier update`: python -m benchmarks.copying
+"""Measures `copier copy` and `copier update`.
 
-Both are run in turn for this template as it is released, for it as a tag of the whole repository, for an empty one, and
-for one that has the files of a project as they are and no question: what that takes, Copier takes for any template that
+Both run in turn for this template as it is released, for this template as a tag of the whole repository, for an empty
+one, and for one without a question that has the files of a project as they are: Copier takes that for any template that
 writes them. Copier does one thing at a time, so its processor time is what its user waits for, and other work on the
-machine hardly changes it. The results are in benchmarks/results/copying.json, from which `ddp-template docs` makes a
-table in docs/speed.md.
+machine hardly changes it.
 """
 
-import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
-import tempfile
-from datetime import date
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from generator.answers.questions import TEMPLATE
 from generator.render.git import SETTINGS, run
 from generator.update.history import steps_of_release
 from tools.docs.starting import SAME_FILES
 
-from .clock import processor_seconds_of
-from .failures import CommandError, failures_told
-from .machines import machine
+from . import runner
+from .runner import CommandError, Record, in_turn
 
-RESULTS = TEMPLATE / "benchmarks" / "results" / "copying.json"
 ENV = {**os.environ, **SETTINGS}
 COPIER = [sys.executable, "-m", "copier"]
 ANSWERS = "{{ _copier_conf.answers_file }}.jinja"
 VERSIONS = ("1.0.0", "2.0.0")
 
-Times = dict[str, dict[str, list[float]]]
 
+@dataclass
+class Benchmark(runner.Benchmark):
+    """The processor time of copies and updates of these templates."""
 
-def main(
-    rounds: Annotated[int, typer.Option(help="How often each is measured.")] = 15,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the results go.")] = RESULTS,
-) -> None:
-    """Measure copies and updates of these templates in turn."""
-    with failures_told(), tempfile.TemporaryDirectory() as folder:
-        templates = make_templates(Path(folder))
-        seconds: Times = {name: {"copy": [], "update": []} for name in templates}
-        for _ in range(rounds + 1):  # the first one warms up
-            for name, template in templates.items():
-                copied, updated = copy_and_update(template, Path(folder) / "project")
-                seconds[name]["copy"].append(copied)
-                seconds[name]["update"].append(updated)
-    measured = {name: {what: times[1:] for what, times in both.items()} for name, both in seconds.items()}
-    results = {
-        "date": date.today().isoformat(),
-        "machine": machine() | {"copier": metadata.version("copier")},
-        "seconds": measured,
-    }
-    out.write_text(json.dumps(results, indent=1) + "\n")
-    for name, both in measured.items():
-        typer.echo(f"{name}: " + ", ".join(f"{what} {statistics.median(times):.2f} s" for what, times in both.items()))
+    rounds: int = 15
+
+    def machine(self) -> Record:
+        """Return the machine, and the version of Copier."""
+        return runner.machine() | {"copier": metadata.version("copier")}
+
+    def measure(self, folder: Path) -> Iterator[list[Record]]:
+        """Yield the records of all templates."""
+        templates = make_templates(folder)
+        runs = {name: partial(copy_and_update, place, folder / "project") for name, place in templates.items()}
+        *_, found = in_turn(runs, self.rounds, warm_up=1)
+        yield [{"template": name, **numbers} for name, numbers in found.items()]
 
 
 def make_templates(folder: Path) -> dict[str, Path]:
@@ -114,20 +99,21 @@ def add_versions(template: Path, as_released: bool) -> None:
     run(template, "gc", "--quiet", "--prune=now")
 
 
-def copy_and_update(template: Path, project: Path) -> tuple[float, float]:
-    """Make a project of version 1.0.0 and update it to 2.0.0. Returns what each took (seconds)."""
+def copy_and_update(template: Path, project: Path) -> Record:
+    """Make a project of version 1.0.0 and update it to 2.0.0. Returns the seconds of each."""
     shutil.rmtree(project, ignore_errors=True)
-    copied = processor_seconds_of(
-        [*COPIER, "copy", "-q", "--defaults", "--vcs-ref", f"v{VERSIONS[0]}", template, project], project.parent, ENV
-    )
-    run(project, "init", "--quiet")
-    run(project, "add", "--all")
-    run(project, "commit", "--quiet", "--message", "made")
-    updated = processor_seconds_of([*COPIER, "update", "-q", "--defaults", project], project.parent, ENV)
+    copied = processor_seconds_of("copy", "-q", "--defaults", "--vcs-ref", f"v{VERSIONS[0]}", template, project)
+    for words in ("init --quiet", "add --all", "commit --quiet --message made"):
+        run(project, *words.split())
+    updated = processor_seconds_of("update", "-q", "--defaults", project)
     if f"This is version {VERSIONS[1]}." not in (project / "README.md").read_text():
         raise CommandError("the update has not arrived")
-    return copied, updated
+    return {"copy": round(copied, 2), "update": round(updated, 2)}
 
 
-if __name__ == "__main__":
-    typer.run(main)
+def processor_seconds_of(*words: str | Path) -> float:
+    """Run Copier, and return the processor time of it and of all that it starts and waits for."""
+    before = os.times()
+    runner.run([*COPIER, *words], Path.cwd(), ENV)
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system

@@ -1,84 +1,64 @@
-"""Measures what verified checkpoints cost: python -m benchmarks.faults. Nothing else should run meanwhile.
+"""Measures what verified checkpoints cost: the ratio of a save with a digest to one without."""
 
-Both sides of each ratio are measured in turn in the same processes. The results are written to
-benchmarks/results/faults.json, from which `ddp-template docs` makes tables in docs/faults.md.
-"""
-
-import importlib
-import json
 import os
 import statistics
 import sys
-import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from generator.answers.questions import TEMPLATE
-from generator.render.project import render
-from generator.render.snapshot import take_snapshot
+from . import runner
+from .runner import Record, imported, in_turn, new_project, seconds_of
 
-RESULTS = TEMPLATE / "benchmarks" / "results" / "faults.json"
-SIZES = {1: 60, 10: 30, 100: 12, 1000: 5, 2000: 5}  # MB, and how often each is saved
+SIZES = {1: 60, 10: 30, 100: 12, 1000: 5, 2000: 5}  # MB, and the rounds
 TENSORS = 8
 
 
-def main() -> None:
-    """Measure all, and add it to the results."""
-    with tempfile.TemporaryDirectory() as folder:
-        project = Path(folder) / "project"
-        render(project, {}, template=take_snapshot(Path(folder) / "snapshot"))
-        measured = {"saving": saving(project, Path(folder))}
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps(results | measured, indent=2) + "\n")
-    print(json.dumps(measured, indent=2))
+@dataclass
+class Benchmark(runner.Benchmark):
+    """Fills the table on verification in docs/faults.md; tests measure the others."""
 
+    rounds: int = 1
+    """Measure this many times the rounds that each size has."""
 
-def saving(project: Path, folder: Path) -> dict[str, float]:
-    """Time a save with its verification, in times of one without, for each size."""
-    sys.path.insert(0, str(project))
-    files = importlib.import_module("ddp_project.runtime.storage")
-    manifest = importlib.import_module("ddp_project.runtime.storage").Manifest(folder)
+    key: ClassVar = ("guarantee",)
 
-    def verified(checkpoint: dict[str, Tensor], path: Path) -> None:
-        with files.whole_file(path) as file:
-            torch.save(checkpoint, file)
-            manifest.enter(file.sha256(), {"file": path.name, "size": file.size})
+    def machine(self) -> Record | None:
+        """Return nothing: tests on other machines write to the same file."""
+        return None
 
-    ratios = {}
-    for megabytes, repeats in SIZES.items():
-        checkpoint = {str(i): torch.randn(megabytes * 250_000 // TENSORS) for i in range(TENSORS)}
-        path = folder / "step-00000001.pt"
-        plain_time, verified_time = in_turn(
-            repeats, partial(plainly, checkpoint, path), partial(verified, checkpoint, path)
-        )
-        ratios[f"a save of {megabytes} MB, with and without (ratio)"] = round(verified_time / plain_time, 2)
-    return ratios
+    def measure(self, folder: Path) -> Iterator[list[Record]]:
+        """Yield the ratio of each size."""
+        sys.path.insert(0, str(new_project(folder / "project")))
+        storage, path = imported("ddp_project.runtime.storage"), folder / "step-00000001.pt"
+        manifest = storage.Manifest(folder)
 
+        def verified(checkpoint: dict[str, Tensor]) -> None:
+            with storage.whole_file(path) as file:
+                torch.save(checkpoint, file)
+                manifest.enter(file.sha256(), {"file": path.name, "size": file.size})
 
-def plainly(checkpoint: dict[str, Tensor], path: Path) -> None:
-    """Save as safely, but without a digest."""
-    with open(path.with_suffix(".tmp"), "wb") as file:
-        torch.save(checkpoint, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path.with_suffix(".tmp"), path)
+        def plain(checkpoint: dict[str, Tensor]) -> None:
+            with open(path.with_suffix(".tmp"), "wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(path.with_suffix(".tmp"), path)
 
+        def timed(save: Callable[[dict[str, Tensor]], None], checkpoint: dict[str, Tensor]) -> Record:
+            return {"seconds": seconds_of(partial(save, checkpoint))}
 
-def in_turn(repeats: int, one: Callable[[], object], other: Callable[[], object]) -> tuple[float, float]:
-    """Call both in turn, and return the medians of what they took (seconds)."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(repeats):
-        for taken, work in zip(times, (one, other), strict=True):
-            started = time.perf_counter()
-            work()
-            taken.append(time.perf_counter() - started)
-    return statistics.median(times[0]), statistics.median(times[1])
-
-
-if __name__ == "__main__":
-    main()
+        records = []
+        for megabytes, rounds in SIZES.items():
+            checkpoint = {str(i): torch.randn(megabytes * 250_000 // TENSORS) for i in range(TENSORS)}
+            runs = {save.__name__: partial(timed, save, checkpoint) for save in (plain, verified)}
+            *_, found = in_turn(runs, self.rounds * rounds, tell=False)
+            with_digest, without = (statistics.median(found[name]["seconds"]) for name in ("verified", "plain"))
+            case = f"a save of {megabytes} MB, with and without (ratio)"
+            records.append({"guarantee": "saving", "case": case, "value": round(with_digest / without, 2)})
+        yield records

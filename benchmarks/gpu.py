@@ -1,36 +1,26 @@
-"""Measures the generated project on one GPU beside a plain loop: python -m benchmarks.gpu.
+"""Measures the generated project on one GPU, compared with a plain loop.
 
 Both run in turn in float32, TF32 and bfloat16, with and without channels_last, and compiled. Then the trace of
---profile tells how often a step makes the CPU wait for the GPU. The results are in benchmarks/results/gpu.json after
-each setting, from which `ddp-template docs` makes a table in docs/speed.md; another start measures what is missing.
+--profile tells how often a step makes the CPU wait for the GPU. Another start measures what is missing.
 """
 
 import gzip
 import json
-import os
+import shutil
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import ClassVar, Literal
 
 import torch
-import typer
 
-from generator.answers.questions import TEMPLATE
-
-from .contenders.recording import RECORDS
+from . import runner
 from .contenders.workloads import LOG_EVERY, NAME, STEPS, WORKLOADS, Workload
-from .failures import CommandError, failures_told
-from .machines import machine
-from .progress import say
-from .rounds import Record, compare, play
-from .trials import finish, render_project
+from .runner import RESULTS, CommandError, Record, in_turn, read
+from .trials import TORCHRUN, render_project, train_recorded
 
-RESULTS = TEMPLATE / "benchmarks" / "results" / "gpu.json"
-ONE_RANK = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
 CALLS = ("cuda_runtime", "cuda_driver")  # categories of what the CPU asks of the GPU
 
 
@@ -58,94 +48,67 @@ SETTINGS = {
 }
 
 
-def main(
-    setting: Annotated[
-        list[str], typer.Option(help="Measure this one; may be repeated (default: all).")
-    ] = [],  # noqa: B006
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what was measured before.")] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each runs.")] = 2,
-    steps: Annotated[int, typer.Option(help="Train only so many steps (0: as many as the workload has).")] = 0,
-    workload: Annotated[str, typer.Option(help="Which network and data.")] = "resnet_gpu",
-    device: Annotated[str, typer.Option(help="cpu, with a small workload, tries the benchmark itself.")] = "cuda",
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the results go.")] = RESULTS,
-) -> None:
-    """Measure both in turn with each setting that has no results yet."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise typer.BadParameter("there is no GPU here")
-    if unknown := [name for name in setting if name not in SETTINGS]:
-        raise typer.BadParameter(f"there is no setting {unknown[0]}: choose of {'; '.join(SETTINGS)}")
-    about = machine() | ({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {})
-    results = Results(out, {"machine": about, "workload": workload})
-    chosen = [name for name in setting or SETTINGS if fresh or name not in results.settings]
-    with failures_told(), tempfile.TemporaryDirectory() as folder:
-        projects = {amp: render_project(Path(folder) / amp, amp=amp) for amp in {SETTINGS[name].amp for name in chosen}}
-        bench = Bench(device, workload, WORKLOADS[workload].shortened(steps), projects, Path(folder))
-        for name in chosen:
-            results.add(name, bench.measure(name, SETTINGS[name], rounds))
-    typer.echo(f"results: {out}")
-
-
-class Results:
-    """What was measured on this machine with this workload, in a file that is whole at any time."""
-
-    def __init__(self, file: Path, about: Record) -> None:
-        """Go on with a file, unless it is about something else."""
-        self.file, self.about = file, about
-        found = json.loads(file.read_text()) if file.exists() else {}
-        self.settings: Record = found["settings"] if about.items() <= found.items() else {}
-
-    def add(self, name: str, record: Record) -> None:
-        """Write the results with those of a setting."""
-        self.settings[name] = record
-        ordered = {known: self.settings[known] for known in SETTINGS if known in self.settings}
-        written = {"date": date.today().isoformat(), **self.about, "settings": ordered}
-        self.file.with_suffix(".tmp").write_text(json.dumps(written, indent=1) + "\n")
-        self.file.with_suffix(".tmp").replace(self.file)
-
-
 @dataclass
-class Bench:
-    """What all measurements have in common."""
+class Benchmark(runner.Benchmark):
+    """Samples per second of the project and of a plain loop, and how often a step of the project waits."""
 
-    device: str
-    name: str
-    workload: Workload
-    projects: Mapping[str, Path]
-    folder: Path
-    runs: int = 0
+    setting: tuple[str, ...] = tuple(SETTINGS)
+    """Measure these."""
+    fresh: bool = False
+    """Measure again what was measured before."""
+    rounds: int = 2
+    steps: int = 0
+    """Train only this many steps (0: as many as the workload has)."""
+    workload: str = "resnet_gpu"
+    device: Literal["cuda", "cpu"] = "cuda"
+    """cpu, with a small workload, tries the benchmark itself."""
 
-    def measure(self, name: str, setting: Setting, rounds: int) -> Record:
-        """Run the project and the plain loop in turn, then the project with a profile."""
-        say(name)
-        project = self.projects[setting.amp]
-        commands = {
-            "plain": ["-m", "benchmarks.contenders.bare_gpu", "--device", self.device, *setting.bare],
-            "generated": ["train.py", *self.options(), *setting.options],
-        }
-        *_, played = play([*commands], rounds, lambda who: self.train(commands[who], project)[0])
-        _, trace = self.train([*commands["generated"], "--profile", "--log-every", "1000"], project)
-        rates = {who: [record["samples_per_second"] for record in records] for who, records in played.items()}
-        ratio = compare(played, "plain", "samples_per_second")["generated"]
-        return {"samples_per_second": rates, "ratio": ratio, "waits_of_a_step": waits_of_a_step(trace)}
+    key: ClassVar = ("setting",)
 
-    def options(self) -> list[str]:
-        """The options of the generated project."""
-        epochs = self.workload.epochs
-        given: dict[str, object] = {"epochs": epochs, "global-batch-size": self.workload.batch, "eval-every": epochs}
-        given |= {"log-every": LOG_EVERY, "device": self.device}
-        return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    def machine(self) -> Record:
+        """Return the machine, its GPU and the workload."""
+        gpu = {"gpu": torch.cuda.get_device_name()} if self.device == "cuda" else {}
+        return runner.machine() | gpu | {"workload": self.workload}
 
-    def train(self, command: list[str], project: Path) -> tuple[Record, Path]:
-        """Train, and return what was measured, and where the trace would be."""
-        self.runs += 1
-        out = self.folder / f"run{self.runs}"
+    def missing(self) -> list[str]:
+        """Return the chosen settings that have no results of this machine yet. Raises CommandError for unknown ones."""
+        if unknown := [name for name in self.setting if name not in SETTINGS]:
+            raise CommandError(f"there is no setting {unknown[0]}: choose of {'; '.join(SETTINGS)}")
+        found = read(self.out or RESULTS / "gpu.json")
+        same = not self.fresh and found and found["machine"] == self.machine()
+        known = {record["setting"] for record in found["measurements"]} if same else set()
+        return [name for name in self.setting if name not in known]
+
+    def measure(self, folder: Path) -> Iterator[list[Record]]:
+        """Yield the records of each setting that is missing."""
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise CommandError("there is no GPU here")
+        chosen, workload = self.missing(), WORKLOADS[self.workload].shortened(self.steps)
+        projects = {amp: render_project(folder / amp, amp=amp) for amp in {SETTINGS[name].amp for name in chosen}}
+        given = {"epochs": workload.epochs, "global-batch-size": workload.batch, "eval-every": workload.epochs}
+        given |= {"log-every": LOG_EVERY}
+        options = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+        for name in chosen:
+            setting, out = SETTINGS[name], folder / name
+            commands = {
+                "plain": ["-m", "benchmarks.contenders.bare_gpu", *setting.bare],
+                "generated": ["train.py", *options, *setting.options, "--run-dir", str(out / "run")],
+            }
+            commands = {who: [*command, "--device", self.device] for who, command in commands.items()}
+            train = partial(self.train, project=projects[setting.amp], out=out, workload=workload)
+            *_, found = in_turn({who: partial(train, command) for who, command in commands.items()}, self.rounds)
+            train([*commands["generated"], "--profile", "--log-every", "1000"])
+            found["generated"]["waits_of_a_step"] = waits_of_a_step(out / "run" / "trace.json.gz")
+            yield [{"setting": name, "contender": who, **numbers} for who, numbers in found.items()]
+
+    def train(self, command: Sequence[str], project: Path, out: Path, workload: Workload) -> Record:
+        """Train in an empty folder, and return the samples per second."""
+        shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
-        env = {**os.environ, "PYTHONPATH": str(TEMPLATE), RECORDS: str(out), NAME: self.name}
-        env[STEPS] = str(self.workload.steps)
-        options = ["--run-dir", str(out / "run")] if command[0] == "train.py" else []
-        finish([*ONE_RANK, *command, *options], project, env, out / "printed.txt")
-        forwards = json.loads((out / "rank0.json").read_text())["forwards"]
-        return {"samples_per_second": rate(forwards, self.workload)}, out / "run" / "trace.json.gz"
+        env = {NAME: self.workload, STEPS: str(workload.steps)}
+        command = [sys.executable, *TORCHRUN, "--nproc-per-node=1", *command]
+        [notes] = train_recorded(command, project, out, env, 1)
+        return {"samples_per_second": rate(notes["forwards"], workload)}
 
 
 def rate(forwards: Sequence[float], workload: Workload) -> float:
@@ -179,7 +142,3 @@ def waits_of_a_step(trace: Path) -> float:
     waits = [call["ts"] for call in calls if call["name"].endswith("Synchronize")]
     within = sum(begin <= wait < end for wait in waits for begin, end in steps)
     return float(within / len(steps))
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,36 +1,28 @@
-"""Measures how many worker processes load data from a disk best: python -m benchmarks.loading.
+"""Measures how many worker processes load data from a disk best.
 
 A rank reads compressed images, each a file, and takes a step that either computes on the rank's own cores or leaves
-them idle, as a step on a GPU does. The results are in benchmarks/results/loading.json, from which `ddp-template docs`
-makes a table in docs/speed.md. Nothing else should run on the machine meanwhile.
+them idle, as a step on a GPU does.
 """
 
 import functools
-import importlib
-import json
 import os
-import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable
-from datetime import date
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from generator.answers.questions import TEMPLATE
-from generator.render.project import render
-from generator.render.snapshot import take_snapshot
+from . import runner
+from .runner import Record, imported, in_turn, new_project
 
-from .machines import machine
-
-RESULTS = TEMPLATE / "benchmarks" / "results" / "loading.json"
-IMAGES, BATCH, STEPS, ROUNDS = 256, 16, 40, 5
-WORKERS = (0, 1, 2, 4, "auto")
+IMAGES, BATCH, STEPS = 256, 16, 40
+WORKERS: tuple[int | str, ...] = (0, 1, 2, 4, "auto")
 SIZE = 384  # of a matrix
 STEP = 0.03  # seconds, where nothing else runs
 
@@ -52,40 +44,29 @@ class Files(Dataset[Any]):
             return torch.from_numpy(file["image"]).float() / 255
 
 
-def main() -> None:
-    """Measure each number of workers in turn, with both kinds of steps."""
-    with tempfile.TemporaryDirectory() as folder:
-        project, images = Path(folder) / "project", Path(folder) / "images"
-        render(project, {}, template=take_snapshot(Path(folder) / "snapshot"))
-        images.mkdir()
-        sys.path.insert(0, str(project))
-        loading = importlib.import_module("ddp_project.runtime.loading")
-        rates = measure(loading, Files(images))
-    medians = {
-        kind: {str(workers): round(statistics.median(found), 1) for workers, found in of_kind.items()}
-        for kind, of_kind in rates.items()
-    }
-    results = {"date": date.today().isoformat(), "machine": machine(), "samples_per_second": medians}
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    print(json.dumps(medians, indent=1))
+@dataclass
+class Benchmark(runner.Benchmark):
+    """Samples per second of each number of workers."""
+
+    key: ClassVar = ("step",)
+
+    def measure(self, folder: Path) -> Iterator[list[Record]]:
+        """Measure each number of workers in turn, with both kinds of steps."""
+        sys.path.insert(0, str(new_project(folder / "project")))
+        (folder / "images").mkdir()
+        images = Files(folder / "images")
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        products()
+        steps: dict[str, Callable[[], object]] = {"the rank's cores": compute, "a GPU (here: a pause)": pause}
+        for kind, step in steps.items():
+            runs = {str(workers): partial(rate, images, workers, step) for workers in WORKERS}
+            *_, found = in_turn(runs, self.rounds)
+            yield [{"step": kind, "workers": workers, **numbers} for workers, numbers in found.items()]
 
 
-def measure(loading: Any, data: Files) -> dict[str, dict[int | str, list[float]]]:
-    """Samples per second of each number of workers, for each kind of step."""
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    products()
-    steps: dict[str, Callable[[], object]] = {"the rank's cores": compute, "a GPU (here: a pause)": pause}
-    rates: dict[str, dict[int | str, list[float]]] = {}
-    for kind, step in steps.items():
-        rates[kind] = {workers: [] for workers in WORKERS}
-        for _ in range(ROUNDS):
-            for workers in WORKERS:
-                rates[kind][workers].append(rate(loading, data, workers, step))
-    return rates
-
-
-def rate(loading: Any, data: Files, workers: int | str, step: Callable[[], object]) -> float:
+def rate(data: Files, workers: int | str, step: Callable[[], object]) -> Record:
     """Train one epoch and return its samples per second, without the first step."""
+    loading = imported("ddp_project.runtime.loading")
     indices = torch.randint(IMAGES, (STEPS, BATCH), generator=torch.Generator().manual_seed(0)).tolist()
     batches = [loading.Batch(chosen, (i,)) for i, chosen in enumerate(indices)]
     loader = loading.DeviceBatches(data, batches, loading.Config(workers=workers), torch.device("cpu"))
@@ -94,12 +75,12 @@ def rate(loading: Any, data: Files, workers: int | str, step: Callable[[], objec
         if i == 1:
             started = time.perf_counter()
         step()
-    return (STEPS - 1) * BATCH / (time.perf_counter() - started)
+    return {"samples_per_second": round((STEPS - 1) * BATCH / (time.perf_counter() - started), 1)}
 
 
 @functools.cache
 def products() -> int:
-    """How many matrix products make a step."""
+    """Return how many matrix products make a step."""
     factor = torch.ones(SIZE, SIZE)
     started = time.perf_counter()
     for _ in range(1000):
@@ -115,9 +96,5 @@ def compute() -> None:
 
 
 def pause() -> None:
-    """Leave the cores to others for a while."""
+    """Leave the cores idle for a step."""
     time.sleep(STEP)
-
-
-if __name__ == "__main__":
-    main()

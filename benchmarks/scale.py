@@ -1,39 +1,29 @@
-"""Measures what many samples and many ranks cost: python -m benchmarks.scale. Nothing else should run meanwhile.
+"""Measures what many samples and many ranks cost.
 
 One process does what one of the ranks would (benchmarks/simulated.py): the network is left out. Each measurement is of
-a new process. The results are written to benchmarks/results/scale.json, of which generator/scales.py makes tables.
+a new process.
 """
 
-import importlib
 import itertools
-import json
 import multiprocessing
 import resource
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import ProcessPoolExecutor
-from datetime import date
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import psutil
 import torch
-import typer
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from generator.answers.questions import TEMPLATE
-from generator.render.project import render
-from generator.render.snapshot import take_snapshot
-
-from .machines import machine
-from .progress import say
-from .rounds import Record
+from . import runner
+from .runner import Record, imported, new_project, say, seconds_of
 from .simulated import norms_of_resnet_50, one_of
 
-RESULTS = TEMPLATE / "benchmarks" / "results" / "scale.json"
 SAMPLES = [10**power for power in range(3, 10)]
 WORLD_SIZES = [1, 8, 64, 1024]
 BATCH = 32  # samples of a rank's micro-batch
@@ -41,41 +31,42 @@ BATCHES = 1024  # after the first, over which the time of a batch is averaged
 REPEATS = 9
 BYTES_OF_INDEX = 48  # 8 in torch's permutation, 8 in a list, 32 as an integer of Python
 NETWORKS = {"the digits' network": "digits", "the 53 BatchNorm layers of ResNet-50": "resnet-50"}
+# They are imported before the processes fork, and so cost no memory there.
+MODULES = (
+    "runtime.collectives",
+    "runtime.checkpoint",
+    "runtime.launcher",
+    "runtime.meter",
+    "runtime.sampling",
+    "model",
+)
 
 
-def main(
-    most_samples: Annotated[int, typer.Option(help="Measure data sets up to this size.")] = SAMPLES[-1],
-    most_ranks: Annotated[int, typer.Option(help="Measure worlds up to this size.")] = WORLD_SIZES[-1],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the results go.")] = RESULTS,
-) -> None:
-    """Measure all, and write the results."""
-    worlds = [ranks for ranks in WORLD_SIZES if ranks <= most_ranks]
-    sets = [samples for samples in SAMPLES if samples <= most_samples]
-    torch.set_num_threads(1)  # else a child that was forked could not use torch's threads
-    with tempfile.TemporaryDirectory() as folder:
-        project = Path(folder) / "project"
-        render(project, {}, template=take_snapshot(Path(folder) / "snapshot"))
-        sys.path.insert(0, str(project))
-        for module in (
-            "runtime.collectives",
-            "runtime.checkpoint",
-            "runtime.launcher",
-            "runtime.meter",
-            "runtime.sampling",
-            "model",
-        ):
-            importlib.import_module(f"ddp_project.{module}")
+@dataclass
+class Benchmark(runner.Benchmark):
+    """The seconds and the memory of samplers, checkpoints and the agreement of ranks."""
+
+    rounds: int = REPEATS
+    """Not used: each measurement has nine repeats."""
+    most_samples: int = SAMPLES[-1]
+    """Measure data sets up to this size."""
+    most_ranks: int = WORLD_SIZES[-1]
+    """Measure worlds up to this size."""
+
+    def measure(self, folder: Path) -> Iterator[list[Record]]:
+        """Yield all records."""
+        worlds = [ranks for ranks in WORLD_SIZES if ranks <= self.most_ranks]
+        sets = [samples for samples in SAMPLES if samples <= self.most_samples]
         sizes = [(samples, ranks) for samples in sets for ranks in worlds if ranks * BATCH <= samples]
-        measured = {
-            "training": [in_child(training, *size, place) for size in sizes for place in ("start", "late")],
-            "evaluation": [in_child(evaluation, *size) for size in sizes],
-            "torch": [in_child(of_torch, *size) for size in sizes if size[1] in (1, 1024)],
-            "checkpoints": [checkpoints(*case, Path(folder)) for case in itertools.product(NETWORKS, worlds)],
-            "agreement": [in_child(agreement, ranks) for ranks in worlds],
-        }
-    results = {"date": date.today().isoformat(), "machine": machine(), "batch": BATCH, **measured}
-    out.write_text(json.dumps(results, indent=1) + "\n")
-    typer.echo(f"results: {out}")
+        torch.set_num_threads(1)  # else a child that was forked could not use torch's threads
+        sys.path.insert(0, str(new_project(folder / "project")))
+        for module in MODULES:
+            of_project(module)
+        records = [in_child(training, *size, place) for size in sizes for place in ("start", "late")]
+        records += [in_child(evaluation, *size) for size in sizes]
+        records += [in_child(of_torch, *size) for size in sizes if size[1] in (1, 1024)]
+        records += [checkpoints(*case, folder) for case in itertools.product(NETWORKS, worlds)]
+        yield records + [in_child(agreement, ranks) for ranks in worlds]
 
 
 def in_child(work: Callable[..., Record], *arguments: Any) -> Record:
@@ -86,8 +77,8 @@ def in_child(work: Callable[..., Record], *arguments: Any) -> Record:
 
 
 def of_project(module: str) -> Any:
-    """A module of the rendered project."""
-    return sys.modules[f"ddp_project.{module}"]
+    """Return a module of the rendered project."""
+    return imported(f"ddp_project.{module}")
 
 
 def world(ranks: int) -> Any:
@@ -114,22 +105,24 @@ def training(samples: int, ranks: int, place: str) -> Record:
         sampler.set_epoch(1, skip)
         return sampler
 
-    return {"samples": samples, "ranks": ranks, "place": place, **iterating(begin)}
+    return {"part": "training", "samples": samples, "ranks": ranks, "place": place, **iterating(begin)}
 
 
 def evaluation(samples: int, ranks: int) -> Record:
     """Begin an evaluation."""
     batches = of_project("runtime.sampling").evaluation_batches
-    return {"samples": samples, "ranks": ranks, **iterating(lambda: batches(samples, BATCH, world(ranks)))}
+    measured = iterating(lambda: batches(samples, BATCH, world(ranks)))
+    return {"part": "evaluation", "samples": samples, "ranks": ranks, **measured}
 
 
 def of_torch(samples: int, ranks: int) -> Record:
     """Begin an epoch with torch's sampler, which makes a list of all samples on every rank, if that has room."""
     needed, free = BYTES_OF_INDEX * samples, psutil.virtual_memory().available
+    about = {"part": "torch", "samples": samples, "ranks": ranks}
     if needed > 0.8 * free:
-        return {"samples": samples, "ranks": ranks, "left_out": {"needed": needed, "free": free}}
+        return {**about, "needed": needed, "free": free}
     repeats = 1 if samples > 10**6 else REPEATS
-    return {"samples": samples, "ranks": ranks, **iterating(lambda: all_shuffled(samples, ranks), repeats)}
+    return {**about, **iterating(lambda: all_shuffled(samples, ranks), repeats)}
 
 
 def all_shuffled(samples: int, ranks: int) -> Iterable[list[int]]:
@@ -158,7 +151,13 @@ def checkpoints(network: str, ranks: int, folder: Path) -> Record:
     """Save as rank 0, and load as another rank: the file is in the cache of the system then."""
     run_dir = folder / f"{NETWORKS[network]}-{ranks}"
     saved = in_child(saving, network, ranks, run_dir)
-    return {"network": network, "ranks": ranks, **saved, **in_child(loading, network, ranks, run_dir)}
+    return {
+        "part": "checkpoints",
+        "network": network,
+        "ranks": ranks,
+        **saved,
+        **in_child(loading, network, ranks, run_dir),
+    }
 
 
 def kept(network: str, run_dir: Path) -> Any:
@@ -206,23 +205,14 @@ def agreement(ranks: int) -> Record:
     with one_of(ranks):
         before = peak_memory()
         taken = median_time(lambda: check(config, training=data, validation=data))
-    return {"ranks": ranks, "time": taken, "memory": peak_memory() - before}
+    return {"part": "agreement", "ranks": ranks, "time": taken, "memory": peak_memory() - before}
 
 
 def median_time(work: Callable[[], object]) -> float:
     """The median of what it takes (seconds)."""
-    times = []
-    for _ in range(REPEATS):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
+    return statistics.median(seconds_of(work) for _ in range(REPEATS))
 
 
 def peak_memory() -> int:
     """The largest resident set that this process has had (bytes)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,37 +1,33 @@
-"""Measures what a reader of the preview waits for, in a real browser: python -m benchmarks.site
+"""Measures what a reader of the preview waits for, in a real browser.
 
 Each round opens the page in a browser that has cached nothing, and waits for the first line of code; then it lets
-Python load, and changes an answer forth and back. Each time is also given as a ratio to a fixed piece of work of the
-same browser in the same round. The page comes from this machine: there is no network in these numbers. The results are
-in benchmarks/results/site.json, from which `ddp-template docs` makes a table in docs/speed.md.
+Python load, and changes an answer forth and back. Each time is compared with a fixed piece of work of the same browser
+in the same round. The page comes from this machine: there is no network in these numbers.
 """
 
 import functools
 import http.server
-import json
+import re
 import shutil
 import statistics
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import date
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from generator.answers.questions import TEMPLATE
 from tools.docs.starting import FIXED_WORK
 from website.build import build_preview
 
-from .failures import CommandError, failures_told
-from .machines import machine
+from . import runner
+from .runner import CommandError, Record, in_turn
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-RESULTS = TEMPLATE / "benchmarks" / "results" / "site.json"
 BROWSERS = ("chromium", "google-chrome")
 LOADED = 600_000  # milliseconds until Python is there
 FIRST_VIEW = "new MutationObserver(() => { if (!window.viewed && document.querySelector('#code .row')) window.viewed = "
@@ -70,16 +66,37 @@ def served(folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
-@contextmanager
-def preview() -> Iterator[str]:
-    """Build the preview and serve it at the address that this yields."""
-    with tempfile.TemporaryDirectory() as folder:
-        build_preview(Path(folder) / "preview", TEMPLATE, "gh:org/ddp-template", None)
-        with served(Path(folder)) as address:
-            yield f"{address}/preview/index.html"
+@dataclass
+class Benchmark(runner.Benchmark):
+    """The milliseconds of what a reader waits for."""
+
+    rounds: int = 9
+
+    def machine(self) -> Record:
+        """Return the machine, and the browser."""
+        printed = runner.run([chromium(), "--version"], TEMPLATE)
+        return runner.machine() | {"browser": f"Chromium {re.findall(r'[0-9]+[.][0-9.]+', printed)[0]}"}
+
+    def measure(self, folder: Path) -> Iterator[list[Record]]:
+        """Open the page once in each round."""
+        from playwright.sync_api import sync_playwright
+
+        build_preview(folder / "preview", TEMPLATE, "gh:org/ddp-template", None)
+        with served(folder) as address, sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])  # root has none
+            page = partial(play_round, browser, f"{address}/preview/index.html")
+            *_, found = in_turn({"a page": page}, self.rounds)
+        yield [{"what": what, "milliseconds": numbers} for what, numbers in found["a page"].items()]
 
 
-def play_round(browser: "Browser", address: str) -> dict[str, float]:
+def chromium() -> str:
+    """Return the program. Raises CommandError if there is none."""
+    if not (found := next(filter(None, map(shutil.which, BROWSERS)), None)):
+        raise CommandError("there is no Chromium here: tests/clusters/install.sh installs it")
+    return found
+
+
+def play_round(browser: "Browser", address: str) -> Record:
     """Return the milliseconds of one round."""
     page = browser.new_page()  # with a cache of its own
     page.set_default_timeout(LOADED)
@@ -91,27 +108,4 @@ def play_round(browser: "Browser", address: str) -> dict[str, float]:
     page.locator("#command", has_text="sync_bn").wait_for()
     taken["an answer changes"] = statistics.median(page.evaluate(CHANGE, value) for value in ("torch", "none") * 3)
     page.close()
-    return taken
-
-
-def main(
-    rounds: Annotated[int, typer.Option(min=1, help="How often the page is opened.")] = 9,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the results go.")] = RESULTS,
-) -> None:
-    """Measure all rounds."""
-    from playwright.sync_api import sync_playwright
-
-    with failures_told(), preview() as address, sync_playwright() as playwright:
-        if not (found := next(filter(None, map(shutil.which, BROWSERS)), None)):
-            raise CommandError("there is no Chromium here: tests/clusters/install.sh installs it")
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])  # root has no sandbox
-        played = [play_round(browser, address) for _ in range(rounds)]
-        about = {**machine(), "browser": f"Chromium {browser.version}"}
-    milliseconds = {what: [round(each[what], 1) for each in played] for what in played[0]}
-    results = {"date": date.today().isoformat(), "machine": about, "milliseconds": milliseconds}
-    out.write_text(json.dumps(results, indent=1) + "\n")
-    typer.echo(json.dumps({what: statistics.median(taken) for what, taken in milliseconds.items()}, indent=1))
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    return {what: round(milliseconds, 1) for what, milliseconds in taken.items()}

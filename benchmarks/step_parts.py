@@ -1,34 +1,29 @@
-"""Measures what the parts of a step take: python -m benchmarks.step_parts.
+"""Measures what the parts of a step take.
 
 One process trains the smallest network in the project with the default answers, with clocks around the calls of each
-part; a call within another one counts for its own part alone. The results are in benchmarks/results/step_parts.json.
+part; a call within another one counts for its own part alone.
 """
 
-import json
 import os
 import sys
-import tempfile
 import time
 from collections import Counter
-from datetime import date
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import typer
 
-from generator.answers.questions import TEMPLATE
-
-from .blocks import generated_blocks
+from . import runner
+from .blocks import generated_run, train_block
 from .contenders.workloads import EPOCHS, NAME, STEPS
-from .machines import machine
-from .rounds import Record, spread
+from .runner import Record, in_turn
 from .trials import render_project
 
-RESULTS = TEMPLATE / "benchmarks" / "results" / "step_parts.json"
-NETWORK = ("torch.nn.parallel:DistributedDataParallel.forward", "benchmarks.contenders.networks:TinyMLP.forward")
+NETWORK = ("torch.nn.parallel:DistributedDataParallel.forward", "torch.nn:Sequential.forward")
 PROJECT, UPDATE = "ddp_project.runtime", "ddp_project.runtime.update"
 # What none of the others takes is the loop's own.
 PARTS = {
@@ -45,46 +40,49 @@ PARTS = {
 }
 
 
-def main(rounds: int = 5, steps: int = 2000, out: Path = RESULTS) -> None:
-    """Write the microseconds that each part takes of a step; a first round does not count."""
-    os.environ.update({NAME: "tiny_mlp", STEPS: str(steps), EPOCHS: "1"})
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    with tempfile.TemporaryDirectory() as folder:
-        sys.path.insert(0, str(render_project(Path(folder) / "project")))
-        measured = measure(Path(folder), rounds, steps)
-    dist.destroy_process_group()
-    results = {"date": date.today().isoformat(), "machine": machine(), "microseconds": measured}
-    out.write_text(json.dumps(results, indent=1) + "\n")
+@dataclass
+class Benchmark(runner.Benchmark):
+    """The microseconds that each part takes of a step."""
+
+    steps: int = 2000
+
+    def measure(self, folder: Path) -> Iterator[list[Record]]:
+        """Train epoch after epoch with the clocks."""
+        os.environ.update({NAME: "tiny_mlp", STEPS: str(self.steps), EPOCHS: "1"})
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        sys.path.insert(0, str(render_project(folder / "project")))
+        taken: Counter[str] = Counter()  # nanoseconds
+        for part, names in PARTS.items():
+            for name in names:
+                put_clock(name, part, taken)
+        run = generated_run(0, folder, torch.device("cpu"), ranks=1)
+
+        def epoch() -> Record:
+            taken.clear()
+            train_block(run)
+            return {part: taken[part] / 1000 / self.steps for part in PARTS}
+
+        *_, found = in_turn({"an epoch": epoch}, self.rounds, warm_up=1)
+        dist.destroy_process_group()
+        yield [{"part": part, "microseconds": numbers} for part, numbers in found["an epoch"].items()]
 
 
-def measure(folder: Path, rounds: int, steps: int) -> Record:
-    """Train epoch after epoch with the clocks."""
-    taken: Counter[str] = Counter()  # nanoseconds
-    for part, names in PARTS.items():
-        for name in names:
-            put_clock(name, part, taken)
-    train, found = generated_blocks(0, folder, torch.device("cpu"), ranks=1), []
-    for _ in range(rounds + 1):
-        taken.clear()
-        train()
-        found.append({part: taken[part] / 1000 / steps for part in PARTS})
-    return {part: spread(each[part] for each in found[1:]) for part in PARTS}
-
-
-def put_clock(name: str, part: str, taken: Counter[str]) -> None:
+def put_clock(name: str, part: str, taken: Counter[str], now: Callable[[], int] = time.perf_counter_ns) -> None:
     """Let the time of a function count for a part, and not for the part that calls it."""
-    function = resolve_name(name)
+    owner, _, last = name.replace(":", ".").rpartition(".")
+    setattr(resolve_name(owner), last, timed(resolve_name(name), part, taken, now))
 
-    def timed(*arguments: Any, **options: Any) -> Any:
-        others, began = taken.total(), time.perf_counter_ns()
+
+def timed(
+    function: Callable[..., Any], part: str, taken: Counter[str], now: Callable[[], int] = time.perf_counter_ns
+) -> Callable[..., Any]:
+    """Return a function whose time counts for a part, but for the time of other parts in it."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        others, began = taken.total(), now()
         result = function(*arguments, **options)
-        taken[part] += time.perf_counter_ns() - began - (taken.total() - others)
+        taken[part] += now() - began - (taken.total() - others)
         return result
 
-    owner, _, last = name.replace(":", ".").rpartition(".")
-    setattr(resolve_name(owner), last, timed)
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    return call

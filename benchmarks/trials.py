@@ -1,10 +1,11 @@
-"""One run of a contender on two processes, and what the notes of its ranks tell."""
+"""Runs of a contender on two processes, and what its ranks record."""
 
 import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -14,19 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from generator.answers.questions import TEMPLATE
-from generator.render.project import render
-from generator.render.snapshot import take_snapshot
 
 from .contenders.recording import COUNTING, RECORDS
 from .contenders.settings import RANKS
 from .contenders.workloads import EPOCHS, LOG_EVERY, NAME, STEPS, Workload
-from .failures import CommandError
+from .runner import CommandError, Record, new_project
 
 OVERLAY = TEMPLATE / "benchmarks" / "contenders" / "overlay"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]
 TIMEOUT = 240  # seconds
 # The steps of a counting run, and those that are counted: whole intervals of the log, away from any checkpoint.
-COUNTED = 35
-FIRST, LAST = 11, 31
+COUNTED, FIRST, LAST = 35, 11, 31
 
 
 @dataclass(frozen=True)
@@ -37,18 +36,11 @@ class Contender:
     tuned: bool = False
     options: tuple[str, ...] = ()  # further ones, of a generated project
 
-    def command(self, python: Path, out: Path, workload: Workload) -> list[str | Path]:
-        """The command line that trains on two processes."""
-        launcher: list[str | Path] = [
-            python,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={RANKS}",
-        ]
+    def command(self, out: Path, workload: Workload) -> list[str | Path]:
+        """Return what torchrun starts."""
         if not Path(self.program).is_absolute():
-            module = f"benchmarks.contenders.{self.program}"
-            return [*launcher, "-m", module, "--out", out, *(["--tuned"] if self.tuned else [])]
+            tuned = ["--tuned"] if self.tuned else []
+            return ["-m", f"benchmarks.contenders.{self.program}", "--out", out, *tuned]
         options = {
             "epochs": workload.epochs,
             "global-batch-size": workload.batch,
@@ -61,7 +53,7 @@ class Contender:
             "run-dir": out / "run",
         }
         given = (word for name, value in options.items() for word in (f"--{name}", str(value)))
-        return [*launcher, "train.py", "--device", "cpu", *given, *self.options]
+        return ["train.py", "--device", "cpu", *given, *self.options]
 
 
 @dataclass(frozen=True)
@@ -70,18 +62,17 @@ class Trial:
 
     name: str
     workload: Workload
-    python: Path
+    python: Path = Path(sys.executable)
 
-    def run(self, contender: Contender) -> dict[str, Any]:
+    def run(self, contender: Contender) -> Record:
         """Train, and return what was measured. Raises CommandError, with the output, if the program fails."""
         with tempfile.TemporaryDirectory() as folder:
             started = time.monotonic()
             notes = self.train(contender, Path(folder))
-            wall = time.monotonic() - started
-        return measured(notes, self.workload, started) | {"wall": round(wall, 2)}
+            return measured(notes, self.workload, started) | {"wall": round(time.monotonic() - started, 2)}
 
-    def count(self, contender: Contender) -> dict[str, Any]:
-        """Train a few steps, and return what was counted in each, and what is trained with."""
+    def count(self, contender: Contender) -> Record:
+        """Train a few steps, and return the counts of a step, and what is trained with."""
         short = replace(self, workload=replace(self.workload, steps=COUNTED, epochs=1))
         with tempfile.TemporaryDirectory() as folder:
             return counted(short.train(contender, Path(folder), {COUNTING: "1"}))
@@ -89,37 +80,38 @@ class Trial:
     def train(self, contender: Contender, out: Path, env: Mapping[str, str] | None = None) -> list[Any]:
         """Train, with all that the program writes in a folder, and return the notes of the ranks."""
         chosen = {NAME: self.name, STEPS: str(self.workload.steps), EPOCHS: str(self.workload.epochs)}
-        told = {**os.environ, "PYTHONPATH": str(TEMPLATE), RECORDS: str(out), **chosen, **(env or {})}
         place = Path(contender.program) if Path(contender.program).is_absolute() else out
-        finish(contender.command(self.python, out, self.workload), place, told, out / "printed.txt")
-        return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+        command = [self.python, *TORCHRUN, f"--nproc-per-node={RANKS}", *contender.command(out, self.workload)]
+        return train_recorded(command, place, out, chosen | dict(env or {}), RANKS)
 
 
-def finish(command: Sequence[str | Path], folder: Path, env: Mapping[str, str], output: Path) -> None:
-    """Run a command to its end. Raises CommandError, with its output, if it fails or takes too long."""
-    with open(output, "w") as file:
+def train_recorded(
+    command: Sequence[str | Path], folder: Path, out: Path, env: Mapping[str, str], ranks: int
+) -> list[Any]:
+    """Run a contender to its end, and return the notes of its ranks.
+
+    Raises CommandError, with its output, if it fails or takes too long.
+    """
+    env = {**os.environ, "PYTHONPATH": str(TEMPLATE), RECORDS: str(out), **env}
+    with open(out / "printed.txt", "w") as file:
         process = subprocess.Popen(
             command, cwd=folder, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        process.wait(TIMEOUT)
+        ended = f"exit code {process.wait(TIMEOUT)}"
     except subprocess.TimeoutExpired:
-        raise CommandError(f"{output.read_text()}\nno end after {TIMEOUT} s: {' '.join(map(str, command))}") from None
+        ended = f"no end after {TIMEOUT} s"
     finally:
-        end_session(process)
-    if process.returncode:
-        raise CommandError(f"{output.read_text()}\nexit code {process.returncode}: {' '.join(map(str, command))}")
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if ended != "exit code 0":
+        raise CommandError(f"{(out / 'printed.txt').read_text()}\n{ended}: {' '.join(map(str, command))}")
+    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def end_session(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it has started, where any is left."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def measured(notes: Sequence[Mapping[str, Any]], workload: Workload, started: float) -> dict[str, Any]:
-    """What the notes of the ranks tell about a run that began at a time."""
+def measured(notes: Sequence[Mapping[str, Any]], workload: Workload, started: float) -> Record:
+    """Return what the notes of the ranks tell about a run that began at a time."""
     begun = [max(times) for times in zip(*(note["forwards"] for note in notes), strict=True)]
     if len(begun) != workload.steps:
         raise CommandError(f"trained {len(begun)} steps, not {workload.steps}")
@@ -131,8 +123,8 @@ def measured(notes: Sequence[Mapping[str, Any]], workload: Workload, started: fl
     }
 
 
-def counted(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a rank did in each step, the one that did most, and what it trained with."""
+def counted(notes: Sequence[Mapping[str, Any]]) -> Record:
+    """Return the counts of a step on the rank with the most, and what it trained with."""
     rates = {
         what: round(max((note[what][LAST] - note[what][FIRST]) / (LAST - FIRST) for note in notes), 2)
         for what in ("collectives", "reads")
@@ -140,8 +132,8 @@ def counted(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**rates, "about": notes[0]["about"]}
 
 
-def check_same(counts: dict[str, dict[str, Any]]) -> None:
-    """Raise CommandError where a contender has other weights at the start, other batches or another optimizer."""
+def check_same(counts: dict[str, Record]) -> None:
+    """Raise CommandError if a contender has other weights at the start, other batches or another optimizer."""
     first, *_ = counts
     wanted = trained(counts[first])
     for name, count in counts.items():
@@ -149,17 +141,16 @@ def check_same(counts: dict[str, dict[str, Any]]) -> None:
             raise CommandError(f"{name} trains {trained(count)}, and {first} {wanted}")
 
 
-def trained(count: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same for all: a fused optimizer computes the same."""
-    about: dict[str, Any] = count["about"]
+def trained(count: Record) -> Record:
+    """Return what must be the same for all: a fused optimizer computes the same."""
+    about: Record = count["about"]
     optimizer = {name: value for name, value in about["optimizer"].items() if name != "fused"}
     return {**about, "weights": round(about["weights"], 6), "optimizer": optimizer}
 
 
 def render_project(place: Path, **answers: str) -> Path:
-    """Write a project of these answers, with the workload's network and data, and return its folder."""
-    with tempfile.TemporaryDirectory() as folder:
-        render(place, answers, template=take_snapshot(Path(folder) / "snapshot"))
+    """Render a project with the network and the data of the workload, and return its folder."""
+    new_project(place, **answers)
     for file in ("model.py", "data.py"):
         shutil.copy2(OVERLAY / file, place / "ddp_project" / file)
     return place

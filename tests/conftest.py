@@ -1,7 +1,6 @@
 """Rendered projects, shared by all tests of a session, and a cluster for those that need one."""
 
 import importlib
-import json
 import os
 import shutil
 import signal
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from plumbum import local
 
+from benchmarks.runner import store
 from generator.answers.combinations import Combination
 from generator.check.train.forking import free_ports
 from generator.render.cache import Cache
@@ -136,11 +136,10 @@ def measured(request: pytest.FixtureRequest) -> Measured:
     def note(guarantee: str, case: str, number: float) -> None:
         file = request.config.getoption("--measured")
         if file:
-            numbers = json.loads(Path(file).read_text()) if Path(file).exists() else {}
-            if guarantee not in MEASURED_NOW:  # what earlier tests have measured may not be measured any more
-                MEASURED_NOW.add(guarantee)
-                numbers[guarantee] = {}
-            numbers[guarantee][case] = number
-            Path(file).write_text(json.dumps(numbers, indent=2) + "\n")
+            # What earlier tests have measured of a guarantee may not be measured any more.
+            key = ("guarantee", "case") if guarantee in MEASURED_NOW else ("guarantee",)
+            MEASURED_NOW.add(guarantee)
+            record = {"guarantee": guarantee, "case": case, "value": number}
+            store(Path(file), [record], key, None, f"scripts/test.sh --measured {file}")
 
     return note

@@ -1,6 +1,5 @@
 """Where the time of the tests goes, by file and by cause: --costs looks at all processes that tests start."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,21 +8,22 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from benchmarks.machines import machine
+from benchmarks.runner import RESULTS as FOLDER
+from benchmarks.runner import Record, machine, read, write
 from tools.docs.tests import folder_table
 
 from .folders import LIMITS, TESTS, files_in
 
-RESULTS = TESTS.parent / "benchmarks" / "results" / "tests.json"
+RESULTS = FOLDER / "tests.json"
 EVERY = 0.2  # seconds between two looks at the processes
 IDLE = 0.1  # of a core: less is waiting
+COMMAND = "scripts/test.sh --durations"
 TORCH = "libtorch_python"
 # What every rank imports before its first step.
 COLD_START = "import torch, torch._dynamo, torch.distributed.nn.functional"
@@ -130,16 +130,22 @@ class Collector:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write the file, but for a slice, and show the table. Only a run of all default tests changes its date."""
-        record = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        record = read(RESULTS)
         passed = {name: costs for name, costs in self.files.items() if name not in self.failed}
-        files = {**record.get("files", {}), **passed}
-        record["files"] = {name: files[name] for name in sorted(files) if (TESTS / name).exists()}
-        if "date" not in record or passed.keys() >= set(files_in(*LIMITS)):
-            record |= {"date": date.today().isoformat(), "machine": machine(), "cold_start": seconds_of_cold_start()}
+        files = {costs["file"]: costs for costs in record.get("measurements", ())} | with_names(passed)
+        kept = [files[name] for name in sorted(files) if (TESTS / name).exists()]
+        day, about = record.get("date"), record.get("machine")
+        if day is None or passed.keys() >= set(files_in(*LIMITS)):
+            day, about = "", machine() | {"cold_start": seconds_of_cold_start()}
         if not terminalreporter.config.getoption("--slice"):  # other slices are cut by what the file says
-            RESULTS.write_text(json.dumps(record, indent=2) + "\n")
+            write(RESULTS, kept, about, COMMAND, day)
         terminalreporter.section("where the time went")
-        terminalreporter.write(folder_table({**record, "files": self.files}))
+        terminalreporter.write(folder_table({"machine": about, "measurements": [*with_names(self.files).values()]}))
+
+
+def with_names(files: Mapping[str, Mapping[str, float]]) -> dict[str, Record]:
+    """Return the record of each file."""
+    return {name: {"file": name, **costs} for name, costs in files.items()}
 
 
 def seconds_of_cold_start() -> float:

@@ -1,6 +1,5 @@
 """Which nightly tests belong to a slice, and in which order files run: by the seconds that they took before."""
 
-import json
 import math
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from benchmarks.runner import read
 from tools.docs.tests import seconds
 
 from .durations import RESULTS
@@ -54,7 +54,7 @@ def read_slice(text: str, seconds: Mapping[str, float]) -> Slice:
 
 def seconds_of(files: Iterable[str]) -> dict[str, float]:
     """Return what each file of tests cost when it was measured."""
-    measured = json.loads(RESULTS.read_text())["files"] if RESULTS.exists() else {}
+    measured = {costs["file"]: costs for costs in read(RESULTS).get("measurements", ())}
     return {name: max(1.0, seconds(measured[name])) if name in measured else UNKNOWN for name in files}
 
 

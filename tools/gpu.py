@@ -49,7 +49,7 @@ DEVICES = {
         "DEVICE": "cpu",
         "BACKEND": "gloo",
         "RATES": "--device cpu --workload small_cnn --rounds 1 --steps 40",
-        "BLOCKS": "--workloads small_cnn --blocks 2",
+        "BLOCKS": "--workloads small_cnn --rounds 2",
     },
 }
 
@@ -114,7 +114,7 @@ print("a step waits for the GPU so often:", waits_of_a_step(pathlib.Path(sys.arg
 """
 TORCHRUN = "python -m torch.distributed.run --standalone --nproc-per-node=2"  # torch may be another environment's
 NCCL = f'{TORCHRUN} train.py --device "$DEVICE" --backend "$BACKEND" --epochs 1'
-BLOCKS = 'python -m benchmarks.blocks --device "$DEVICE" $BLOCKS --out "$OUT/blocks.json"'
+BLOCKS = 'python -m benchmarks blocks --device "$DEVICE" $BLOCKS --out "$OUT/blocks.json"'
 GPU, DEVICE, PRECISION = (
     f"tests/nightly/{file}.py" for file in ("exact/test_gpu", "exact/test_device", "test_precision")
 )
@@ -167,7 +167,7 @@ STEPS = (
         Step(
             f"speed-{name.lower().replace(',', '').replace(' ', '-')}",
             f"samples per second in {name}",
-            f'python -m benchmarks.gpu $RATES --fresh --setting "{name}" --out "$OUT/gpu.json"',
+            f'python -m benchmarks gpu $RATES --fresh --setting "{name}" --out "$OUT/gpu.json"',
         )
         for name in SPEED
     ),

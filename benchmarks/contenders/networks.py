@@ -9,57 +9,28 @@ from torch import Tensor, nn
 CLASSES = 10
 
 
-class SmallCNN(nn.Module):
-    """Two convolutions with BatchNorm, for images of 3 x 16 x 16 pixels: what surrounds so small a network shows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        channels = (3, 16, 32)
-        blocks = [
-            nn.Sequential(
-                nn.Conv2d(before, after, kernel_size=3, padding=1, bias=False),
-                nn.BatchNorm2d(after),
-                nn.ReLU(inplace=True),
-                nn.MaxPool2d(2),
-            )
-            for before, after in itertools.pairwise(channels)
-        ]
-        self.features = nn.Sequential(*blocks)
-        self.classifier = nn.Linear(32 * 4 * 4, CLASSES)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits, shape (batch, 10), of images of shape (batch, 3, 16, 16)."""
-        logits: Tensor = self.classifier(self.features(images).flatten(1))
-        return logits
+# Images have 3 x 16 x 16 pixels, but for those of ResNet; sequences have 64 tokens out of 256.
 
 
-class TinyMLP(nn.Module):
-    """One hidden layer, for images of 3 x 16 x 16 pixels: it computes less than what surrounds it."""
-
-    def __init__(self, width: int = 64) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(3 * 16 * 16, width), nn.ReLU(), nn.Linear(width, CLASSES))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits, shape (batch, 10), of images of shape (batch, 3, 16, 16)."""
-        logits: Tensor = self.layers(images.flatten(1))
-        return logits
+def small_cnn() -> nn.Module:
+    """Return two convolutions with BatchNorm: what surrounds so small a network shows."""
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise((3, 16, 32)):
+        layers += [nn.Conv2d(before, after, kernel_size=3, padding=1, bias=False), nn.BatchNorm2d(after)]
+        layers += [nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 4 * 4, CLASSES))
 
 
-class WideNet(nn.Module):
-    """Linear layers of 18 million weights, for images of 3 x 16 x 16 pixels: what a copy of all weights takes shows."""
+def tiny_mlp(width: int = 64) -> nn.Module:
+    """Return one hidden layer: it computes less than what surrounds it."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, width), nn.ReLU(), nn.Linear(width, CLASSES))
 
-    def __init__(self, width: int = 1536, layers: int = 8) -> None:
-        super().__init__()
-        widths = (3 * 16 * 16, *(width,) * layers)
-        pairs = itertools.pairwise(widths)
-        self.hidden = nn.Sequential(*(nn.Sequential(nn.Linear(*pair), nn.ReLU()) for pair in pairs))
-        self.classifier = nn.Linear(width, CLASSES)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits, shape (batch, 10), of images of shape (batch, 3, 16, 16)."""
-        logits: Tensor = self.classifier(self.hidden(images.flatten(1)))
-        return logits
+def wide_net(width: int = 1536, layers: int = 8) -> nn.Module:
+    """Return linear layers of 18 million weights: what a copy of all weights takes shows."""
+    pairs = itertools.pairwise((3 * 16 * 16, *(width,) * layers))
+    hidden = (layer for pair in pairs for layer in (nn.Linear(*pair), nn.ReLU()))
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(width, CLASSES))
 
 
 class ResidualBlock(nn.Module):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from .networks import CLASSES, ResNet, SmallCNN, TinyMLP, Transformer, WideNet
+from .networks import CLASSES, ResNet, Transformer, small_cnn, tiny_mlp, wide_net
 from .recording import watch
 
 NAME, STEPS, EPOCHS = (f"BENCHMARK_{name}" for name in ("WORKLOAD", "STEPS", "EPOCHS"))  # environment variables
@@ -97,11 +97,11 @@ def sequences(labels: Tensor, random: torch.Generator) -> Tensor:
 
 
 WORKLOADS = {
-    "tiny_mlp": Workload(TinyMLP, images(16), batch=32, steps=4000, epochs=4, warm_up=20),
-    "small_cnn": Workload(SmallCNN, images(16), batch=32, steps=1200, epochs=4, warm_up=20),
+    "tiny_mlp": Workload(tiny_mlp, images(16), batch=32, steps=4000, epochs=4, warm_up=20),
+    "small_cnn": Workload(small_cnn, images(16), batch=32, steps=1200, epochs=4, warm_up=20),
     "resnet": Workload(ResNet, images(32), batch=32, steps=60, epochs=3, warm_up=5),
     "transformer": Workload(Transformer, sequences, batch=32, steps=150, epochs=3, warm_up=10),
-    "wide": Workload(WideNet, images(16), batch=32, steps=12, epochs=1, warm_up=3),
+    "wide": Workload(wide_net, images(16), batch=32, steps=12, epochs=1, warm_up=3),
     "resnet_gpu": Workload(ResNet, images(64), batch=512, steps=100, epochs=5, warm_up=20),
 }
 ON_CPUS = ("tiny_mlp", "small_cnn", "resnet", "transformer")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.peers import python_with
+from benchmarks.runner import python_with
 from generator.answers.questions import TEMPLATE
 from tests import hosts
 from tests.conftest import Render

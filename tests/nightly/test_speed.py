@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.blocks import GENERATED, OF_A_BLOCK, OPTIONS, PLAIN, PLAIN_STATIC, measure, ratio_to
+from benchmarks.ablation import EDITS, Edit
+from benchmarks.blocks import GENERATED, OPTIONS, PLAIN, PLAIN_STATIC, STEPS_OF_BLOCK, measure, quartiles
 from benchmarks.contenders.recording import COUNTING
 from benchmarks.contenders.workloads import WORKLOADS
-from benchmarks.edits import EDITS, Edit
-from benchmarks.failures import CommandError
 from benchmarks.guards import PARTS, measure_guards
-from benchmarks.peers import pinned_versions
-from benchmarks.rounds import compare, play
+from benchmarks.runner import CommandError, in_turn, ratios
+from benchmarks.speed import pinned_versions
 from benchmarks.step_parts import PARTS as STEP_PARTS
 from benchmarks.trials import Contender, Trial, check_same, counted, measured, render_project
 from generator.answers.questions import TEMPLATE
 from tests.launching import output_of
-from tools.docs.speed import block_table, guard_table, optimisation_table, part_table, speed_table, versions_line
+from tools.docs.speed import block_table, guard_table, optimization_table, part_table, speed_table, versions_line
 from tools.rewriting import Rewrite
 
 STEPS = 4
@@ -106,17 +106,16 @@ def test_counts_are_those_of_the_rank_that_does_most() -> None:
 
 
 def test_all_run_in_every_round_in_turn_and_are_compared_within_it() -> None:
-    order = []
+    order: list[str] = []
 
     def run(name: str) -> dict[str, Any]:
         order.append(name)
-        return {"rate": {"a": 1, "b": 2, "c": 3}[name] * len(order)}
+        return {"rate": len(order)}
 
-    *_, played = play(["a", "b", "c"], 3, run)
-    ratios = compare(played, "a", "rate")
+    *_, found = in_turn({name: partial(run, name) for name in "abc"}, 2, warm_up=1)
     assert "".join(order) == "abcbcacab"
-    assert ratios["a"] == {"median": 1, "low": 1, "high": 1}
-    assert ratios["b"] == {"median": round(2 * 9 / 8, 4), "low": round(2 * 4 / 6, 4), "high": 4}
+    assert found == {"a": {"rate": [6, 8]}, "b": {"rate": [4, 9]}, "c": {"rate": [5, 7]}}
+    assert ratios(found["b"]["rate"], found["a"]["rate"]) == [4 / 6, 9 / 8]
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.name)
@@ -135,28 +134,28 @@ def test_an_edit_that_finds_nothing_says_so(project: Path, tmp_path: Path) -> No
 
 def test_blocks_of_steps_are_compared_within_their_turn(tmp_path: Path) -> None:
     render_project(tmp_path / "project")
-    found = measure(tmp_path, "tiny_mlp", blocks=2)
+    records = measure(tmp_path, "tiny_mlp", blocks=2)
+    found = {record["loop"]: record for record in records}
     assert [*found] == [PLAIN, PLAIN_STATIC, GENERATED, *OPTIONS]
-    assert found[GENERATED]["ratio"] == {"median": 1, "low": 1, "high": 1}
-    assert all(record["seconds"] > 0 for record in found.values())
+    assert found[GENERATED]["ratio_quartiles"] == [1, 1, 1]
+    assert all(record["seconds"] > 0 for record in records)
     log = "".join(file.read_text() for file in tmp_path.glob("*/run/train.log"))
-    assert f"step {3 * OF_A_BLOCK['tiny_mlp']}  train/loss" in log, "the first block does not count"
-    assert ratio_to([2.0, 1.0, 4.0], [1.0, 1.0, 1.0])["ratio"] == {"median": 0.5, "low": 0.25, "high": 1}
-    lines = block_table({"workloads": {"tiny_mlp": found}}).splitlines()
+    assert f"step {3 * STEPS_OF_BLOCK['tiny_mlp']}  train/loss" in log, "the first block does not count"
+    assert quartiles([1.0, 1.0, 1.0], [2.0, 1.0, 4.0]) == [0.25, 0.5, 1]
+    lines = block_table({"measurements": records}).splitlines()
     assert lines[3].startswith("| fastest plain loop | ")
     assert lines[4].startswith("| fastest plain loop, static graph | ")
     assert [line.split(" | ")[0] for line in lines[5:]] == [f"| `{name}`" for name in OPTIONS]
 
 
 def test_each_part_of_a_step_is_measured(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.step_parts", "--rounds", "1", "--steps", "20"]
+    command = [sys.executable, "-m", "benchmarks", "step_parts", "--rounds", "1", "--steps", "20"]
     output_of([*command, "--out", str(tmp_path / "parts.json")], TEMPLATE, os.environ)
-    results = json.loads((tmp_path / "parts.json").read_text())
-    assert [*results["microseconds"]] == [*STEP_PARTS]
-    assert all(taken["low"] > 0 for taken in results["microseconds"].values()), "a part is not called by this name"
-    first, *_ = STEP_PARTS
-    results["microseconds"] = {first: {"median": 98.66, "low": 96.5, "high": 100.8}}
-    assert part_table(results).splitlines()[2:] == [f"| {first} | 99 µs (96 to 101) |"]
+    records = json.loads((tmp_path / "parts.json").read_text())["measurements"]
+    assert [record["part"] for record in records] == [*STEP_PARTS]
+    assert all(record["microseconds"][0] > 0 for record in records), "a part is not called by this name"
+    first = records[0] | {"microseconds": [96.5, 98.66, 100.8]}
+    assert part_table({"measurements": [first]}).splitlines()[2:] == [f"| {first['part']} | 99 µs (96 to 101) |"]
 
 
 def test_each_guard_is_measured(tmp_path: Path) -> None:
@@ -169,41 +168,38 @@ def test_each_guard_is_measured(tmp_path: Path) -> None:
         "the log and csv",
     ]
     beaten = found.pop("signs of life")  # four times a second: perhaps not once in so few steps
-    assert 0 <= beaten["share"]["low"] <= beaten["share"]["high"] < 0.1
-    assert all(0 < record["share"]["low"] <= record["share"]["high"] < 1 for record in found.values())
-    log = (tmp_path / "run" / "train.log").read_text().splitlines()
-    assert any("train/loss" in line for line in log)
-    assert (tmp_path / "run" / "metrics.csv").read_text().count("train/loss") == PARTS
-
-
-SPREAD = {"median": 1.25, "low": 1.2, "high": 1.3}
-CONTENDER = {
-    "samples_per_second": 11_156.2,
-    "to_first_step": 3.14,
-    "wall": 7.64,
-    "peak_memory": 300 * 2**20,
-    "ratio": SPREAD,
-    "collectives": 1.1,
-    "reads": 0.1,
-}
-MINIMAL = {**CONTENDER, "ratio": {"median": 1.0, "low": 1.0, "high": 1.0}}
+    assert all(0 <= share < 0.1 for share in beaten["share"])
+    assert all(0 < share < 1 for record in found.values() for share in record["share"])
+    [log] = tmp_path.glob("console/*/run/train.log")
+    assert "train/loss" in log.read_text()
+    [recorded] = tmp_path.glob("csv/*/run/metrics.csv")
+    assert recorded.read_text().count("train/loss") == 1 + PARTS, "the first part warms up"
 
 
 def test_the_table_of_contenders_has_the_fastest_first() -> None:
-    workloads = {"small_cnn": {"contenders": {"minimal": MINIMAL, "generated": CONTENDER, "hf_trainer_tuned": MINIMAL}}}
-    lines = speed_table({"workloads": workloads}, "small_cnn").splitlines()
+    numbers = {"to_first_step": [3.14], "wall": [7.64], "peak_memory": [300 * 2**20], "collectives": 1.1, "reads": 0.1}
+    rates = {"minimal": [9000, 8925, 8582], "generated": [10800, 11156, 11157], "hf_trainer_tuned": [9000, 8925, 8582]}
+    contenders = [
+        {"workload": "small_cnn", "contender": name, "samples_per_second": rate, **numbers}
+        for name, rate in rates.items()
+    ]
+    lines = speed_table({"measurements": contenders}, "small_cnn").splitlines()
     cells = "11,156 | 1.25 (1.20 to 1.30) | 3.1 s | 7.6 s | 300 MiB | 1.1 | 0.1 |"
     assert lines[2] == f"| **generated project** | {cells}"
-    assert lines[3].startswith("| minimal DDP loop | 11,156 | 1 |")
+    assert lines[3].startswith("| minimal DDP loop | 8,925 | 1 |")
     assert lines[4].startswith("| Hugging Face Trainer, tuned |")
-    assert versions_line({"peers": pinned_versions()}).startswith("With torch 2.")
+    assert versions_line({"machine": {"frameworks": pinned_versions()}}).startswith("With torch 2.")
 
 
-def test_the_table_of_optimisations_leaves_empty_what_was_not_measured() -> None:
-    ratios = {"as generated": SPREAD, "fewer threads": SPREAD, "no batches": SPREAD}
-    heavy = {"as generated": SPREAD, "fewer threads": SPREAD}
-    measured = {"small_cnn": {"memory": ratios}, "resnet": {"memory": heavy}, "wide": {"ratios": heavy}}
-    lines = optimisation_table({"optimisations": measured}, "memory").splitlines()
+def test_the_table_of_optimizations_leaves_empty_what_was_not_measured() -> None:
+    memory = {"as generated": [4.0, 5.0, 10.0], "fewer threads": [4.8, 6.5, 12.5], "no batches": [4.8, 6.5, 12.5]}
+    records = [
+        {"part": "optimizations", "workload": workload, "edit": edit, what: numbers}
+        for workload, what in (("small_cnn", "peak_memory"), ("resnet", "peak_memory"), ("wide", "samples_per_second"))
+        for edit, numbers in memory.items()
+        if workload == "small_cnn" or edit != "no batches"
+    ]
+    lines = optimization_table({"measurements": records}, "peak_memory").splitlines()
     assert lines[0] == "| edit | `small_cnn` | `resnet` |"
     assert lines[2:] == [
         "| fewer threads | 1.25 (1.20 to 1.30) | 1.25 (1.20 to 1.30) |",
@@ -212,8 +208,9 @@ def test_the_table_of_optimisations_leaves_empty_what_was_not_measured() -> None
 
 
 def test_the_table_of_guards_gives_percent() -> None:
-    share = {"median": 0.0123, "low": -0.001, "high": 0.02}
-    record = {"share": share, "microseconds": {"median": 33.3, "low": -2.0, "high": 50.0}}
-    lines = guard_table({"guards": {"small_cnn": {"signs of life": record}, "resnet": {}}}).splitlines()
+    record = {"part": "guards", "workload": "small_cnn", "guard": "signs of life"}
+    measured = {**record, "share": [-0.001, 0.0123, 0.02], "microseconds": [-2.0, 33.3, 50.0]}
+    other = {**measured, "workload": "resnet", "guard": "the log"}
+    lines = guard_table({"measurements": [measured, other]}).splitlines()
     assert lines[0] == "|  | `small_cnn`: a step | of its time | `resnet`: a step | of its time |"
     assert lines[2] == "| signs of life | 33 µs | 1.2% (-0.1% to 2.0%) |  |  |"

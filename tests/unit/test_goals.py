@@ -12,37 +12,43 @@ from tools.docs.pages import MAKERS, speed_tables
 from tools.docs.starting import SAME_FILES, copying_table, loading_table, site_table, starting_table
 
 EMPTY: dict[str, dict[str, Any]] = {name: {} for name in MAKERS}
-COPYING = {
-    "seconds": {
-        SAME_FILES: {"copy": [1.0, 2.0, 4.0], "update": [1.0, 1.0, 1.0]},
-        "this template": {"copy": [1.2, 2.4, 12.0], "update": [2.0, 2.0, 1.0]},
-    }
-}
+COPYING = [
+    {"template": SAME_FILES, "copy": [1.0, 2.0, 4.0], "update": [1.0, 1.0, 1.0]},
+    {"template": "this template", "copy": [1.2, 2.4, 12.0], "update": [2.0, 2.0, 1.0]},
+]
 SITE = {
-    "machine": {"browser": "Chromium 1"},
-    "milliseconds": {
-        "first view": [500.0, 900.0, 3000.0],
-        "a fixed piece of work": [100.0, 100.0, 300.0],
-        "an answer changes": [310.0, 310.0, 310.0],
-    },
+    "first view": [500.0, 900.0, 3000.0],
+    "a fixed piece of work": [100.0, 100.0, 300.0],
+    "an answer changes": [310.0, 310.0, 310.0],
 }
+
+
+def results(measurements: list[dict[str, Any]], **machine: Any) -> dict[str, Any]:
+    """What a benchmark has written."""
+    return {"machine": machine, "measurements": measurements}
+
+
+def site() -> dict[str, Any]:
+    """What the benchmark of the site has written."""
+    return results([{"what": what, "milliseconds": taken} for what, taken in SITE.items()], browser="Chromium 1")
 
 
 def contender(rates: list[float], first: float = 3.0, memory: int = 100) -> dict[str, Any]:
     """What was measured of one; the ratio is to 100 samples per second."""
-    return {
-        "rounds": [{"samples_per_second": rate} for rate in rates],
-        "ratio": {"median": sorted(rates)[len(rates) // 2] / 100},
-        "to_first_step": first,
-        "peak_memory": memory,
-    }
+    return {"samples_per_second": rates, "to_first_step": [first], "peak_memory": [memory]}
+
+
+def records_of(workload: str, **contenders: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Records in which only one network was measured."""
+    measured = [{"workload": workload, "contender": name, **numbers} for name, numbers in contenders.items()]
+    return EMPTY | {"speed": results(measured)}
 
 
 def small_cnn(generated: dict[str, Any], **others: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Records in which only the small network was measured."""
     contenders = {name: contender([100.0] * 3) for name in ("minimal", "lightning_trainer", "hf_accelerate")}
     contenders |= {"ignite_engine": contender([100.0] * 3), "generated": generated, **others}
-    return EMPTY | {"speed": {"workloads": {"small_cnn": {"contenders": contenders}}}}
+    return records_of("small_cnn", **contenders)
 
 
 def verdicts(table: str) -> dict[str, tuple[str, str]]:
@@ -81,7 +87,7 @@ def test_every_network_is_compared_with_the_fastest_framework() -> None:
         "hf_accelerate": contender([102.0]),
         "ignite_engine_tuned": contender([106.0]),
     }
-    found = verdicts(goal_table(EMPTY | {"speed": {"workloads": {"resnet": {"contenders": contenders}}}}))
+    found = verdicts(goal_table(records_of("resnet", **contenders)))
     [what] = (what for what in found if "samples/s" in what)
     assert "the fastest framework (PyTorch-Ignite" in what
     assert found[what] == ("0.98", "**no**")
@@ -89,9 +95,9 @@ def test_every_network_is_compared_with_the_fastest_framework() -> None:
 
 def test_the_fastest_plain_loop_is_compared_block_by_block() -> None:
     ratios = {"tiny_mlp": 1.0, "small_cnn": 1 / 0.97, "resnet": 1 / 0.997, "transformer": 1 / 1.2}
-    workloads = {name: {"plain": {"ratio": {"median": ratio}}} for name, ratio in ratios.items()}
-    workloads["small_cnn"]["plain, static"] = {"ratio": {"median": 1 / 0.95}}  # it is the fastest then
-    found = verdicts(goal_table(EMPTY | {"blocks": {"workloads": workloads}}))
+    loops = [{"workload": name, "loop": "plain", "ratio_quartiles": [ratio]} for name, ratio in ratios.items()]
+    loops.append({"workload": "small_cnn", "loop": "plain, static", "ratio_quartiles": [1 / 0.95]})  # the fastest
+    found = verdicts(goal_table(EMPTY | {"blocks": results(loops)}))
     assert {what.split("`")[1]: verdict for what, verdict in found.items()} == {
         "tiny_mlp": ("1.00", "yes"),
         "small_cnn": ("0.95", "**no**"),
@@ -101,18 +107,16 @@ def test_the_fastest_plain_loop_is_compared_block_by_block() -> None:
 
 
 def test_guards_starts_and_copies_have_goals_too() -> None:
-    guards = {
-        "signs of life": {"share": {"median": 0.001}},
-        "a progress bar on a screen": {"share": {"median": 0.002}},
-        "the log": {"share": {"median": 0.016}},
-        "the log and csv": {"share": {"median": 0.018}},
-    }
-    medians = {"as generated": {"`--help`": 0.31, "an option that does not exist": 0.2}}
+    shares = {"signs of life": 0.001, "a progress bar on a screen": 0.002, "the log": 0.016, "the log and csv": 0.018}
+    about = {"part": "guards", "workload": "small_cnn"}
+    guards = [{**about, "guard": name, "share": [share]} for name, share in shares.items()]
+    seconds = {"`--help`": 0.31, "an option that does not exist": 0.2}
+    starting = [{"edit": "as generated", "command": what, "seconds": [taken]} for what, taken in seconds.items()]
     measured: dict[str, dict[str, Any]] = {
-        "ablation": {"guards": {"small_cnn": guards}},
-        "starting": {"medians": medians},
-        "copying": COPYING,
-        "site": SITE,
+        "ablation": results(guards),
+        "starting": results(starting),
+        "copying": results(COPYING),
+        "site": site(),
     }
     assert verdicts(goal_table(EMPTY | measured)) == {
         "`small_cnn`: the guards, a bar on a screen and the log, of a step's time": ("1.9%", "yes"),
@@ -127,19 +131,21 @@ def test_guards_starts_and_copies_have_goals_too() -> None:
 
 
 def test_tables_of_timings_hold_what_was_measured() -> None:
-    assert "| this template | 2.40 s (1.20) | 2.00 s (2.00) |" in copying_table(COPYING)
-    assert "| first view | 900 ms | 9.00 |" in site_table(SITE)
-    rates = {"samples_per_second": {"a GPU": {"0": 398.7, "auto": 1492.1}}}
-    assert "| computes on a GPU | 399 | 1,492 |" in loading_table(rates)
-    medians = {"as generated": {"`--help`": 0.2}, "slower": {"`--help`": 2.0}}
-    assert starting_table({"medians": medians}).splitlines()[2:] == ["| as generated | 0.20 s |", "| slower | 2.00 s |"]
+    assert "| this template | 2.40 s (1.20) | 2.00 s (2.00) |" in copying_table(results(COPYING))
+    assert "| first view | 900 ms | 9.00 |" in site_table(site())
+    rates = {"0": 398.7, "auto": 1492.1}
+    loading = [{"step": "a GPU", "workers": each, "samples_per_second": [rate]} for each, rate in rates.items()]
+    assert "| computes on a GPU | 399 | 1,492 |" in loading_table(results(loading))
+    taken = {"as generated": 0.2, "slower": 2.0}
+    starting = [{"edit": edit, "command": "`--help`", "seconds": [each]} for edit, each in taken.items()]
+    assert starting_table(results(starting)).splitlines()[2:] == ["| as generated | 0.20 s |", "| slower | 2.00 s |"]
 
 
 @pytest.mark.parametrize("left", ["nothing", "speed.json"])
 def test_what_was_not_measured_says_so(left: str, tmp_path: Path) -> None:
     """Also one of the networks alone."""
     if left == "speed.json":
-        (tmp_path / left).write_text(json.dumps({"peers": {"torch": "2.13.0"}, "workloads": {}}))
+        (tmp_path / left).write_text(json.dumps(results([], frameworks={"torch": "2.13.0"})))
     parts = speed_tables(tmp_path)
     assert parts["small_cnn"] == parts["goals"] == parts["guards"] == NOT_MEASURED
     assert parts["versions"] == (NOT_MEASURED if left == "nothing" else "With torch 2.13.0.\n")

@@ -1,4 +1,4 @@
-"""What the benchmark of a GPU reads out of a trace and of its runs, and what it keeps of an earlier start."""
+"""What the benchmark of a GPU reads out of a trace and of its runs, and which settings it measures again."""
 
 import gzip
 import json
@@ -8,18 +8,12 @@ from typing import Any
 import pytest
 
 from benchmarks.contenders.workloads import WORKLOADS
-from benchmarks.failures import CommandError
-from benchmarks.gpu import SETTINGS, Results, rate, waits_of_a_step
-from tools.docs.check import NOT_MEASURED
+from benchmarks.gpu import SETTINGS, Benchmark, rate, waits_of_a_step
+from benchmarks.runner import CommandError, write
 from tools.docs.starting import gpu_table
 from tools.gpu import SPEED
 
 WORKLOAD = WORKLOADS["resnet_gpu"]
-SETTING = {
-    "samples_per_second": {"plain": [1000.0, 1002.0], "generated": [990.0, 994.0]},
-    "ratio": {"median": 0.991, "low": 0.99, "high": 0.992},
-    "waits_of_a_step": 0.0,
-}
 
 
 def event(name: str, category: str, begin: float, duration: float = 1.0) -> dict[str, Any]:
@@ -63,23 +57,23 @@ def test_a_rate_is_that_between_two_reports() -> None:
         rate(forwards[:20], WORKLOAD.shortened(20))
 
 
-def test_results_are_gone_on_with_on_the_same_machine_alone(tmp_path: Path) -> None:
-    first, *_, last = SETTINGS
-    Results(tmp_path / "gpu.json", {"machine": {"gpu": "A"}}).add(last, {"ratio": 1})
-    other = Results(tmp_path / "gpu.json", {"machine": {"gpu": "B"}})
-    same = Results(tmp_path / "gpu.json", {"machine": {"gpu": "A"}})
-    assert (other.settings, same.settings) == ({}, {last: {"ratio": 1}})
-    same.add(first, {"ratio": 2})
-    written = json.loads((tmp_path / "gpu.json").read_text())
-    assert [*written["settings"]] == [first, last]
-    assert [*tmp_path.iterdir()] == [tmp_path / "gpu.json"]
+def test_only_what_is_missing_on_this_machine_is_measured(tmp_path: Path) -> None:
+    first, *others = SETTINGS
+    bench = Benchmark(out=tmp_path / "gpu.json", device="cpu")
+    write(tmp_path / "gpu.json", [{"setting": first, "contender": "plain"}], bench.machine(), "")
+    assert bench.missing() == others
+    assert Benchmark(out=bench.out, device="cpu", fresh=True).missing() == [*SETTINGS]
+    assert Benchmark(out=bench.out, device="cpu", workload="wide").missing() == [*SETTINGS], "of another machine"
+    with pytest.raises(CommandError, match="there is no setting float8"):
+        Benchmark(setting=("float8",), device="cpu").missing()
 
 
 def test_the_table_has_the_settings_that_were_measured() -> None:
-    head, _, row = gpu_table({"settings": {"bfloat16": SETTING}}).splitlines()
+    plain = {"setting": "bfloat16", "contender": "plain", "samples_per_second": [1000.0, 1002.0]}
+    generated = {**plain, "contender": "generated", "samples_per_second": [990.0, 994.0], "waits_of_a_step": 0.0}
+    head, _, row = gpu_table({"measurements": [plain, generated]}).splitlines()
     assert head.count("|") == row.count("|")
     assert row == "| bfloat16 | 1,001 | 992 | 0.99 (0.99 to 0.99) | 0 |"
-    assert gpu_table({"settings": {}}) == NOT_MEASURED
 
 
 def test_every_setting_has_a_step_of_its_own() -> None:

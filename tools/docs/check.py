@@ -14,6 +14,14 @@ NOT_MEASURED = "Not measured yet.\n"
 HEADINGS = {"cold": "nothing known", "cached": "all known, nothing changed", "edited": "one logger edited"}
 
 
+def records(results: Record, **wanted: object) -> list[Record]:
+    """Return the measurements with these values. Raises KeyError if there are none."""
+    found = [each for each in results["measurements"] if wanted.items() <= each.items()]
+    if not found:
+        raise KeyError(str(wanted))
+    return found
+
+
 def machine_line(results: Record) -> str:
     """Say when and on what the results were measured."""
     machine = results["machine"]
@@ -26,19 +34,19 @@ def machine_line(results: Record) -> str:
 
 def check_table(results: Record) -> str:
     """Return what checks took in different states of the cache, as a Markdown table."""
-    checks = results["checks"]
+    checks = [check for check in records(results, part="check") if check["state"] in HEADINGS]
     cells: dict[str, Callable[[Record], str]] = {
         "combinations": lambda check: f"{check['combinations']:,}",
         "of these not known before": lambda check: f"{fresh(check):,}",
         "of these trained, the others as parts of them": lambda check: f"{fresh(check) - check['shared']:,}",
         "whole check": lambda check: pace(check["wall"], check["combinations"]),
-        "render": lambda check: pace(check["stages"]["render"], check["combinations"]),
+        "render": lambda check: pace(check["render"], check["combinations"]),
         "train and resume": lambda check: pace(seconds(check, TRAINING), fresh(check)),
         **{stage: functools.partial(static_cell, stage) for stage in STATIC},
         "largest memory": lambda check: memory(check["peak_memory"]),
     }
     rows = [[name, *map(cell, checks)] for name, cell in cells.items()]
-    return markdown(["", *(HEADINGS[check["name"]] for check in checks)], rows)
+    return markdown(["", *(HEADINGS[check["state"]] for check in checks)], rows)
 
 
 def static_cell(stage: str, check: Record) -> str:
@@ -50,15 +58,19 @@ def growth_table(results: Record) -> str:
     """Return what templates of different sizes took, as a Markdown table; what was not measured stays empty."""
     head = ["combinations", "products of choices", "different Python files", "find the legal ones", "render"]
     head += ["black, ruff and mypy alone", "memory of these", "train and resume", "whole check", "memory of the check"]
-    return markdown(head, map(growth_row, results["growth"]))
+    # What a check of the real template takes is known already.
+    alone = [check for check in records(results, part="check") if check["state"] in ("cold", "resized")]
+    checks = {check["combinations"]: check for check in alone}
+    rows = (growth_row(each, checks.get(each["combinations"])) for each in records(results, part="growth"))
+    return markdown(head, rows)
 
 
-def growth_row(record: Record) -> list[str]:
+def growth_row(record: Record, check: Record | None) -> list[str]:
     """Return the row of one size."""
-    count, stages, check = record["combinations"], record["stages"], record["check"]
+    count = record["combinations"]
     row = [f"{count:,}", f"{record['candidates']:,}", f"{record['files']:,}"]
-    row += [pace(stages["enumerate"], record["candidates"]), pace(stages["render"], count)]
-    row += [pace(stages["static"], count), memory(record["peak_memory"])]
+    row += [pace(record["enumerate"], record["candidates"]), pace(record["render"], count)]
+    row += [pace(record["static"], count), memory(record["peak_memory"])]
     if check is None:
         return [*row, "", "", ""]
     row += [pace(seconds(check, TRAINING), fresh(check)), pace(check["wall"], check["combinations"])]
@@ -72,7 +84,7 @@ def fresh(check: Record) -> int:
 
 def seconds(check: Record, stages: Iterable[str]) -> float | None:
     """The time of some stages together, None if none of them ran."""
-    ran = [check["stages"][stage] for stage in stages if stage in check["stages"]]
+    ran = [check[stage] for stage in stages if stage in check]
     return sum(ran) if ran else None
 
 

@@ -2,10 +2,10 @@
 
 import statistics
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+from benchmarks.runner import ratios
 from tools.docs.check import NOT_MEASURED, Record, markdown
-from tools.docs.speed import BASELINE, FRAMEWORKS, PLAIN_LOOPS, TUNED, title
+from tools.docs.speed import AS_GENERATED, BASELINE, FRAMEWORKS, PLAIN_LOOPS, RATE, TUNED, contenders_of, title
 from tools.docs.starting import times_same_files
 
 GENERATED = "generated"
@@ -37,28 +37,26 @@ def goal_table(records: Mapping[str, Record]) -> str:
 
 def speed_goals(results: Record) -> Iterator[Goal]:
     """Compare the generated project with the other contenders."""
-    workloads = results.get("workloads", {})
-    for workload, record in workloads.items():
-        contenders = record["contenders"]
+    names = dict.fromkeys(record["workload"] for record in measured_in(results))
+    workloads = {name: contenders_of(results, name) for name in names}
+    for workload, contenders in workloads.items():
         for other, wanted in AT_LEAST.items() if workload == SMALL else ():
             yield faster(contenders, f"`{workload}`: samples/s, times {title(other)}", other, wanted)
-        frameworks = (name for name in contenders if name.removesuffix(TUNED) in FRAMEWORKS)
-        fastest = max(frameworks, key=rate_of(contenders))
+        fastest = next(name for name in contenders if name.removesuffix(TUNED) in FRAMEWORKS)
         what = f"`{workload}`: samples/s, times the fastest framework ({title(fastest)})"
         yield faster(contenders, what, fastest, AHEAD)
-    for workload, record in workloads.items():
-        yield from size_and_start(workload, record["contenders"])
+    for workload, contenders in workloads.items():
+        yield from size_and_start(workload, contenders)
 
 
-def rate_of(contenders: Record) -> Any:
-    """Return a function that returns the samples per second of a contender."""
-    return lambda name: contenders[name]["ratio"]["median"]
+def measured_in(results: Record, **wanted: object) -> list[Record]:
+    """Return the measurements with these values, or none."""
+    return [record for record in results.get("measurements", ()) if wanted.items() <= record.items()]
 
 
 def faster(contenders: Record, what: str, other: str, wanted: float) -> Goal:
     """Compare samples per second within each round."""
-    pairs = zip(contenders[GENERATED]["rounds"], contenders[other]["rounds"], strict=True)
-    measured = statistics.median(own["samples_per_second"] / his["samples_per_second"] for own, his in pairs)
+    measured = statistics.median(ratios(contenders[GENERATED][RATE], contenders[other][RATE]))
     return what, f"at least {wanted:.2f}", shown(measured, wanted, measured >= wanted), measured >= wanted
 
 
@@ -70,16 +68,20 @@ def shown(measured: float, wanted: float, met: bool) -> str:
 
 def size_and_start(workload: str, contenders: Record) -> Iterator[Goal]:
     """Compare memory and the time to the first step."""
-    own, minimal = contenders[GENERATED], contenders[BASELINE]
-    memory = own["peak_memory"] / minimal["peak_memory"]
+
+    def of(name: str, what: str) -> float:
+        return float(statistics.median(contenders[name][what]))
+
+    memory = of(GENERATED, "peak_memory") / of(BASELINE, "peak_memory")
     what = f"`{workload}`: memory, times that of the minimal loop"
     yield what, f"at most {MEMORY}", shown(memory, MEMORY, memory <= MEMORY), memory <= MEMORY
-    later = own["to_first_step"] - minimal["to_first_step"]
+    first = of(GENERATED, "to_first_step")
+    later = first - of(BASELINE, "to_first_step")
     what = f"`{workload}`: first step, after that of the minimal loop"
     yield what, f"at most {FIRST_STEP} s", f"{later:+.2f} s", later <= FIRST_STEP
-    others = [contenders[name]["to_first_step"] for name in FRAMEWORKS if name in contenders]
+    others = [of(name, "to_first_step") for name in FRAMEWORKS if name in contenders]
     if others:
-        before = min(others) - own["to_first_step"]
+        before = min(others) - first
         what = f"`{workload}`: first step, before that of every framework"
         yield what, "more than 0 s", f"{before:.2f} s", before > 0
 
@@ -87,16 +89,18 @@ def size_and_start(workload: str, contenders: Record) -> Iterator[Goal]:
 def block_goals(results: Record) -> Iterator[Goal]:
     """Compare the generated project with the faster of the plain loops in the same processes."""
     for workload, wanted in OF_THE_PLAIN_LOOP.items() if results else ():
-        loops = results["workloads"][workload]
-        measured = 1 / max(loops[name]["ratio"]["median"] for name in PLAIN_LOOPS if name in loops)
+        loops = [record for record in measured_in(results, workload=workload) if record["loop"] in PLAIN_LOOPS]
+        measured = 1 / max(statistics.median(loop["ratio_quartiles"]) for loop in loops)
         what = f"`{workload}`: samples/s, times the fastest plain loop, block by block"
         yield what, f"at least {wanted:.2f}", shown(measured, wanted, measured >= wanted), measured >= wanted
 
 
 def guard_goals(results: Record) -> Iterator[Goal]:
     """Look at what guards take."""
-    for workload, records in results.get("guards", {}).items():
-        shares = {name: record["share"]["median"] for name, record in records.items()}
+    found = measured_in(results, part="guards")
+    for workload in dict.fromkeys(record["workload"] for record in found):
+        records = [record for record in found if record["workload"] == workload]
+        shares = {record["guard"]: statistics.median(record["share"]) for record in records}
         for logger in (name for name in shares if name.startswith(LOG)):
             share = shares[logger] + sum(taken for name, taken in shares.items() if not name.startswith(LOG))
             what = f"`{workload}`: the guards, a bar on a screen and {logger}, of a step's time"
@@ -106,8 +110,8 @@ def guard_goals(results: Record) -> Iterator[Goal]:
 def starting_goals(results: Record) -> Iterator[Goal]:
     """Look at what commands take."""
     for what, wanted in STARTING.items():
-        if results:
-            measured = next(iter(results["medians"].values()))[what]
+        for record in measured_in(results, edit=AS_GENERATED, command=what):
+            measured = statistics.median(record["seconds"])
             yield what, f"at most {wanted} s", f"{measured:.2f} s", measured <= wanted
 
 
@@ -121,6 +125,7 @@ def copying_goals(results: Record) -> Iterator[Goal]:
 
 def site_goals(results: Record) -> Iterator[Goal]:
     """Look at what a reader of the preview waits for."""
-    for what, wanted in SITE.items() if results else ():
-        measured = statistics.median(results["milliseconds"][what]) / 1000
-        yield f"preview: {what}", f"at most {wanted} s", f"{measured:.2f} s", measured <= wanted
+    for what, wanted in SITE.items():
+        for record in measured_in(results, what=what):
+            measured = statistics.median(record["milliseconds"]) / 1000
+            yield f"preview: {what}", f"at most {wanted} s", f"{measured:.2f} s", measured <= wanted

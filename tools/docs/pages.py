@@ -1,13 +1,13 @@
 """The parts of this repository's documentation that are made from the template, its checks and their measured cost."""
 
 import ast
-import json
 import re
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from benchmarks.runner import read
 from generator.answers.questions import TEMPLATE, Question, read_questions
 from generator.chaos.faults import FAULTS as FAULTS_OF_CHAOS
 from generator.check.results import STAGES
@@ -17,7 +17,7 @@ from generator.update.gate import PARTS
 from tools.docs.check import NOT_MEASURED, Record, check_table, growth_table, machine_line, markdown
 from tools.docs.goals import goal_table
 from tools.docs.scale import agreement_table, checkpoint_table, evaluation_table, training_table
-from tools.docs.speed import block_table, guard_table, optimisation_table, part_table, speed_table, versions_line
+from tools.docs.speed import RATE, block_table, guard_table, optimization_table, part_table, speed_table, versions_line
 from tools.docs.starting import copying_table, gpu_table, loading_table, site_table, starting_table
 from tools.docs.tests import dearest_table, folder_table
 
@@ -41,8 +41,8 @@ MAKERS: dict[str, dict[str, Callable[[Record], str]]] = {
     "blocks": {"blocks": block_table},
     "step_parts": {"step_parts": part_table},
     "ablation": {
-        "optimisations": partial(optimisation_table, what="ratios"),
-        "optimisations-memory": partial(optimisation_table, what="memory"),
+        "optimisations": partial(optimization_table, what=RATE),
+        "optimisations-memory": partial(optimization_table, what="peak_memory"),
         "guards": guard_table,
     },
     "gpu": {"gpu": gpu_table},
@@ -112,13 +112,13 @@ def in_words(pattern: str) -> str:
 def cost_tables(results: Path) -> dict[str, str]:
     """Return what is made from the results of benchmarks/check.py, if they are there."""
     makers = {"machine": machine_line, "check": check_table, "growth": growth_table}
-    measured = read_results(results)
+    measured = read(results)
     return {name: made_from(measured, make) for name, make in makers.items()}
 
 
 def proof_tables(template: Path) -> dict[str, str]:
     """Return what is made from the costs of this repository's tests."""
-    measured = read_results(template / PROOFS)
+    measured = read(template / PROOFS)
     makers: dict[str, Callable[[Record], str]] = {
         "machine": machine_line,
         "folders": folder_table,
@@ -129,17 +129,12 @@ def proof_tables(template: Path) -> dict[str, str]:
 
 def speed_tables(folder: Path) -> dict[str, str]:
     """Return what is made from the results of the benchmarks of speed; what was not measured says so."""
-    records = {name: read_results(folder / f"{name}.json") for name in MAKERS}
+    records = {name: read(folder / f"{name}.json") for name in MAKERS}
     parts = {"goals": goal_table(records)}
     for name, makers in MAKERS.items():
         for part, make in {f"{name}-machine": machine_line, **makers}.items():
             parts[part] = made_from(records[name], make)
     return parts
-
-
-def read_results(file: Path) -> Record:
-    """Return what a benchmark or tests have written; nothing if they have not run."""
-    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def made_from(record: Record, make: Callable[[Record], str]) -> str:
@@ -152,11 +147,16 @@ def made_from(record: Record, make: Callable[[Record], str]) -> str:
 
 def measured_tables(page: str, results: Path) -> dict[str, str]:
     """Return the numbers that the tests of a page's guarantees have measured, a table for each of them."""
-    measured = read_results(results)
-    return {name: number_table(measured.get(name)) for name in re.findall("<!-- (.*): begin -->", page)}
+    return {name: number_table(cases_of(results, name)) for name in re.findall("<!-- (.*): begin -->", page)}
 
 
-def number_table(cases: Mapping[str, float] | None) -> str:
+def cases_of(results: Path, guarantee: str) -> dict[str, float]:
+    """Return the number of each case of a guarantee that tests have measured."""
+    measured = read(results).get("measurements", ())
+    return {each["case"]: each["value"] for each in measured if each["guarantee"] == guarantee}
+
+
+def number_table(cases: Mapping[str, float]) -> str:
     """Return the numbers of some cases as a Markdown table."""
     if not cases:
         return NOT_MEASURED
@@ -208,7 +208,7 @@ def documented_files(template: Path = TEMPLATE) -> dict[Path, str]:
         project = Path(folder) / "project"
         render(project, {}, template=take_snapshot(Path(folder) / "snapshot", template))
         example = (project / "train.py").read_text()
-        parts[FAULTS]["chaos"] = chaos_table(read_results(template / NUMBERS[FAULTS]).get("chaos", {}))
+        parts[FAULTS]["chaos"] = chaos_table(cases_of(template / NUMBERS[FAULTS], "chaos"))
         parts[FAULTS]["exit-codes"] = exit_code_table(next(project.glob("*/runtime/exits.py")).read_text())
     pages = {path: fill((template / path).read_text(), content) for path, content in parts.items()}
     return {**pages, EXAMPLE: example}

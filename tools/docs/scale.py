@@ -1,8 +1,8 @@
 """The tables of what many samples and many ranks cost, made from the results of benchmarks/scale.py."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from tools.docs.check import Record, markdown
+from tools.docs.check import Record, markdown, records
 
 UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -10,37 +10,38 @@ SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 def training_table(results: Record) -> str:
     """Return what the first batch of an epoch takes, at its start and late in it, beside torch's sampler."""
-    head = ["samples", "first batch", "first batch, late", f"the same, {largest_world(results['training']):,} ranks"]
+    trained = records(results, part="training")
+    head = ["samples", "first batch", "first batch, late", f"the same, {largest_world(trained):,} ranks"]
     head += ["each batch", "memory", "torch's sampler: first batch", "memory"]
-    numbers = dict.fromkeys(record["samples"] for record in results["training"])
-    return markdown(head, (training_row(samples, results) for samples in numbers))
+    numbers = dict.fromkeys(record["samples"] for record in trained)
+    return markdown(head, (training_row(samples, results, largest_world(trained)) for samples in numbers))
 
 
-def training_row(samples: int, results: Record) -> list[str]:
+def training_row(samples: int, results: Record, most: int) -> list[str]:
     """Return the row of a number of samples, which may be too few for many ranks."""
-    records = alone(results["training"], samples=samples)
-    [start], [late] = (alone(records, ranks=1, place=place) for place in ("start", "late"))
-    many = alone(records, ranks=largest_world(results["training"]), place="late")
+    trained = records(results, part="training", samples=samples)
+    found = {(record["ranks"], record["place"]): record for record in trained}
+    start, late, many = found[1, "start"], found[1, "late"], found.get((most, "late"))
     row = [f"{samples:,}", *(seconds(record["first_batch"]) for record in (start, late))]
-    row += ["".join(seconds(record["first_batch"]) for record in many), seconds(start["batch"]), size(start["memory"])]
-    [other] = alone(results["torch"], samples=samples, ranks=1)
+    row += [seconds(many["first_batch"]) if many else "", seconds(start["batch"]), size(start["memory"])]
+    [other] = records(results, part="torch", samples=samples, ranks=1)
     return [*row, *cells_of_torch(other)]
 
 
 def cells_of_torch(record: Record) -> list[str]:
     """Return the time and the memory of torch's sampler; what did not fit was not measured."""
-    if "left_out" in record:
-        return ["-", f"about {size(record['left_out']['needed'])}"]
+    if "needed" in record:
+        return ["-", f"about {size(record['needed'])}"]
     return [seconds(record["first_batch"]), size(record["memory"])]
 
 
 def evaluation_table(results: Record) -> str:
     """Return what an evaluation takes on one rank and on the most ranks, as a Markdown table."""
-    records = results["evaluation"]
-    ranks = largest_world(records)
-    many = {record["samples"]: record for record in alone(records, ranks=ranks)}
+    ranks = largest_world(records(results, part="evaluation"))
+    many = {record["samples"]: record for record in records(results, part="evaluation", ranks=ranks)}
+    ones = records(results, part="evaluation", ranks=1)
     head = ["samples", "first batch", "each batch", "memory", f"first batch, {ranks:,} ranks"]
-    return markdown(head, (row_of_evaluation(one, many.get(one["samples"])) for one in alone(records, ranks=1)))
+    return markdown(head, (row_of_evaluation(one, many.get(one["samples"])) for one in ones))
 
 
 def row_of_evaluation(one: Record, many: Record | None) -> list[str]:
@@ -53,7 +54,7 @@ def checkpoint_table(results: Record) -> str:
     """Return what checkpoints of more and more ranks take, as a Markdown table."""
     head = ["what differs from rank to rank", "ranks", "file", "save, rank 0", "memory", "verify, rank 0"]
     head += ["load, each rank", "memory"]
-    return markdown(head, map(checkpoint_row, results["checkpoints"]))
+    return markdown(head, map(checkpoint_row, records(results, part="checkpoints")))
 
 
 def checkpoint_row(record: Record) -> list[str]:
@@ -65,20 +66,14 @@ def checkpoint_row(record: Record) -> list[str]:
 
 def agreement_table(results: Record) -> str:
     """Return what it takes to compare the ranks at the start, but for the network, as a Markdown table."""
-    rows = [
-        [f"{record['ranks']:,}", seconds(record["time"]), size(record["memory"])] for record in results["agreement"]
-    ]
+    found = records(results, part="agreement")
+    rows = [[f"{record['ranks']:,}", seconds(record["time"]), size(record["memory"])] for record in found]
     return markdown(["ranks", "time on each", "memory"], rows)
 
 
-def alone(records: Iterable[Record], **wanted: object) -> list[Record]:
-    """Return the records that have these values."""
-    return [record for record in records if all(record[key] == value for key, value in wanted.items())]
-
-
-def largest_world(records: Sequence[Record]) -> int:
+def largest_world(found: Sequence[Record]) -> int:
     """Return the largest number of ranks."""
-    return max(int(record["ranks"]) for record in records)
+    return max(int(record["ranks"]) for record in found)
 
 
 def seconds(time: float) -> str:

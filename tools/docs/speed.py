@@ -1,8 +1,14 @@
 """The tables of how fast generated projects train, made from the results of benchmarks/speed.py and ablation.py."""
 
-from tools.docs.check import Record, markdown
+import statistics
+from collections.abc import Mapping, Sequence
+
+from benchmarks.runner import ratios, spread
+from tools.docs.check import Record, markdown, records
 
 BASELINE = "minimal"
+AS_GENERATED = "as generated"
+RATE = "samples_per_second"
 TUNED = "_tuned"
 FRAMEWORKS = {
     "ignite_engine": "PyTorch-Ignite",
@@ -31,79 +37,98 @@ def title(name: str) -> str:
 
 def versions_line(results: Record) -> str:
     """Say which versions were compared."""
-    return f"With {', '.join(f'{name} {version}' for name, version in results['peers'].items())}.\n"
+    return f"With {', '.join(f'{name} {version}' for name, version in results['machine']['frameworks'].items())}.\n"
+
+
+def contenders_of(results: Record, workload: str) -> dict[str, Record]:
+    """Return the records of a workload by their contenders, each with its ratio to the minimal loop; the fastest first.
+
+    Raises KeyError if the workload was not measured.
+    """
+    found = {record["contender"]: record for record in records(results, workload=workload)}
+    baseline = found[BASELINE][RATE]
+    compared = {name: {**record, "ratio": spread(ratios(record[RATE], baseline))} for name, record in found.items()}
+    return dict(sorted(compared.items(), key=lambda item: -item[1]["ratio"]["median"]))
 
 
 def speed_table(results: Record, workload: str) -> str:
     """Return what the contenders took on a workload as a Markdown table, the fastest first."""
     head = ["", "samples/s", "ratio to the minimal loop", "to the first step", "whole run", "memory of a rank"]
     head += ["collectives a step", "host reads a step"]
-    contenders = results["workloads"][workload]["contenders"]
-    fastest_first = sorted(contenders, key=lambda name: -contenders[name]["ratio"]["median"])
-    return markdown(head, (speed_row(name, contenders[name]) for name in fastest_first))
+    return markdown(head, (speed_row(*each) for each in contenders_of(results, workload).items()))
 
 
 def speed_row(name: str, record: Record) -> list[str]:
     """Return the row of one contender."""
-    row = [f"**{title(name)}**" if name == "generated" else title(name), f"{record['samples_per_second']:,.0f}"]
-    row += ["1" if name == BASELINE else ratio(record["ratio"])]
-    row += [f"{record['to_first_step']:.1f} s", f"{record['wall']:.1f} s", f"{record['peak_memory'] / 2**20:,.0f} MiB"]
+    first, wall, memory = (statistics.median(record[what]) for what in ("to_first_step", "wall", "peak_memory"))
+    row = [f"**{title(name)}**" if name == "generated" else title(name), f"{statistics.median(record[RATE]):,.0f}"]
+    row += ["1" if name == BASELINE else shown(record["ratio"])]
+    row += [f"{first:.1f} s", f"{wall:.1f} s", f"{memory / 2**20:,.0f} MiB"]
     return [*row, f"{record['collectives']:.3g}", f"{record['reads']:.3g}"]
 
 
 def block_table(results: Record) -> str:
     """Return how fast each loop is beside the generated project in the same processes, as a Markdown table."""
-    workloads = results["workloads"]
-    names = dict.fromkeys(name for loops in workloads.values() for name in loops)
-    titles = PLAIN_LOOPS | {name: f"`{name}`" for name in names if name.startswith("--")}
-    rows = [
-        [titles[name], *(ratio(loops[name]["ratio"]) for loops in workloads.values())]
-        for name in names
-        if name in titles
-    ]
-    steps = (f"{1000 * loops['generated']['seconds']:.3g} ms" for loops in workloads.values())
-    return markdown(["", *(f"`{name}`" for name in workloads)], [["a step as generated", *steps], *rows])
+    cells, steps = {}, {}
+    for record in records(results):
+        workload, loop = record["workload"], record["loop"]
+        if loop == "generated":
+            steps[workload] = f"{1000 * record['seconds']:.3g} ms"
+        else:
+            cells[PLAIN_LOOPS.get(loop, f"`{loop}`"), workload] = shown(spread(record["ratio_quartiles"]))
+    return grid([f"`{workload}`" for workload in steps], {"a step as generated": [*steps.values()]}, cells, [*steps])
 
 
 def part_table(results: Record) -> str:
     """Return what each part takes of a step as a Markdown table."""
-    parts = results["microseconds"]
-    rows = ([what, "{median:.0f} µs ({low:.0f} to {high:.0f})".format(**taken)] for what, taken in parts.items())
+    parts = [(record["part"], spread(record["microseconds"])) for record in records(results)]
+    rows = ([what, "{median:.0f} µs ({low:.0f} to {high:.0f})".format(**taken)] for what, taken in parts)
     return markdown(["part of a step", "it takes"], rows)
 
 
-def optimisation_table(results: Record, what: str) -> str:
-    """Return what a number becomes where each optimisation is taken out, in times of itself, as a Markdown table."""
-    measured = {name: record[what] for name, record in results["optimisations"].items() if what in record}
-    names = dict.fromkeys(name for ratios in measured.values() for name in ratios)
-    rows = [
-        [name, *(ratio(ratios[name]) if name in ratios else "" for ratios in measured.values())]
-        for name in [*names][1:]  # the first is the project as it is generated
-    ]
-    return markdown(["edit", *(f"`{workload}`" for workload in measured)], rows)
+def optimization_table(results: Record, what: str) -> str:
+    """Return what a number becomes where each optimization is taken out, in times of itself, as a Markdown table."""
+    measured = [record for record in records(results, part="optimizations") if what in record]
+    baseline = {record["workload"]: record[what] for record in measured if record["edit"] == AS_GENERATED}
+    cells = {
+        (record["edit"], record["workload"]): shown(spread(ratios(record[what], baseline[record["workload"]])))
+        for record in measured
+        if record["edit"] != AS_GENERATED
+    }
+    return grid([f"`{workload}`" for workload in baseline], {}, cells, [*baseline], "edit")
 
 
 def guard_table(results: Record) -> str:
     """Return what each guard and each logger takes of a step as a Markdown table."""
-    measured = results["guards"].values()
-    rows = []
-    for name in dict.fromkeys(name for workload in measured for name in workload):
-        records = [workload.get(name) for workload in measured]
-        rows.append([name, *(cell for record in records for cell in guard_cells(record))])
-    head = (cell for workload in results["guards"] for cell in (f"`{workload}`: a step", "of its time"))
-    return markdown(["", *head], rows)
+    cells = {}
+    for record in records(results, part="guards"):
+        step, share = (f"`{record['workload']}`: a step", f"`{record['workload']}`: of its time")
+        cells[record["guard"], step] = f"{spread(record['microseconds'])['median']:.0f} µs"
+        cells[record["guard"], share] = percent(spread(record["share"]))
+    columns = [*dict.fromkeys(column for _, column in cells)]
+    head = ["of its time" if column.endswith("of its time") else column for column in columns]
+    return grid(head, {}, cells, columns)
 
 
-def guard_cells(record: Record | None) -> list[str]:
-    """Return what a guard takes of a step; empty cells where it was not measured."""
-    return [f"{record['microseconds']['median']:.0f} µs", percent(record["share"])] if record else ["", ""]
+def grid(
+    head: Sequence[str],
+    first: Mapping[str, Sequence[str]],
+    cells: Mapping[tuple[str, str], str],
+    columns: Sequence[str],
+    corner: str = "",
+) -> str:
+    """Return a Markdown table of some first rows, and of cells by row and column; unknown ones are empty."""
+    rows = [[name, *row] for name, row in first.items()]
+    for name in dict.fromkeys(name for name, _ in cells):
+        rows.append([name, *(cells.get((name, column), "") for column in columns)])
+    return markdown([corner, *head], rows)
 
 
-def ratio(spread: Record) -> str:
+def shown(values: Record) -> str:
     """Return a median ratio, and the smallest and the largest."""
-    return f"{spread['median']:.2f} ({spread['low']:.2f} to {spread['high']:.2f})"
+    return f"{values['median']:.2f} ({values['low']:.2f} to {values['high']:.2f})"
 
 
-def percent(spread: Record) -> str:
+def percent(values: Record) -> str:
     """Return a median share, and the smallest and the largest, in percent."""
-    return f"{spread['median']:.1%} ({spread['low']:.1%} to {spread['high']:.1%})"
+    return f"{values['median']:.1%} ({values['low']:.1%} to {values['high']:.1%})"

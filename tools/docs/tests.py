@@ -5,25 +5,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-Costs = Mapping[str, float]  # of a file: tests, cpu, mypy, waiting (seconds), cold_starts
+Costs = Mapping[str, Any]  # of a file, or sums of files
+SUMMED = ("tests", "cpu", "mypy", "waiting", "cold_starts")  # seconds, and numbers of tests and of processes
 DEAREST = 10
 
 
 def folder_table(record: Mapping[str, Any]) -> str:
     """Return the costs of each folder of tests/ as a Markdown table: sums over its tests."""
     folders: dict[str, dict[str, float]] = {}
-    for name, costs in record["files"].items():
-        total = folders.setdefault(name.split("/")[0], dict.fromkeys(costs, 0.0))
-        for key, value in costs.items():
-            total[key] += value
+    for costs in record["measurements"]:
+        total = folders.setdefault(costs["file"].split("/")[0], dict.fromkeys(SUMMED, 0.0))
+        for key in SUMMED:
+            total[key] += costs[key]
     head = "| folder | tests | waiting (s) | computing (CPU s) | of it cold starts of torch | mypy | the rest |\n"
-    rows = [f"| `tests/{name}/` | {row(total, record['cold_start'])} |\n" for name, total in sorted(folders.items())]
+    rows = [
+        f"| `tests/{name}/` | {row(total, record['machine']['cold_start'])} |\n"
+        for name, total in sorted(folders.items())
+    ]
     return head + "|---|---:|---:|---:|---:|---:|---:|\n" + "".join(rows)
 
 
 def seconds(costs: Costs) -> float:
     """Return what a file costs, whatever runs beside it: computing and waiting."""
-    return costs["cpu"] + costs["waiting"]
+    return float(costs["cpu"] + costs["waiting"])
 
 
 def row(costs: Costs, cold_start: float) -> str:
@@ -42,13 +46,14 @@ def row(costs: Costs, cold_start: float) -> str:
 
 def dearest_table(record: Mapping[str, Any], tests: Path) -> str:
     """Return the files that cost most as a Markdown table, with what they prove; below it, those never measured."""
-    ordered = sorted(record["files"].items(), key=lambda item: -seconds(item[1]))[:DEAREST]
+    measured = {costs["file"]: costs for costs in record["measurements"]}
+    ordered = sorted(measured.items(), key=lambda item: -seconds(item[1]))[:DEAREST]
     head = "| file of tests | waiting (s) | computing (CPU s) | what it proves |\n|---|---:|---:|---|\n"
     rows = [
         f"| `{name}` | {costs['waiting']:.0f} | {costs['cpu']:.0f} | {purpose(tests / name)} |\n"
         for name, costs in ordered
     ]
-    unknown = sorted({str(file.relative_to(tests)) for file in tests.rglob("test_*.py")} - record["files"].keys())
+    unknown = sorted({str(file.relative_to(tests)) for file in tests.rglob("test_*.py")} - measured.keys())
     told = f"\nNot measured yet: {', '.join(f'`{name}`' for name in unknown)}.\n" if unknown else ""
     return head + "".join(rows) + told
 
