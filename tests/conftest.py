@@ -20,8 +20,8 @@ from generator.render.git import SETTINGS
 from generator.render.project import render
 from generator.render.snapshot import take_snapshot
 from generator.render.workers import Workers, legal_combinations
-from tests.commands import ddp_template
-from tests.slurm import Cluster
+from tests.support.cli import ddp_template
+from tests.support.schedulers.slurm import Cluster
 from tools import slurm
 
 pytest_plugins = ["tests.folders", "tests.durations", "tests.schedule", "tests.skips"]

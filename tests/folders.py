@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from .pace import seconds
+from tests.support.processes import scaled
 
 TESTS = Path(__file__).parent
 OVER_BUDGET = "over budget"  # property of a test
@@ -105,7 +105,7 @@ class Guard:
         result = yield
         used = cpu_seconds() - before
         # In CPU time: that a machine is busy hardly lets a test compute for longer.
-        if used > limit and used > (allowed := seconds(limit, time.thread_time)):
+        if used > limit and used > (allowed := scaled(limit, time.thread_time)):
             words = f"computes for {used:.1f} s, and tests/{folder_of(item.path)}/ allows {allowed:.1f} s here"
             item.user_properties.append((OVER_BUDGET, f"{words} ({limit:.0f} s on the reference machine)"))
             if self.strict:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.utils.data import Subset
 
 from tests.conftest import Render
-from tests.ranks import run_train, start_ranks, train_on_ranks
+from tests.support.ranks import run_train, start_ranks, train_on_ranks
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 7, 64, 128, 129, 257, 10**12 + 1])

@@ -15,7 +15,7 @@ import yaml
 from generator.answers.ownership import read_ownership
 from generator.render.project import code_digests
 from tests.conftest import Render
-from tests.jobset import Cluster, missing
+from tests.support.schedulers.kubernetes import Cluster, missing
 
 LONG = "n" * 40
 MODELS = {

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Render
-from tests.launching import output_of
-from tests.terminals import run_in_terminal
+from tests.support.processes import output_of, run_in_terminal
 
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 LAUNCHED = {"torchrun": [], "spawn": [], "launch": [], "kubernetes": [], "mpirun": ["2"], "slurm": [], "ray": ["1"]}

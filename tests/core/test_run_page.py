@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import Render
-from tests.pace import wait_until
-from tests.ranks import Rank, kill_after, newest_step, start_ranks, train_on_ranks
+from tests.support.processes import wait_until
+from tests.support.ranks import Rank, kill_after, newest_step, start_ranks, train_on_ranks
 
 OPTIONS = ("--epochs", "40", "--save-every", "5", "--log-every", "4")
 KINDS = {"epoch/validation_": " validation", "epoch/train_": " epoch", "train/": " training"}

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Measured
-from tests.launching import HAS_GPU
-from tests.pace import until_hung
+from tests.support.processes import hang_timeout
+from tests.support.training import HAS_GPU
 
 ANSWERS = [
     {},
@@ -36,7 +36,7 @@ def test_a_fresh_project_passes_its_own_tests(
         cwd=own_project(**answers),
         capture_output=True,
         text=True,
-        timeout=until_hung(300),
+        timeout=hang_timeout(300),
     )
     assert done.returncode == 0, done.stdout
     chosen = " ".join(f"{key}={value}" for key, value in answers.items()) or "the default answers"

@@ -9,13 +9,13 @@ import psutil
 import pytest
 
 from generator.check.launchers import OPEN_MPI
-from tests import mpi
 from tests.conftest import Render
 from tests.core.test_last_line import NOTHING_SAVED, PATH
-from tests.launching import ON_CPU
 from tests.nightly.faults.test_launch_codes import launched
 from tests.nightly.test_signals import FOR_EVER, ranks_of, wait_for_steps
-from tests.terminals import Session, run_in_terminal
+from tests.support.processes import Session, run_in_terminal
+from tests.support.schedulers import mpi
+from tests.support.training import ON_CPU
 
 STARTS = {
     "torchrun": ["./launch.sh"],

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests import mpi
 from tests.conftest import Render
-from tests.launching import LAUNCHERS, ON_CPU, assert_same_weights, checkpoint, train
-from tests.pace import seconds
-from tests.slurm import Cluster
+from tests.support.processes import scaled
+from tests.support.schedulers import mpi
+from tests.support.schedulers.slurm import Cluster
+from tests.support.training import LAUNCHERS, ON_CPU, assert_same_weights, checkpoint, train
 from tools.rewriting import Rewrite
 
 STEPS = ("--max-steps", "12")
@@ -105,7 +105,7 @@ def test_launch_script_joins_two_agents(
             running.callback(agent.kill)
             outputs.append((agent, output))
         for agent, output in outputs:
-            assert agent.wait(timeout=seconds(200)) == 0, Path(output.name).read_text()
+            assert agent.wait(timeout=scaled(200)) == 0, Path(output.name).read_text()
     assert_same_weights(checkpoint(tmp_path / "run"), reference)
 
 
@@ -130,7 +130,7 @@ def test_launch_script_of_mpirun_reads_a_host_file(
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=seconds(200),
+        timeout=scaled(200),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert_same_weights(checkpoint(tmp_path / "run"), reference)
@@ -147,7 +147,7 @@ def test_launch_script_of_spawn_starts_as_many_as_it_is_told_or_one(
         | variables,
         capture_output=True,
         text=True,
-        timeout=seconds(200),
+        timeout=scaled(200),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert checkpoint(tmp_path / "run")["world_size"] == int(variables.get("NPROC", 1))

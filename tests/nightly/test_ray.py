@@ -14,12 +14,12 @@ import pytest
 from generator.render.git import run
 from generator.update.replay import put_under_git
 from tests.conftest import Render
-from tests.launching import ON_CPU, assert_same_weights, checkpoint, train
 from tests.nightly.faults.test_death import seconds_until_gone
 from tests.nightly.test_signals import FOR_EVER, wait_for_steps
 from tests.nightly.test_submission import wait_for
-from tests.pace import seconds
-from tests.ray_cluster import RayCluster
+from tests.support.processes import scaled
+from tests.support.schedulers.ray import RayCluster
+from tests.support.training import ON_CPU, assert_same_weights, checkpoint, train
 
 STEPS = ("--max-steps", "12")
 MANY = ("--epochs", "1000", "--eval-every", "1000", "--max-steps", "1500", "--save-every", "20")
@@ -54,7 +54,7 @@ def checkpoint_of(place: Path, run_dir: Path, *options: str) -> dict[str, Any]:
 def code_of(process: subprocess.Popen[bytes], output: Path, timeout: float = 120) -> int:
     """Wait until launch.sh has ended. Returns its exit code."""
     try:
-        return process.wait(timeout=seconds(timeout))
+        return process.wait(timeout=scaled(timeout))
     except subprocess.TimeoutExpired:
         pytest.fail(f"still running: {output.read_text()}")
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import mpi
 from tests.conftest import Render
-from tests.launching import ON_CPU, assert_same_weights, checkpoint, is_running, launch_command, train
-from tests.pace import seconds, wait_until
-from tests.slurm import Cluster
+from tests.support.processes import is_running, scaled, wait_until
+from tests.support.schedulers import mpi
+from tests.support.schedulers.slurm import Cluster
+from tests.support.training import ON_CPU, assert_same_weights, checkpoint, launch_command, train
 
 NEEDS_OPENMPI = pytest.mark.skipif(not mpi.openmpi_mpirun(), reason="there is no Open MPI")
 NEEDS_MPICH = pytest.mark.skipif(not mpi.mpich_mpirun(), reason="there is no MPICH")
@@ -81,7 +81,7 @@ def test_a_signal_to_the_launcher_stops_all_ranks(
     with running(project(launcher=answer), run_dir, launcher) as process:
         process.send_signal(number)
         possible = {code, 0} if launcher == "mpich" and mpich_forgets_codes() else {code}
-        assert process.wait(timeout=seconds(30)) in possible, (tmp_path / "output.log").read_text()
+        assert process.wait(timeout=scaled(30)) in possible, (tmp_path / "output.log").read_text()
     stopped_at = checkpoint(run_dir)["progress"]["step"]
     assert f"stopped after step {stopped_at};" in (run_dir / "train.log").read_text()
     assert checkpoint(run_dir)["world_size"] == 2
@@ -102,7 +102,7 @@ def test_a_signal_to_one_rank_stops_all(victim: int, project: Render, tmp_path: 
         ranks = ranks_of(run_dir)
         assert len(ranks) == 2
         os.kill(ranks[victim], signal.SIGUSR1)
-        process.wait(timeout=seconds(30))
+        process.wait(timeout=scaled(30))
     printed = (tmp_path / "output.log").read_text()
     assert "exitcode  : 75" in printed
     assert "stopped after step" in printed
@@ -120,7 +120,7 @@ def test_a_signal_to_a_run_with_loader_workers_loses_nothing(launcher: str, proj
             for worker in workers:
                 os.kill(worker, signal.SIGTERM)
             process.send_signal(signal.SIGTERM)
-            process.wait(timeout=seconds(30))
+            process.wait(timeout=scaled(30))
         printed = (run_dir.parent / "output.log").read_text()
         assert "DataLoader worker" not in printed, printed
         stopped_at = checkpoint(run_dir)["progress"]["step"]
@@ -141,7 +141,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(project: Render, tmp_pat
     run_dir = tmp_path / "run"
     with running(project(launcher="spawn"), run_dir, "spawn") as process:
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=seconds(30))
+        process.wait(timeout=scaled(30))
     steps = checkpoint(run_dir)["progress"]["step"]
     until = ("--max-steps", str(steps + 15))
     train(project(launcher="spawn"), run_dir, *FOR_EVER, *until, "--resume", launcher="spawn")

@@ -15,10 +15,10 @@ import yaml
 
 from benchmarks.peers import python_with
 from generator.answers.questions import TEMPLATE
-from tests import hosts
 from tests.conftest import Render
-from tests.launching import ON_CPU, assert_same_weights, checkpoint, output_of, train
-from tests.pace import seconds
+from tests.support import hosts
+from tests.support.processes import output_of, scaled
+from tests.support.training import ON_CPU, assert_same_weights, checkpoint, train
 
 STEPS = ("--max-steps", "12")
 # SkyPilot would ask GitHub which accelerators there are.
@@ -76,7 +76,7 @@ def test_the_task_trains_on_two_machines(shown: str, project: Render, tmp_path: 
             stack.callback(process.kill)
             running.append(process)
         for process in running:
-            printed, _ = process.communicate(timeout=seconds(120))
+            printed, _ = process.communicate(timeout=scaled(120))
             assert process.returncode == 0, printed.decode()
     train(project(), tmp_path / "reference", *STEPS)
     assert_same_weights(checkpoint(tmp_path / "sky-managed-1_task-0"), checkpoint(tmp_path / "reference"))

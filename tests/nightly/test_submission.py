@@ -13,9 +13,9 @@ import pytest
 from generator.render.git import run
 from generator.update.replay import put_under_git
 from tests.conftest import Measured, Render
-from tests.launching import ON_CPU, checkpoint, differences
-from tests.pace import wait_until
-from tests.slurm import Cluster
+from tests.support.processes import wait_until
+from tests.support.schedulers.slurm import Cluster
+from tests.support.training import ON_CPU, checkpoint, differences
 from tools.rewriting import Rewrite
 
 STEPS = ("--max-steps", "40", "--log-every", "2", "--save-every", "10", "--workers", "1")

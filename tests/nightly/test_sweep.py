@@ -15,9 +15,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from tests.conftest import Render
-from tests.launching import ON_CPU, assert_same_weights, checkpoint, is_running, train
 from tests.nightly.test_signals import ranks_of
-from tests.pace import seconds, wait_until
+from tests.support.processes import is_running, scaled, wait_until
+from tests.support.training import ON_CPU, assert_same_weights, checkpoint, train
 from tools.rewriting import Rewrite
 
 SHORT = ("--max-steps=6", "--log-every=2")
@@ -61,12 +61,12 @@ def _no_worker_is_left() -> Iterator[None]:
     while STARTED:
         worker = STARTED.pop()
         worker.terminate()
-        worker.communicate(timeout=seconds(60))
+        worker.communicate(timeout=scaled(60))
 
 
 def end(worker: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
     """Wait for a worker, and return what it printed. Fails if it ends with another code."""
-    out, err = worker.communicate(timeout=seconds(180))
+    out, err = worker.communicate(timeout=scaled(180))
     assert worker.returncode == code, out + err
     return out, err
 

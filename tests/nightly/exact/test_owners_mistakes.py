@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.conftest import Measured, Render
-from tests.pace import until_hung
+from tests.support.processes import hang_timeout
 from tools.rewriting import Rewrite
 
 NUMBERS = "test_any_number_of_processes_equals_a_plain_loop"
@@ -159,7 +159,7 @@ def verdicts(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[
         mistake.edit.apply(place / mistake.file)
         tests = f"tests/test_{TESTS[mistake.test]}.py"
         command = [sys.executable, "-m", "pytest", "-q", "-k", mistake.test, tests]
-        done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=until_hung(200))
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=hang_timeout(200))
         return done.stdout
 
     with ThreadPoolExecutor(2) as pool:

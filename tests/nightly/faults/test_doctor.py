@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests import hosts
 from tests.conftest import Render
-from tests.launching import ON_CPU, output_of
 from tests.nightly.faults.test_preemption import EACH_MPIRUN, environment
-from tests.pace import seconds
-from tests.slurm import Cluster
+from tests.support import hosts
+from tests.support.processes import output_of, scaled
+from tests.support.schedulers.slurm import Cluster
+from tests.support.training import ON_CPU
 
 PYTHON = str(Path(sys.executable).parent)
 PATH = f"{PYTHON}:{os.environ['PATH']}"
@@ -144,7 +144,7 @@ class Pair:
         (self.folder / "runs").mkdir()
         with ExitStack() as stack:
             started = {number: self._start(number, fault, stack) for number in machines}
-            ended = {number: process.communicate(timeout=seconds(150))[0] for number, process in started.items()}
+            ended = {number: process.communicate(timeout=scaled(150))[0] for number, process in started.items()}
             return {number: (process.returncode, ended[number]) for number, process in started.items()}
 
     def _start(self, number: int, fault: Fault, stack: ExitStack) -> subprocess.Popen[str]:

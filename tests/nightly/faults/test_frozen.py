@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from tests.conftest import Measured, Render
-from tests.launching import ON_CPU, ON_GPU, is_running
 from tests.nightly.test_signals import NEEDS_OPENMPI, ranks_of, running
-from tests.pace import seconds, wait_until
-from tests.ranks import start_ranks
+from tests.support.processes import is_running, scaled, wait_until
+from tests.support.ranks import start_ranks
+from tests.support.training import ON_CPU, ON_GPU
 from tools.rewriting import extend
 
 TIMEOUT = 4  # seconds that a collective waits
@@ -53,7 +53,7 @@ def test_a_frozen_rank_is_named(
         assert re.search(rf"rank {victim} (is silent: it )?was {PLACE}", error), error
         assert output.read_text().count("error: ") == 1
         os.kill(ranks[victim], signal.SIGKILL)  # spares the launcher's patience with it, which is not measured here
-        assert process.wait(timeout=seconds(30)) != 0
+        assert process.wait(timeout=scaled(30)) != 0
         assert not any(map(is_running, ranks))
     measured("frozen", f"{launcher}, rank {victim}, --timeout {TIMEOUT}: named after (seconds)", round(took, 1))
 
@@ -70,7 +70,7 @@ def test_ranks_that_wait_for_a_frozen_one_record_where(project: Render, tmp_path
         assert f"{file}"[:-1] + "*" in wait_for_line(output, "WARNING rank 1 is silent for", limit=TIMEOUT)
         if device == ON_CPU:
             assert f"; {file} has the last collectives of rank 0" in wait_for_line(output, "error: ", TIMEOUT + FOUND)
-        process.wait(timeout=seconds(60))
+        process.wait(timeout=scaled(60))
     last = pickle.loads(file.read_bytes())["entries"][-1]
     assert str(place / "train.py") in [frame["filename"] for frame in last["frames"]]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Render
-from tests.launching import ON_CPU
 from tests.nightly.test_signals import FOR_EVER, ranks_of, wait_for_steps
-from tests.pace import seconds
+from tests.support.processes import scaled
+from tests.support.training import ON_CPU
 
 LAUNCHERS = pytest.mark.parametrize("launcher", ["torchrun", "launch"])
 
@@ -43,7 +43,7 @@ def launched(project: Path, run_dir: Path, *options: str, **variables: str) -> I
 
 def code_of(process: subprocess.Popen[str]) -> int:
     """Wait until launch.sh has ended, and return its exit code."""
-    return process.wait(timeout=seconds(60))
+    return process.wait(timeout=scaled(60))
 
 
 @LAUNCHERS

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests import mpi
 from tests.conftest import Measured, Render
-from tests.launching import ON_CPU, assert_same_weights, checkpoint, train
-from tests.pace import seconds, wait_until
-from tests.slurm import ENDED, Cluster, Job
+from tests.support.processes import scaled, wait_until
+from tests.support.schedulers import mpi
+from tests.support.schedulers.slurm import ENDED, Cluster, Job
+from tests.support.training import ON_CPU, assert_same_weights, checkpoint, train
 from tools.rewriting import Rewrite
 
 LAST = 120
@@ -304,7 +304,7 @@ def test_a_signal_to_the_launch_script_of_mpirun_leaves_the_ranks_time_to_save(
     with launched(mpirun, paced("mpirun"), tmp_path) as process:
         started = time.perf_counter()
         process.send_signal(number)
-        assert process.wait(timeout=seconds(30)) == STOPPED, (tmp_path / "output.log").read_text()
+        assert process.wait(timeout=scaled(30)) == STOPPED, (tmp_path / "output.log").read_text()
         measured("preemption", f"{mpirun}, {number.name}, save of 3 s: seconds to stop", since(started))
     written = checkpoint(run_dir)
     assert written["world_size"] == 2
@@ -332,7 +332,7 @@ def test_the_launch_script_tells_of_a_stop_though_mpich_forgets_it(project: Rend
         ) as process:
             read_until(process, "ready.", times=2)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=seconds(30)) == STOPPED
+            assert process.wait(timeout=scaled(30)) == STOPPED
 
 
 def read_until(process: subprocess.Popen[str], word: str, times: int) -> None:
@@ -356,5 +356,5 @@ def test_a_killed_launch_script_of_mpirun_takes_its_ranks_along(mpirun: str, pac
 def test_a_killed_rank_ends_the_launch_script_of_mpirun(mpirun: str, paced: Paced, tmp_path: Path) -> None:
     with launched(mpirun, paced("mpirun"), tmp_path) as process:
         os.kill(ranks_of(tmp_path / "run")[1], signal.SIGKILL)
-        assert process.wait(timeout=seconds(5)) == {"Open MPI": KILLED, "MPICH": signal.SIGKILL}[mpirun]
+        assert process.wait(timeout=scaled(5)) == {"Open MPI": KILLED, "MPICH": signal.SIGKILL}[mpirun]
     assert ranks_of(tmp_path / "run") == []

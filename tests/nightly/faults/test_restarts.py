@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Measured, Render
-from tests.launching import ON_CPU, assert_same_weights, checkpoint
 from tests.nightly.test_signals import ranks_of
-from tests.pace import seconds, wait_until
-from tests.ranks import newest_step, train_on_ranks
+from tests.support.processes import scaled, wait_until
+from tests.support.ranks import newest_step, train_on_ranks
+from tests.support.training import ON_CPU, assert_same_weights, checkpoint
 from tools.rewriting import Rewrite
 
 AGENTS = {"torchrun": "torch.distributed.run", "launch": "torch.distributed.launch"}
@@ -79,7 +79,7 @@ def test_a_killed_rank_is_restarted_and_the_run_goes_on(
         for kill in range(1, kills + 1):
             wait_for_step(run_dir, kill * STEPS_BETWEEN_KILLS, process)
             os.kill(ranks_of(run_dir)[kill % 2], signal.SIGKILL)
-        assert process.wait(timeout=seconds(120)) == 0, (tmp_path / "output.log").read_text()
+        assert process.wait(timeout=scaled(120)) == 0, (tmp_path / "output.log").read_text()
     log = (run_dir / "train.log").read_text()
     assert log.count("resumed from ") == kills
     train_on_ranks(project(launcher=launcher), tmp_path / "whole", *options)
@@ -96,7 +96,7 @@ def test_a_restart_goes_on_with_the_run_that_was_resumed(own_project: Render, tm
     with restarting("torchrun", project, called, 3, *options) as process:
         wait_until(lambda: newest_step(before) >= 5 or process.poll() is not None)
         os.kill(ranks_of(called)[1], signal.SIGKILL)
-        assert process.wait(timeout=seconds(120)) == 0, (tmp_path / "output.log").read_text()
+        assert process.wait(timeout=scaled(120)) == 0, (tmp_path / "output.log").read_text()
     log = (before / "train.log").read_text()
     assert log.count("resumed from ") == 2
     assert checkpoint(before)["progress"]["step"] == 9
@@ -107,7 +107,7 @@ def test_restarts_that_lead_nowhere_end(own_project: Render, tmp_path: Path, mea
     train_on_ranks(project, run_dir, "--max-steps", "2")
     BROKEN.apply(project / "train.py")
     with restarting("torchrun", project, run_dir, 20, "--resume") as process:
-        assert process.wait(timeout=seconds(100)) == 1
+        assert process.wait(timeout=scaled(100)) == 1
     printed = (tmp_path / "output.log").read_text()
     assert printed.count("error: the run was started 3 times in a row and wrote no checkpoint") == 1
     starts = printed.count("resumed from ")
@@ -122,7 +122,7 @@ def test_a_stop_is_not_restarted(launcher: str, own_project: Render, tmp_path: P
     with restarting(launcher, project, run_dir, 3, "--save-every", "1") as process:
         wait_for_step(run_dir, 2, process)
         os.kill(ranks_of(run_dir)[1], signal.SIGUSR1)
-        assert process.wait(timeout=seconds(40)) == 1
+        assert process.wait(timeout=scaled(40)) == 1
     log = (run_dir / "train.log").read_text()
     assert "stopped after step" in log
     assert "resumed from" not in log
@@ -131,7 +131,7 @@ def test_a_stop_is_not_restarted(launcher: str, own_project: Render, tmp_path: P
 def test_what_no_restart_mends_is_not_restarted(project: Render, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with restarting("torchrun", project(), run_dir, 3, "--global-batch-size", "63") as process:
-        assert process.wait(timeout=seconds(60)) == 1
+        assert process.wait(timeout=scaled(60)) == 1
     assert (tmp_path / "output.log").read_text().count("error: --global-batch-size 63") == 1
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Render
-from tests.launching import ON_CPU, checkpoint
-from tests.pace import seconds
+from tests.support.processes import scaled
+from tests.support.training import ON_CPU, checkpoint
 
 STEPS = 30
 NOBODY = 65534
@@ -119,7 +119,7 @@ def test_it_works_or_says_why(what: str, project: Render, readable: Path) -> Non
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=seconds(90),
+            timeout=scaled(90),
         )
 
     first = launch("--max-steps", str(STEPS // 2), "--save-every", "5")

@@ -14,8 +14,8 @@ from generator.check.train.records import read_jsonl, read_mlflow
 from tests.conftest import Measured, Render
 from tests.nightly.faults.test_frozen import wait_for_line
 from tests.nightly.faults.test_preemption import STOPPED, since
-from tests.pace import wait_until
-from tests.ranks import Rank, start_ranks
+from tests.support.processes import wait_until
+from tests.support.ranks import Rank, start_ranks
 
 
 @contextmanager

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import hosts
 from tests.conftest import Measured, Render
-from tests.launching import ON_CPU, assert_same_weights, checkpoint, launch_command, output_of
-from tests.pace import seconds, wait_until
+from tests.support import hosts
+from tests.support.processes import output_of, scaled, wait_until
+from tests.support.training import ON_CPU, assert_same_weights, checkpoint, launch_command
 
 CORES = [str(core) for core in sorted(os.sched_getaffinity(0))[:2]]
 HEAD_TIMEOUT = 10  # of launch.sh
@@ -41,7 +41,7 @@ class Machine:
 
     def wait(self, since: float, limit: float) -> float:
         """Wait until nothing runs on the host any more; give how long after the moment since that was."""
-        deadline = since + seconds(limit)
+        deadline = since + scaled(limit)
         while self.host.processes() or self.agent.poll() is None:
             assert time.perf_counter() < deadline, f"still running: {self.output.read_text()}"
             time.sleep(0.02)
@@ -50,7 +50,7 @@ class Machine:
     @property
     def code(self) -> int:
         """The exit code of launch.sh, which has ended."""
-        code: int = self.agent.wait(timeout=seconds(1))
+        code: int = self.agent.wait(timeout=scaled(1))
         return code
 
 

@@ -16,11 +16,11 @@ import pytest
 from generator.render.project import read_files
 from generator.update.history import NEXT, History
 from generator.update.replay import commit_all, copy_project, differing, put_under_git
-from tests.disks import small_disk
-from tests.guide import read_guide
-from tests.histories import replace
-from tests.owners import EDITS
-from tests.pace import seconds
+from tests.support.hardware import small_disk
+from tests.support.processes import scaled
+from tests.support.projects.edits import EDITS
+from tests.support.projects.instructions import read_guide
+from tests.support.versions import replace
 
 KILLS = 12
 TOGETHER = ("new_option", "added_metric", "added_dependency", "own_file")
@@ -51,7 +51,7 @@ class Owner:
 
     def type_in(self, commands: str) -> int:
         """Type commands, and wait for how the last of them ends."""
-        return self.begin(commands).wait(timeout=seconds(120))
+        return self.begin(commands).wait(timeout=scaled(120))
 
     @contextmanager
     def nothing_changes(self) -> Iterator[None]:

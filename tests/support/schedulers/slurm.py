@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.pace import until_hung
+from tests.support.processes import hang_timeout
 from tools.slurm import SlurmCluster, SlurmError
 
 ENDED = frozenset(
@@ -78,7 +78,7 @@ class Cluster(SlurmCluster):
         Raises SlurmError after ``timeout`` seconds, or when it ends otherwise.
         """
         wanted = frozenset(states) or ENDED
-        deadline = time.monotonic() + until_hung(timeout)
+        deadline = time.monotonic() + hang_timeout(timeout)
         while (job := self.job(job_id)).state not in wanted:
             if job.state in ENDED or time.monotonic() > deadline:
                 expected = " or ".join(sorted(wanted))

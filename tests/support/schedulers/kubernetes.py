@@ -22,8 +22,8 @@ from typing import Any
 import psutil
 import yaml
 
-from tests import hosts
-from tests.pace import until_hung, wait_until
+from tests.support import hosts
+from tests.support.processes import hang_timeout, wait_until
 
 CORES = [str(core) for core in sorted(os.sched_getaffinity(0))[:2]]
 # The image is what docker is given to build, and the API server takes what kubectl would send it.
@@ -267,7 +267,7 @@ class JobSet:
             pod.delete()
         for pod in self.pods:
             try:
-                pod.process.wait(until_hung(pod.grace))
+                pod.process.wait(hang_timeout(pod.grace))
             except subprocess.TimeoutExpired:
                 pod.process.kill()
         wait_until(lambda: not any(pod.host.processes() for pod in self.pods), 10, told=lambda: self.output)

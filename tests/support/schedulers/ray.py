@@ -1,7 +1,7 @@
 """A real Ray cluster on this machine, to which tests add nodes and submit jobs.
 
-python -m tests.ray_cluster starts a node, which takes jobs, and another one for each line that comes; of each it tells
-in a line of JSON. The end of standard input, or of this process, ends all.
+python -m tests.support.schedulers.ray starts a node, which takes jobs, and one more node for each line of its input.
+It prints a line of JSON about each node. The end of its input, or of this process, ends them all.
 """
 
 import json
@@ -21,7 +21,7 @@ import psutil
 
 from generator.answers.questions import TEMPLATE
 from generator.check.train.forking import free_ports
-from tests.pace import until_hung
+from tests.support.processes import hang_timeout
 
 MARK = "DDP_RAY_CLUSTER"  # the variable by which all processes of a cluster are known
 STORE = 80 * 2**20  # bytes, nearly the least that Ray takes: nothing goes through it
@@ -44,7 +44,7 @@ class RayCluster:
         """Start it with one node, and wait until that takes jobs."""
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.variables = {**os.environ, "PATH": path, **SETTINGS, MARK: str(os.getpid())}
-        command = [sys.executable, "-m", "tests.ray_cluster"]
+        command = [sys.executable, "-m", "tests.support.schedulers.ray"]
         self.tool = subprocess.Popen(command, cwd=TEMPLATE, env=self.variables, stdin=PIPE, stdout=PIPE, text=True)
         self.raylets: list[int] = []  # the process on each node without which the node is lost
         self.address = self._take_node()
@@ -66,7 +66,7 @@ class RayCluster:
     def shut_down(self) -> None:
         """End all that runs there."""
         with suppress(subprocess.TimeoutExpired):
-            self.tool.communicate(timeout=until_hung(30))
+            self.tool.communicate(timeout=hang_timeout(30))
         self.tool.kill()
         for pid in self.processes():
             with suppress(ProcessLookupError):
@@ -106,7 +106,7 @@ class RayCluster:
     def run(self, *command: str) -> None:
         """Run a command of Ray. Raises CalledProcessError if it fails."""
         env = self.variables | {"RAY_ADDRESS": self.address}
-        subprocess.run(command, env=env, check=True, capture_output=True, timeout=until_hung(60))
+        subprocess.run(command, env=env, check=True, capture_output=True, timeout=hang_timeout(60))
 
     def drivers(self) -> list[int]:
         """Return the drivers of jobs."""

@@ -2,9 +2,8 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,9 +14,8 @@ import torch
 import yaml
 
 from generator.answers.questions import TEMPLATE, read_questions
-from tests import mpi
-
-from .pace import until_hung
+from tests.support.processes import output_of
+from tests.support.schedulers import mpi
 
 ON_CPU = ("--device", "cpu", "--backend", "gloo")
 ON_GPU = ("--device", "cuda", "--backend", "nccl")
@@ -71,23 +69,6 @@ def train(
     return output_of(command, project, {**os.environ, **(env or {})}, code=code, timeout=timeout)
 
 
-def output_of(
-    command: Sequence[str | Path], folder: Path, env: Mapping[str, str], *, code: int | None = 0, timeout: float = 300
-) -> str:
-    """Run a command and return all that it printed. Fails where it ends with another exit code (None: any will do)."""
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=until_hung(timeout),
-    )
-    assert code is None or done.returncode == code, f"exit code {done.returncode}:\n{done.stdout}"
-    return done.stdout
-
-
 def checkpoint(run_dir: Path, name: str = "last.pt") -> dict[str, Any]:
     """Read a checkpoint of a run."""
     read: dict[str, Any] = torch.load(run_dir / "checkpoints" / name, map_location="cpu", weights_only=True)
@@ -110,14 +91,6 @@ def differences(one: Any, other: Any, place: str = "") -> list[str]:
         pairs = enumerate(zip(one, other, strict=True))
         return [found for i, (left, right) in pairs for found in differences(left, right, f"{place}/{i}")]
     return [] if one == other or (one != one and other != other) else [place]  # NaN is no difference to NaN
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is there, and no zombie that nobody has waited for."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def module_of(file: Path) -> ModuleType:

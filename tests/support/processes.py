@@ -1,0 +1,129 @@
+"""Starts programs, also in a terminal, and waits for them: limits in seconds grow on a slow or busy machine."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+SQUARES = 300_000
+SPARE = 5  # what only a hang outlasts is so many times what is expected
+REFERENCE = 0.02  # seconds that a unit takes on an idle core of the machine on which the limits were chosen
+
+INTERRUPT = b"\x03"  # Ctrl-C, as a terminal gets it
+
+Found = TypeVar("Found")
+
+
+def unit(clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return how long a fixed piece of work takes now (seconds of this clock)."""
+    started = clock()
+    sum(number * number for number in range(SQUARES))
+    return clock() - started
+
+
+def scaled(seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the time in which this machine, as busy as it is, does what takes so many seconds on the reference."""
+    return seconds * max(1.0, max(unit(clock) for _ in range(3)) / REFERENCE)
+
+
+def hang_timeout(seconds: float) -> float:
+    """Return the time limit (seconds) of what takes at most so many seconds on the reference: a hang alone meets it."""
+    return SPARE * scaled(seconds)
+
+
+def wait_until(
+    condition: Callable[[], Found | None], limit: float = 60, told: Callable[[], object] = str, pause: float = 0.02
+) -> Found:
+    """Wait until something is there or holds, and return it. Fails, with what is told, some time after the limit."""
+    started = time.monotonic()
+    while not (found := condition()):
+        # The pace is measured after the limit alone: until then, nothing is to come between two looks.
+        late = time.monotonic() > started + limit and time.monotonic() > started + hang_timeout(limit)
+        assert not late, f"after more than {limit} s, it has not come: {told()}"
+        time.sleep(pause)
+    return found
+
+
+@dataclass
+class Session:
+    """What was shown in a terminal, and how its command ended."""
+
+    shown: str
+    code: int
+
+    @property
+    def plain(self) -> str:
+        """What was shown, without colours."""
+        return re.sub(r"\x1b\[[\d;]*m", "", self.shown)
+
+    @property
+    def lines(self) -> list[str]:
+        """What was shown, without the ^C that a terminal echoes."""
+        return self.shown.replace("^C", "").replace("\r", "").strip().split("\n")
+
+
+def run_in_terminal(
+    command: Sequence[str | Path],
+    folder: Path,
+    env: Mapping[str, str],
+    *,
+    interrupt: float | str | None = None,
+    limit: float = 60,
+) -> Session:
+    """Run a command, and type Ctrl-C after so many seconds or when a text is shown. Fails if it does not end."""
+    child, terminal = pty.fork()
+    if child == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.chdir(folder)
+        os.execvpe(command[0], [*map(str, command)], dict(env))
+    shown, started = b"", time.monotonic()
+    while True:
+        late = time.monotonic() - started
+        if late > scaled(limit):
+            os.killpg(child, signal.SIGKILL)
+        if interrupt is not None and (
+            late > interrupt if isinstance(interrupt, float) else interrupt.encode() in shown
+        ):
+            os.write(terminal, INTERRUPT)
+            interrupt = None
+        if select.select([terminal], [], [], 0.01)[0]:
+            try:
+                shown += os.read(terminal, 65536)
+            except OSError:  # all that had the terminal are gone
+                break
+    os.close(terminal)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code != -signal.SIGKILL, f"it has not ended:\n{shown.decode(errors='replace')}"
+    return Session(shown.decode(errors="replace"), code)
+
+
+def output_of(
+    command: Sequence[str | Path], folder: Path, env: Mapping[str, str], *, code: int | None = 0, timeout: float = 300
+) -> str:
+    """Run a command and return all that it printed. Fails where it ends with another exit code (None: any will do)."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=hang_timeout(timeout),
+    )
+    assert code is None or done.returncode == code, f"exit code {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and no zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
