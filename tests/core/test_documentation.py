@@ -27,7 +27,6 @@ MADE_FILES = [
     "docs/faults.md",
     "docs/matrix.md",
     "docs/speed.md",
-    "docs/testing.md",
     "docs/updates.md",
 ]
 BIN = Path(sys.executable).parent

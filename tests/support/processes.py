@@ -14,23 +14,23 @@ from typing import TypeVar
 
 SQUARES = 300_000
 SPARE = 5  # what only a hang outlasts is so many times what is expected
-REFERENCE = 0.02  # seconds that a unit takes on an idle core of the machine on which the limits were chosen
+REFERENCE = 0.02  # seconds that the work takes on an idle core of the machine on which the limits were chosen
 
 INTERRUPT = b"\x03"  # Ctrl-C, as a terminal gets it
 
 Found = TypeVar("Found")
 
 
-def unit(clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return how long a fixed piece of work takes now (seconds of this clock)."""
-    started = clock()
+def slowness() -> float:
+    """Return how many times as long a fixed piece of work takes now as on the reference machine; at least 1."""
+    started = time.perf_counter()
     sum(number * number for number in range(SQUARES))
-    return clock() - started
+    return max(1.0, (time.perf_counter() - started) / REFERENCE)
 
 
-def scaled(seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
+def scaled(seconds: float) -> float:
     """Return the time in which this machine, as busy as it is, does what takes so many seconds on the reference."""
-    return seconds * max(1.0, max(unit(clock) for _ in range(3)) / REFERENCE)
+    return seconds * max(slowness() for _ in range(3))
 
 
 def hang_timeout(seconds: float) -> float:
