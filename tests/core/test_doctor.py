@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from tests.conftest import Render
 from tests.support.hardware import nvidia_smi, quota
-from tests.support.processes import hang_timeout, scaled
+from tests.support.processes import PATH, hang_timeout, scaled
 from tests.support.ranks import train_on_ranks
 
 CONFIG = SimpleNamespace(device="cpu", backend="auto", workers="auto", run_dir=Path("auto"))
@@ -92,7 +92,7 @@ def test_the_doctor_says_itself_that_machine_0_is_out_of_reach(
     done = subprocess.run(
         ["./launch.sh", "--doctor", "--device", "cpu", "--run-dir", str(tmp_path / "run")],
         cwd=project(launcher=launcher),
-        env=os.environ | place | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        env=os.environ | place | {"PATH": PATH},
         capture_output=True,
         text=True,
         timeout=scaled(60),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Render
-from tests.support.processes import scaled
+from tests.support.processes import PATH, scaled, started
 from tests.support.schedulers import mpi
 from tests.support.schedulers.slurm import Cluster
 from tests.support.training import LAUNCHERS, ON_CPU, assert_same_weights, checkpoint, train
@@ -94,18 +94,12 @@ def test_launch_script_joins_two_agents(
     with ExitStack() as running:
         for node_rank in range(2):
             node = {"NODE_RANK": str(node_rank), "LOCAL_ADDR": "127.0.0.1", **variables}
-            output = running.enter_context(open(tmp_path / f"node{node_rank}.log", "w+"))
-            agent = subprocess.Popen(
-                [*ONE_CORE, "./launch.sh", *ON_CPU, "--run-dir", str(tmp_path / "run"), *STEPS],
-                cwd=project(launcher=launcher),
-                env=os.environ | node | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-            running.callback(agent.kill)
+            command = [*ONE_CORE, "./launch.sh", *ON_CPU, "--run-dir", str(tmp_path / "run"), *STEPS]
+            output, env = tmp_path / f"node{node_rank}.log", os.environ | node | {"PATH": PATH}
+            agent = running.enter_context(started(command, project(launcher=launcher), output, env))
             outputs.append((agent, output))
         for agent, output in outputs:
-            assert agent.wait(timeout=scaled(200)) == 0, Path(output.name).read_text()
+            assert agent.wait(timeout=scaled(200)) == 0, output.read_text()
     assert_same_weights(checkpoint(tmp_path / "run"), reference)
 
 
@@ -143,8 +137,7 @@ def test_launch_script_of_spawn_starts_as_many_as_it_is_told_or_one(
     done = subprocess.run(
         ["./launch.sh", *ON_CPU, "--run-dir", str(tmp_path / "run"), "--max-steps", "2"],
         cwd=project(launcher="spawn"),
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        | variables,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PATH": PATH} | variables,
         capture_output=True,
         text=True,
         timeout=scaled(200),

@@ -13,7 +13,7 @@ import pytest
 from generator.render.git import run
 from generator.update.replay import put_under_git
 from tests.conftest import Measured, Render
-from tests.support.processes import wait_until
+from tests.support.processes import wait_for_line
 from tests.support.schedulers.slurm import Cluster
 from tests.support.training import ON_CPU, checkpoint, differences
 from tools.rewriting import Rewrite
@@ -54,11 +54,6 @@ def python(place: Path, tmp_path: Path) -> Path:
     return tmp_path / "venv" / "bin"
 
 
-def wait_for(text: str, file: Path) -> None:
-    """Wait until a file has a text. Fails after a minute."""
-    wait_until(lambda: text in text_of(file), told=lambda: text_of(file))
-
-
 def text_of(file: Path) -> str:
     """What a file has, if it is there yet."""
     return file.read_text() if file.exists() else ""
@@ -92,14 +87,14 @@ def test_edits_after_the_submission_change_nothing_but_the_next_one(
     (place / "options.yaml").write_text("lr: 0.1\n")
     slurm_cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     run_dir = place / "runs" / str(job)
-    wait_for("step 12 ", run_dir / "train.log")  # and a checkpoint is written
+    wait_for_line(run_dir / "train.log", "step 12 ")  # and a checkpoint is written
     assert text_of(log).count(f"imported {run_dir}/code/") == 1, text_of(log)
     broken = [place / "train.py", *(place / "ddp_project").rglob("*.py")]
     sound = {file: file.read_text() for file in broken}
     for file in broken:
         file.write_text("raise RuntimeError('edited')\n")
     slurm_cluster.run("scontrol", "requeue", str(job))
-    wait_for("resumed from", run_dir / "train.log")
+    wait_for_line(run_dir / "train.log", "resumed from")
     ended = slurm_cluster.wait(job)
     assert (ended.state, ended.exit_code, ended.restarts) == ("COMPLETED", 0, 1), text_of(log)
     assert "other code than before" not in text_of(run_dir / "train.log")
@@ -128,7 +123,7 @@ def test_each_task_of_an_array_runs_the_copy(place: Path, slurm_cluster: Cluster
     job = slurm_cluster.launch(place, "--help", request=["--array=1-2", "--ntasks-per-node=1", f"--output={log}"])
     for task in ("1", "2"):
         printed = tmp_path / f"{job}-{task}.log"
-        wait_for("usage", printed)
+        wait_for_line(printed, "usage")
         assert f"imported {place}/runs/{job}/code/" in text_of(printed)
 
 

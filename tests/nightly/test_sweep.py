@@ -15,15 +15,14 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from tests.conftest import Render
-from tests.nightly.test_signals import ranks_of
-from tests.support.processes import is_running, scaled, wait_until
-from tests.support.training import ON_CPU, assert_same_weights, checkpoint, train
+from tests.support.processes import PATH, is_running, scaled, wait_for_line, wait_until
+from tests.support.training import ON_CPU, assert_same_weights, checkpoint, ranks_of, train
 from tools.rewriting import Rewrite
 
 SHORT = ("--max-steps=6", "--log-every=2")
 ENV = {
     **os.environ,
-    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "PATH": PATH,
     "NPROC_PER_NODE": "2",  # torchrun's
     "NPROC": "2",  # spawn's
 }
@@ -88,11 +87,6 @@ def log_of(project: Path, number: int) -> str:
     return log.read_text() if log.exists() else ""
 
 
-def wait_for(text: str, project: Path, number: int = 0) -> None:
-    """Wait until the log of a trial has the text."""
-    wait_until(lambda: text in log_of(project, number), told=lambda: log_of(project, number))
-
-
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn", "launch"])
 def test_a_sweep_names_the_best_of_its_runs(launcher: str, edited: Edit) -> None:
     project = edited(f"{SHORT}, f'--lr={{[1e-5, 1e-2, 1e-4][trial.number]}}'", launcher)
@@ -122,7 +116,7 @@ def test_what_a_worker_leaves_ends_as_if_it_had_not_left(
     slow = "__import__('time').sleep(0 if config.resume == 'newest' else 0.3)\n{}"
     Rewrite("progress.advance($X)", slow, "train_epoch").apply(project / "train.py")
     worker = start(project, 1)
-    wait_for("step 5 ", project)
+    wait_for_line(project / "runs" / "sweep" / "0" / "train.log", "step 5 ")
     run_dir = project / "runs" / "sweep" / "0"
     ranks = ranks_of(Path("runs/sweep/0"))
     assert len(ranks) == 2

@@ -6,8 +6,10 @@ import re
 import select
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +19,8 @@ SPARE = 5  # what only a hang outlasts is so many times what is expected
 REFERENCE = 0.02  # seconds that the work takes on an idle core of the machine on which the limits were chosen
 
 INTERRUPT = b"\x03"  # Ctrl-C, as a terminal gets it
+
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # with this Python first
 
 Found = TypeVar("Found")
 
@@ -49,6 +53,32 @@ def wait_until(
         assert not late, f"after more than {limit} s, it has not come: {told()}"
         time.sleep(pause)
     return found
+
+
+def wait_for_line(file: Path, text: str, limit: float = 60) -> str:
+    """Wait until a line of a file has a text, and return the line. The file need not exist yet."""
+
+    def lines() -> list[str]:
+        return file.read_text().splitlines() if file.exists() else []
+
+    return wait_until(lambda: next((line for line in lines() if text in line), None), limit, lambda: "\n".join(lines()))
+
+
+@contextmanager
+def started(
+    command: Sequence[str | Path], folder: Path, output: Path, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program in a session of its own, whose output goes to a file. Kills what is left of it at the end."""
+    with open(output, "wb") as file:
+        process = subprocess.Popen(
+            command, cwd=folder, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @dataclass

@@ -11,21 +11,15 @@ import pytest
 import torch
 
 from tests.conftest import Measured, Render
-from tests.nightly.test_signals import NEEDS_OPENMPI, ranks_of, running
-from tests.support.processes import is_running, scaled, wait_until
+from tests.nightly.test_signals import NEEDS_OPENMPI
+from tests.support.processes import is_running, scaled, wait_for_line
 from tests.support.ranks import start_ranks
-from tests.support.training import ON_CPU, ON_GPU
+from tests.support.training import ON_CPU, ON_GPU, ranks_of, running
 from tools.rewriting import extend
 
 TIMEOUT = 4  # seconds that a collective waits
 FOUND = 3  # seconds more that it may take to see which rank is silent
 PLACE = r"(loading data|training|reducing|saving|evaluating), after step \d+"
-
-
-def wait_for_line(output: Path, pattern: str, limit: float) -> str:
-    """Wait until a line of the output matches, and return it. Fails after the limit (seconds)."""
-    line = re.compile(rf"^.*{pattern}.*$", re.MULTILINE)
-    return wait_until(lambda: line.search(output.read_text()), limit, output.read_text)[0]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +41,7 @@ def test_a_frozen_rank_is_named(
         os.kill(ranks[victim], signal.SIGSTOP)
         started = time.perf_counter()
         if launcher != "mpirun":
-            assert re.search(PLACE, wait_for_line(output, rf"WARNING rank {victim} is silent for", limit=TIMEOUT))
+            assert re.search(PLACE, wait_for_line(output, f"WARNING rank {victim} is silent for", limit=TIMEOUT))
         error = wait_for_line(output, "error: ", limit=TIMEOUT + FOUND)
         took = time.perf_counter() - started
         assert re.search(rf"rank {victim} (is silent: it )?was {PLACE}", error), error

@@ -12,11 +12,10 @@ import pytest
 import yaml
 
 from tests.conftest import Render
-from tests.nightly.test_signals import FOR_EVER, wait_for_steps
 from tests.support import hosts
 from tests.support.processes import output_of, scaled
 from tests.support.schedulers.kubernetes import CORES, Cluster, JobSet, missing
-from tests.support.training import ON_CPU, assert_same_weights, checkpoint, launch_command
+from tests.support.training import FOR_EVER, ON_CPU, assert_same_weights, checkpoint, launch_command, wait_for_steps
 
 STEPS = ("--max-steps", "400", "--save-every", "20", "--eval-every", "1000", "--epochs", "1000")
 HEAD_TIMEOUT = 20  # of launch.sh, where it is not to be ten minutes

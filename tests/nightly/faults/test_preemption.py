@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Measured, Render
-from tests.support.processes import scaled, wait_until
+from tests.support.processes import PATH, scaled, started, wait_until
 from tests.support.schedulers import mpi
 from tests.support.schedulers.slurm import ENDED, Cluster, Job
 from tests.support.training import ON_CPU, assert_same_weights, checkpoint, train
@@ -24,7 +23,6 @@ from tools.rewriting import Rewrite
 LAST = 120
 STEPS = ("--max-steps", str(LAST), "--log-every", "2")
 TWO_NODES = ("--nodes=2", "--ntasks-per-node=1")
-PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 KILLED, STOPPED = 137, 75
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -260,16 +258,9 @@ def test_a_cancelled_job_does_not_come_back_though_its_time_was_up(
 def launched(mpirun: str, place: Path, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run launch.sh with one of the two launchers of MPI, on this machine alone, and go on once it has trained."""
     command = ["./launch.sh", "2", *ON_CPU, "--run-dir", str(folder / "run"), *STEPS]
-    with open(folder / "output.log", "wb") as output:
-        process = subprocess.Popen(
-            command, cwd=place, env=environment(mpirun, folder), stdout=output, stderr=output, start_new_session=True
-        )
-        try:
-            wait_until(lambda: has_trained(folder / "run"))
-            yield process
-        finally:
-            process.kill()
-            process.wait()
+    with started(command, place, folder / "output.log", environment(mpirun, folder)) as process:
+        wait_until(lambda: has_trained(folder / "run"))
+        yield process
 
 
 def environment(mpirun: str, folder: Path) -> dict[str, str]:

@@ -4,17 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Measured, Render
-from tests.nightly.test_signals import ranks_of
-from tests.support.processes import scaled, wait_until
+from tests.support.processes import scaled, started, wait_until
 from tests.support.ranks import newest_step, train_on_ranks
-from tests.support.training import ON_CPU, assert_same_weights, checkpoint
+from tests.support.training import ON_CPU, Started, assert_same_weights, checkpoint, ranks_of
 from tools.rewriting import Rewrite
 
 AGENTS = {"torchrun": "torch.distributed.run", "launch": "torch.distributed.launch"}
@@ -23,33 +20,16 @@ STEPS_BETWEEN_KILLS = 5
 BROKEN = Rewrite("progress = run.progress", '{}\nif run.progress.step >= 0:\n    raise ValueError("a mistake")', "main")
 
 
-@contextmanager
-def restarting(
-    launcher: str, project: Path, run_dir: Path, restarts: int, *options: str
-) -> Iterator[subprocess.Popen[str]]:
+def restarting(launcher: str, project: Path, run_dir: Path, restarts: int, *options: str) -> Started:
     """Start a training whose launcher restarts it."""
     agent = ["--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}", "train.py"]
     command = [sys.executable, "-m", AGENTS[launcher], *agent, *ON_CPU, "--run-dir", str(run_dir), *options]
-    with open(run_dir.parent / "output.log", "w") as output:
-        # Without the variable, restarts fail now and then (pytorch#135712): launch.sh sets it, too.
-        process = subprocess.Popen(
-            command,
-            cwd=project,
-            env=os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    # Without the variable, restarts fail now and then (pytorch#135712): launch.sh sets it, too.
+    env = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return started(command, project, run_dir.parent / "output.log", env)
 
 
-def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str]) -> None:
+def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[bytes]) -> None:
     """Wait until a checkpoint of this step or a later one is there."""
     printed = (run_dir.parent / "output.log").read_text
     wait_until(lambda: newest_step(run_dir) >= step or process.poll() is not None, told=printed)

@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,7 +16,7 @@ from generator.render.project import read_files
 from generator.update.history import NEXT, History
 from generator.update.replay import commit_all, copy_project, differing, put_under_git
 from tests.support.hardware import small_disk
-from tests.support.processes import scaled
+from tests.support.processes import PATH, scaled
 from tests.support.projects.edits import EDITS
 from tests.support.projects.instructions import read_guide
 from tests.support.versions import replace
@@ -35,8 +34,7 @@ class Owner:
 
     def environment(self) -> Mapping[str, str]:
         """What a shell of the owner has."""
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return {**os.environ, "PATH": path, "TMPDIR": str(self.elsewhere), "HOME": str(self.elsewhere)}
+        return {**os.environ, "PATH": PATH, "TMPDIR": str(self.elsewhere), "HOME": str(self.elsewhere)}
 
     def begin(self, commands: str) -> subprocess.Popen[bytes]:
         """Type commands, in a process group of their own."""

@@ -23,7 +23,7 @@ import psutil
 import yaml
 
 from tests.support import hosts
-from tests.support.processes import hang_timeout, wait_until
+from tests.support.processes import PATH, hang_timeout, started, wait_until
 
 CORES = [str(core) for core in sorted(os.sched_getaffinity(0))[:2]]
 # The image is what docker is given to build, and the API server takes what kubectl would send it.
@@ -185,16 +185,9 @@ class JobSet:
         trainer = self.cluster.job["spec"]["trainer"]
         isolated = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         inside = ["sh", "-c", CONTAINER, "sh", *volumes, *trainer["command"]]
-        with open(output, "wb") as file:
-            process = subprocess.Popen(
-                host.command("taskset", "--cpu-list", CORES[number % len(CORES)], *isolated, *inside),
-                cwd=place,
-                env={**os.environ, **self.variables(number)},
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-        self.stack.callback(process.wait)
-        self.stack.callback(process.kill)
+        command = host.command("taskset", "--cpu-list", CORES[number % len(CORES)], *isolated, *inside)
+        env = {**os.environ, **self.variables(number)}
+        process = self.stack.enter_context(started(command, place, output, env))
         return Pod(host, process, output, self.template["terminationGracePeriodSeconds"])
 
     def variables(self, number: int) -> dict[str, str]:
@@ -207,7 +200,7 @@ class JobSet:
         }
         cpus = int(trainer["resourcesPerNode"]["requests"]["cpu"])
         return values | {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": PATH,
             "PET_NNODES": str(trainer["numNodes"]),
             "PET_NPROC_PER_NODE": str(trainer.get("numProcPerNode", cpus)),
             "PET_NODE_RANK": str(number),

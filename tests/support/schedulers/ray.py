@@ -21,7 +21,7 @@ import psutil
 
 from generator.answers.questions import TEMPLATE
 from generator.check.train.forking import free_ports
-from tests.support.processes import hang_timeout
+from tests.support.processes import PATH, hang_timeout, started
 
 MARK = "DDP_RAY_CLUSTER"  # the variable by which all processes of a cluster are known
 STORE = 80 * 2**20  # bytes, nearly the least that Ray takes: nothing goes through it
@@ -42,8 +42,7 @@ class RayCluster:
 
     def __init__(self) -> None:
         """Start it with one node, and wait until that takes jobs."""
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.variables = {**os.environ, "PATH": path, **SETTINGS, MARK: str(os.getpid())}
+        self.variables = {**os.environ, "PATH": PATH, **SETTINGS, MARK: str(os.getpid())}
         command = [sys.executable, "-m", "tests.support.schedulers.ray"]
         self.tool = subprocess.Popen(command, cwd=TEMPLATE, env=self.variables, stdin=PIPE, stdout=PIPE, text=True)
         self.raylets: list[int] = []  # the process on each node without which the node is lost
@@ -87,19 +86,11 @@ class RayCluster:
         self, project: Path, nodes: str, *options: str, output: Path, **variables: str
     ) -> Iterator[subprocess.Popen[bytes]]:
         """Start launch.sh, and write what it prints to a file. Its job ends in the end, whatever happens."""
-        with open(output, "wb") as file:
-            process = subprocess.Popen(
-                ["./launch.sh", nodes, *options],
-                cwd=project,
-                env=self.variables | {"RAY_ADDRESS": self.address} | variables,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
+        env = self.variables | {"RAY_ADDRESS": self.address} | variables
         try:
-            yield process
+            with started(["./launch.sh", nodes, *options], project, output, env) as process:
+                yield process
         finally:
-            process.kill()
-            process.wait()
             for driver in self.drivers():
                 os.kill(driver, signal.SIGKILL)
 
