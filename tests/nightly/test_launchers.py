@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Render
-from tests.support.processes import PATH, scaled, started
+from tests.support.processes import PATH, output_of, scaled, started
 from tests.support.schedulers import mpi
 from tests.support.schedulers.slurm import Cluster
 from tests.support.training import LAUNCHERS, ON_CPU, assert_same_weights, checkpoint, train
@@ -77,7 +76,7 @@ def test_sbatch_runs_the_file_of_the_project(
     project: Render, reference: dict[str, Any], slurm_cluster: Cluster, tmp_path: Path
 ) -> None:
     options = [*ON_CPU, "--run-dir", str(tmp_path / "run"), *STEPS]
-    python_first = f"ALL,PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
+    python_first = f"ALL,PATH={PATH}"
     place = ["--chdir", str(project(launcher="slurm")), "--output", str(tmp_path / "job.log"), "--export", python_first]
     batch_file = str(project(launcher="slurm") / "launch.sh")
     job = slurm_cluster.wait(slurm_cluster.submit(*place, batch_file, *options))
@@ -116,17 +115,10 @@ def test_launch_script_of_mpirun_reads_a_host_file(
         "PORT": str(free_port),
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PATH": f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{tmp_path / 'bin'}:{PATH}",
     }
-    done = subprocess.run(
-        ["./launch.sh", "2", *ON_CPU, "--run-dir", str(tmp_path / "run"), *STEPS],
-        cwd=project(launcher="mpirun"),
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=scaled(200),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = ["./launch.sh", "2", *ON_CPU, "--run-dir", str(tmp_path / "run"), *STEPS]
+    output_of(command, project(launcher="mpirun"), os.environ | variables)
     assert_same_weights(checkpoint(tmp_path / "run"), reference)
 
 
@@ -134,15 +126,8 @@ def test_launch_script_of_mpirun_reads_a_host_file(
 def test_launch_script_of_spawn_starts_as_many_as_it_is_told_or_one(
     variables: dict[str, str], project: Render, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        ["./launch.sh", *ON_CPU, "--run-dir", str(tmp_path / "run"), "--max-steps", "2"],
-        cwd=project(launcher="spawn"),
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PATH": PATH} | variables,
-        capture_output=True,
-        text=True,
-        timeout=scaled(200),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = ["./launch.sh", *ON_CPU, "--run-dir", str(tmp_path / "run"), "--max-steps", "2"]
+    output_of(command, project(launcher="spawn"), os.environ | {"CUDA_VISIBLE_DEVICES": "", "PATH": PATH} | variables)
     assert checkpoint(tmp_path / "run")["world_size"] == int(variables.get("NPROC", 1))
 
 

@@ -1,7 +1,6 @@
 """What is submitted to Slurm is what runs: edits while a job waits, runs or is queued again change nothing of it."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 from generator.render.git import run
 from generator.update.replay import put_under_git
 from tests.conftest import Measured, Render
-from tests.support.processes import wait_for_line
+from tests.support.processes import PATH, wait_for_line
 from tests.support.schedulers.slurm import Cluster
 from tests.support.training import ON_CPU, checkpoint, differences
 from tools.rewriting import Rewrite
@@ -138,7 +137,7 @@ def test_ranks_run_in_the_image(own_project: Render, slurm_cluster: Cluster, tmp
         program.parent.mkdir()
         program.write_text(f"#!/bin/sh\n{does}\n")
         program.chmod(0o755)
-    path = f"{apptainer.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    path = f"{apptainer.parent}:{PATH}"
     options = [*ON_CPU, "--max-steps", "2"]
     request = [*TWO_NODES, f"--output={log}"]
     job = slurm_cluster.launch(own_project(launcher="slurm"), *options, request=request, IMAGE=image, PATH=path)

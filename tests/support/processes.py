@@ -135,7 +135,12 @@ def run_in_terminal(
 
 
 def output_of(
-    command: Sequence[str | Path], folder: Path, env: Mapping[str, str], *, code: int | None = 0, timeout: float = 300
+    command: Sequence[str | Path],
+    folder: Path,
+    env: Mapping[str, str] | None = None,
+    *,
+    code: int | None = 0,
+    timeout: float = 300,
 ) -> str:
     """Run a command and return all that it printed. Fails where it ends with another exit code (None: any will do)."""
     done = subprocess.run(

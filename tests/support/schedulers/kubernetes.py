@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ import psutil
 import yaml
 
 from tests.support import hosts
-from tests.support.processes import PATH, hang_timeout, started, wait_until
+from tests.support.processes import PATH, hang_timeout, output_of, started, wait_until
 
 CORES = [str(core) for core in sorted(os.sched_getaffinity(0))[:2]]
 # The image is what docker is given to build, and the API server takes what kubectl would send it.
@@ -77,16 +76,9 @@ class Cluster:
         for name, text in (("docker", DOCKER), ("kubectl", KUBECTL.format(kubectl=shutil.which("kubectl")))):
             (programs / name).write_text(text)
             (programs / name).chmod(0o755)
-        path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        done = subprocess.run(
-            [project / "kubernetes" / "submit.sh", *command],
-            env={**os.environ, "PATH": path, "CLUSTER": str(self.folder), "KUBECONFIG": os.devnull, **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert done.returncode == code, done.stdout
-        return done.stdout
+        own = {"PATH": f"{programs}:{PATH}", "CLUSTER": str(self.folder), "KUBECONFIG": os.devnull}
+        command = (str(project / "kubernetes" / "submit.sh"), *command)
+        return output_of(command, Path.cwd(), os.environ | own | variables, code=code)
 
     @property
     def job(self) -> dict[str, Any]:
