@@ -1,11 +1,14 @@
-"""Rendered projects, shared by all tests of a session, and a cluster for those that need one."""
+"""Fixtures that tests of every folder share, time limits, the order of the files, and skips that count as failures."""
 
 import importlib
+import json
 import os
+import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +23,19 @@ from generator.render.git import SETTINGS
 from generator.render.project import render
 from generator.render.snapshot import take_snapshot
 from generator.render.workers import Workers, legal_combinations
-from tests.commands import ddp_template
-from tests.slurm import Cluster
+from tests.support.cli import ddp_template
+from tests.support.schedulers.slurm import Cluster
 from tools import slurm
-
-pytest_plugins = ["tests.folders", "tests.durations", "tests.schedule", "tests.skips"]
 
 Render = Callable[..., Path]
 Measured = Callable[[str, str, float], None]
 MEASURED_NOW: set[str] = set()  # the guarantees with a number of this session
+TESTS = Path(__file__).parent
+DURATIONS = TESTS / "durations.json"  # seconds by test, which pytest-split stores
+# Seconds that only a hang takes, with shared fixtures, on any machine; pyproject.toml has those of tests/nightly.
+TIMEOUTS = {"unit": 600, "core": 3600, "cold": 3600}
+# Reasons to skip that hold on GitHub, too. APEX_SOURCE: apex cannot be cloned; a quota takes root.
+MAY_SKIP = re.compile("no GPU|APEX_SOURCE|no quota of CPUs")
 
 # A shell starts what is to run in the background with SIGINT ignored, nohup with SIGHUP: what tests start would inherit
 # that, but no handler.
@@ -122,6 +129,37 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]
         pytest.skip(reason)
     with Cluster(tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the main process alone store durations: pytest-split fails in workers, which have no terminal."""
+    config.option.store_durations &= not hasattr(config, "workerinput")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Set the time limits. Where files run beside each other, start the longest first, once pytest-split has chosen."""
+    yield
+    seconds: dict[Path, float] = defaultdict(float)
+    durations = json.loads(DURATIONS.read_text())
+    for item in items:
+        if limit := TIMEOUTS.get(item.path.relative_to(TESTS).parts[0]):
+            item.add_marker(pytest.mark.timeout(limit))
+        seconds[item.path] += durations.get(item.nodeid, 1)
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: (-seconds[item.path], item.path))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With NO_SKIPS=1, as on GitHub, turn a skip into a failure, unless its reason is allowed."""
+    report = yield
+    if os.environ.get("NO_SKIPS") and report.skipped and isinstance(report.longrepr, tuple):  # an xfail has no tuple
+        reason = report.longrepr[2]
+        if not MAY_SKIP.search(reason):
+            report.outcome, report.longrepr = "failed", f"{reason} (NO_SKIPS is set: see MAY_SKIP in tests/conftest.py)"
+    return report
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.clones import check_report
-from tests.launching import LAUNCHERS, node_launcher
+from tests.support.cli import check_report
+from tests.support.training import LAUNCHERS, node_launcher
 from tools import slurm
 
 # The others start the ranks of a machine by one of these.

@@ -18,9 +18,9 @@ from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
 
 from tests.conftest import Render
-from tests.launching import HAS_GPU, assert_same_weights, checkpoint, differences, output_of
-from tests.pace import until_hung
-from tests.ranks import assert_same_state, train_on_ranks
+from tests.support.processes import hang_timeout, output_of
+from tests.support.ranks import assert_same_state, train_on_ranks
+from tests.support.training import HAS_GPU, assert_same_weights, checkpoint, differences
 
 Package = Callable[..., Any]
 
@@ -28,7 +28,7 @@ Package = Callable[..., Any]
 def script(project: Path, name: str, *arguments: str | Path) -> str:
     """Run a script of a project in a process of its own, and return what it printed."""
     command = [sys.executable, project / name, *arguments]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=until_hung(60))
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=hang_timeout(60))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -116,7 +116,7 @@ def test_the_newest_run_and_its_export_are_the_default(project: Render, trained:
     np.save(tmp_path / "digits.npy", np.zeros((2, 8, 8)))
     parts = ("export.py", "predict.py digits.npy", "predict.py digits.npy | head -0")
     line = " && ".join(f"{sys.executable} {project()}/{part}" for part in parts)
-    done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=until_hung(60))
+    done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=hang_timeout(60))
     assert done.stderr == ""
     printed = done.stdout.splitlines()
     assert printed[0] == "runs/newer/export"

@@ -30,7 +30,7 @@ from packaging.utils import canonicalize_name
 from generator.answers.questions import read_questions
 from generator.render.project import NAME, RenderError, recorded_answers, render
 from tests.conftest import Render
-from tests.pace import until_hung
+from tests.support.processes import hang_timeout
 
 QUESTIONS = read_questions()
 TEXT_QUESTIONS = [question.key for question in QUESTIONS if not question.choices]
@@ -348,7 +348,7 @@ class Terminal:
 
     def wait_for(self, text: str, limit: float = 60) -> None:
         """Read until the text is on the screen; colours and movements of the cursor are left out."""
-        deadline = time.monotonic() + until_hung(limit)
+        deadline = time.monotonic() + hang_timeout(limit)
         raw = b""
         while text not in self.shown:
             assert time.monotonic() < deadline, f"no {text!r} in:\n{self.shown}"

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.conftest import Render
-from tests.launching import checkpoint, differences
-from tests.ranks import train_on_ranks
+from tests.support.ranks import train_on_ranks
+from tests.support.training import checkpoint, differences
 
 LOWEST = torch.finfo(torch.float32).min
 HEAD = '''"""A network with buffers."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.commands import ddp_template
+from tests.support.cli import ddp_template
 
 
 @pytest.mark.parametrize(

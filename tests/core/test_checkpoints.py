@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.simulated import one_of
 from tests.conftest import Render
-from tests.launching import HAS_GPU, checkpoint, module_of
-from tests.ranks import assert_same_state, names, train_on_ranks
+from tests.support.ranks import assert_same_state, names, train_on_ranks
+from tests.support.training import HAS_GPU, checkpoint, module_of
 
 PLAIN_TYPES = {str, int, float, bool, type(None), list, tuple, dict, OrderedDict, torch.Tensor}
 STEPS, BATCH, STEPS_IN_EPOCH = 50, 64, 22

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import Render
-from tests.launching import checkpoint, output_of
-from tests.ranks import assert_same_state, train_on_ranks
+from tests.support.processes import output_of
+from tests.support.ranks import assert_same_state, train_on_ranks
+from tests.support.training import checkpoint
 
 
 @pytest.fixture

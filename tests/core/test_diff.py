@@ -22,7 +22,7 @@ from generator.render.git import GitError
 from generator.render.project import RenderError, render, tree_digest
 from generator.render.snapshot import snapshot_of_revision, take_snapshot
 from generator.render.workers import Workers
-from tests.commands import COMMAND
+from tests.support.cli import COMMAND
 
 # A template of six combinations, of which five are legal.
 FILES = {

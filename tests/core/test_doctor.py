@@ -18,11 +18,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.cgroups import quota
 from tests.conftest import Render
-from tests.gpus import nvidia_smi
-from tests.pace import seconds, until_hung
-from tests.ranks import train_on_ranks
+from tests.support.hardware import nvidia_smi, quota
+from tests.support.processes import PATH, hang_timeout, scaled
+from tests.support.ranks import train_on_ranks
 
 CONFIG = SimpleNamespace(device="cpu", backend="auto", workers="auto", run_dir=Path("auto"))
 
@@ -49,7 +48,7 @@ def examine(project: Path, shell: str, *options: str, **variables: str) -> tuple
         env=os.environ | place | variables,
         capture_output=True,
         text=True,
-        timeout=until_hung(60),
+        timeout=hang_timeout(60),
     )
     assert done.stdout == ""
     return done.returncode, done.stderr.splitlines()
@@ -93,10 +92,10 @@ def test_the_doctor_says_itself_that_machine_0_is_out_of_reach(
     done = subprocess.run(
         ["./launch.sh", "--doctor", "--device", "cpu", "--run-dir", str(tmp_path / "run")],
         cwd=project(launcher=launcher),
-        env=os.environ | place | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        env=os.environ | place | {"PATH": PATH},
         capture_output=True,
         text=True,
-        timeout=seconds(60),
+        timeout=scaled(60),
     )
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()
@@ -293,7 +292,7 @@ def with_wrong_sums() -> None:
 def with_a_silent_rank() -> None:
     """Rank 1 does not come to a broadcast."""
     if os.environ["RANK"] == "1":
-        dist.broadcast = lambda *arguments, **options: time.sleep(4 * seconds(2))
+        dist.broadcast = lambda *arguments, **options: time.sleep(4 * scaled(2))
     run_doctor()
 
 
@@ -318,7 +317,7 @@ def test_wrong_numbers_are_named(project: Render, tmp_path: Path) -> None:
 
 
 def test_a_silent_rank_leaves_no_traceback(project: Render, tmp_path: Path) -> None:
-    options = ("--doctor", "--timeout", str(math.ceil(seconds(2))))
+    options = ("--doctor", "--timeout", str(math.ceil(scaled(2))))
     printed = train_on_ranks(project(), tmp_path / "run", *options, code=2, entry=with_a_silent_rank)
     [line] = printed[0].splitlines()
     assert line.startswith(f"error: rank 0 on {socket.gethostname()}: broadcast fails (")

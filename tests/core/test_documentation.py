@@ -13,9 +13,9 @@ import yaml
 from generator.answers.questions import TEMPLATE, read_questions
 from generator.check.results import STAGES
 from tests.conftest import Render
-from tests.launching import LAUNCHERS
-from tests.maintaining import read_page
-from tests.mutants import MUTANTS
+from tests.support.maintaining import read_page
+from tests.support.projects.mutants import MUTANTS
+from tests.support.training import LAUNCHERS
 from tools.docs.check import NOT_MEASURED
 from tools.docs.pages import documented_files
 
@@ -27,7 +27,6 @@ MADE_FILES = [
     "docs/faults.md",
     "docs/matrix.md",
     "docs/speed.md",
-    "docs/testing.md",
     "docs/updates.md",
 ]
 BIN = Path(sys.executable).parent

@@ -14,8 +14,8 @@ from torch.distributed.nn.functional import all_gather as gather_together
 from torch.utils.data import Subset
 
 from tests.conftest import Render
-from tests.launching import checkpoint, differences
-from tests.ranks import run_train, start_ranks, train_on_ranks
+from tests.support.ranks import run_train, start_ranks, train_on_ranks
+from tests.support.training import checkpoint, differences
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 7, 64, 128, 129, 257, 10**12 + 1])

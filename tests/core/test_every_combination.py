@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from generator.answers.combinations import Combination
-from tests.clones import check_report
 from tests.conftest import Measured
+from tests.support.cli import check_report
 
 STAGES = {"render", "format", "lint", "types", "train", "resume", "agree"}
 

@@ -9,8 +9,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from generator.answers.questions import TEMPLATE
-from tests.launching import is_running
-from tests.pace import wait_until
+from tests.support.processes import is_running, wait_until
 from tools import gpu
 from tools.gpu import Step
 

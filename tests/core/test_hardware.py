@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cgroups import quota
 from tests.conftest import Render
-from tests.gpus import nvidia_smi
-from tests.pace import seconds
+from tests.support.hardware import nvidia_smi, quota
+from tests.support.processes import scaled
 
 V2 = "sys/fs/cgroup"
 V1 = "sys/fs/cgroup/cpu,cpuacct"
@@ -128,7 +127,7 @@ def test_a_real_quota_is_found_and_launch_sh_starts_a_rank_for_each_core(project
 def test_nvidia_smi_may_say_anything(script: str, gpus: list[str], driver: str, hardware: Any, tmp_path: Path) -> None:
     nvidia_smi(tmp_path, script)
     began = time.monotonic()
-    assert hardware.nvidia_gpus(patience=seconds(1)) == (gpus, driver)
+    assert hardware.nvidia_gpus(patience=scaled(1)) == (gpus, driver)
     assert time.monotonic() - began < 30
 
 
@@ -344,7 +343,7 @@ def test_a_launcher_ends_when_machine_0_is_silent(project: Render, free_port: in
     """By itself, without the programs of the shell, and not before: it may listen on and off."""
     command = [sys.executable, "-c", WATCH, f"127.0.0.1:{free_port}"]
     with subprocess.Popen([*command, "1", "60"], cwd=project(), stdout=-1, stderr=-1, text=True) as launcher:
-        out, err = launcher.communicate(timeout=seconds(60))
+        out, err = launcher.communicate(timeout=scaled(60))
     assert (launcher.returncode, out) == (69, "watching\n")
     assert err == (
         f"error: 127.0.0.1:{free_port} has been out of reach for more than 1 s: "

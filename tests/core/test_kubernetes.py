@@ -15,7 +15,8 @@ import yaml
 from generator.answers.ownership import read_ownership
 from generator.render.project import code_digests
 from tests.conftest import Render
-from tests.jobset import Cluster, missing
+from tests.support.processes import output_of
+from tests.support.schedulers.kubernetes import Cluster, missing
 
 LONG = "n" * 40
 MODELS = {
@@ -45,8 +46,7 @@ def test_the_linter_finds_nothing_in_the_dockerfile(amp: str, project: Render) -
         str(Path(sys.executable).with_name("hadolint")),
         str(project(launcher="kubernetes", amp=amp) / "Dockerfile"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of(command, Path.cwd())
 
 
 def test_the_code_of_the_ranks_is_that_of_torchrun(project: Render) -> None:

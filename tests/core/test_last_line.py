@@ -3,15 +3,12 @@
 import os
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import Render
-from tests.launching import output_of
-from tests.terminals import run_in_terminal
+from tests.support.processes import PATH, output_of, run_in_terminal
 
-PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 LAUNCHED = {"torchrun": [], "spawn": [], "launch": [], "kubernetes": [], "mpirun": ["2"], "slurm": [], "ray": ["1"]}
 NOTHING_SAVED = "stopped before the training began: there is no new checkpoint"
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.conftest import Render
-from tests.launching import checkpoint
-from tests.ranks import train_on_ranks
+from tests.support.ranks import train_on_ranks
+from tests.support.training import checkpoint
 
 
 @pytest.mark.parametrize("amp", ["none", "torch"])

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from tests.conftest import Render
-from tests.loop_ranks import accumulated_gradients, collectives_of_an_epoch, on_two_ranks
+from tests.support.ranks import accumulated_gradients, collectives_of_an_epoch, on_two_ranks
 
 
 def test_one_reduction_a_step_and_one_a_report(project: Render, tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ from generator.cli.options import MOST_PARTS
 from generator.cli.render import write_projects
 from generator.render.project import RenderError
 from generator.render.workers import Workers, legal_combinations
-from tests.answer_space import ANSWERS, PRODUCT, name_of, names
-from tests.commands import ddp_template
 from tests.conftest import Render
+from tests.support.cli import ddp_template
+from tests.support.combinations import ANSWERS, PRODUCT, name_of, names
 from tools.docs.pages import question_table
 
 

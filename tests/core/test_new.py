@@ -11,7 +11,7 @@ from generator.answers.questions import TEMPLATE
 from generator.render.git import run
 from generator.render.snapshot import take_snapshot
 from generator.update.replay import put_under_git
-from tests.commands import Result, ddp_template
+from tests.support.cli import Result, ddp_template
 
 ANSWERS = {"project_name": "Digits & co", "author_name": 'Ann "A" O\'Hara', "launcher": "slurm", "sync_bn": "true"}
 

@@ -13,8 +13,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import OneCycleLR
 
 from tests.conftest import Render
-from tests.launching import checkpoint, differences
-from tests.ranks import train_on_ranks
+from tests.support.ranks import train_on_ranks
+from tests.support.training import checkpoint, differences
 from tools.rewriting import Rewrite
 
 Package = Callable[..., Any]

@@ -16,10 +16,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.cgroups import quota
 from tests.conftest import Render
-from tests.gpus import see_gpus
-from tests.ranks import run_train, train_on_ranks
+from tests.support.hardware import quota, see_gpus
+from tests.support.ranks import run_train, train_on_ranks
 
 
 @pytest.fixture(scope="module")

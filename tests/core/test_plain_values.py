@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import Render
-from tests.launching import checkpoint, differences
-from tests.ranks import train_on_ranks
+from tests.support.ranks import train_on_ranks
+from tests.support.training import checkpoint, differences
 from tools.rewriting import Rewrite
 
 Point = namedtuple("Point", "x y")  # as owners write it

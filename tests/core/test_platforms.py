@@ -10,7 +10,7 @@ import pytest
 
 from generator.render.git import run
 from tests.conftest import Render
-from tests.launching import output_of
+from tests.support.processes import output_of
 
 # Python on Windows: without the module and the signal that the project uses.
 ON_WINDOWS = """

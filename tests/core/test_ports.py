@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Render
-from tests.ports import OTHER_DEFAULTS, TOGETHER, failures
+from tests.support.projects.ports import OTHER_DEFAULTS, TOGETHER, failures
 
 OF_A_LAUNCHER = {"init_method", "nproc"}
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Render
-from tests.ranks import train_on_ranks
+from tests.support.ranks import train_on_ranks
 
 OPTIONS = ("--epochs", "3", "--log-every", "5", "--save-every", "5", "--keep", "99")
 OF_CLOCK = {"time", "samples_per_second"}

@@ -15,7 +15,7 @@ from generator.answers.ownership import read_ownership
 from generator.answers.questions import TEMPLATE, read_questions
 from generator.render.project import RenderError, read_files, recorded_answers
 from tests.conftest import Render
-from tests.launching import node_launcher
+from tests.support.training import node_launcher
 
 Choice = tuple[str, Any]  # key of a question and the value of one of its choices
 WithChoice = Callable[[Choice], Path]

@@ -10,8 +10,8 @@ import pytest
 
 from generator.render.git import SETTINGS
 from tests.conftest import Render
-from tests.launching import checkpoint
-from tests.ranks import assert_same_state, train_on_ranks
+from tests.support.ranks import assert_same_state, train_on_ranks
+from tests.support.training import checkpoint
 
 
 def result(run_dir: Path) -> dict[str, Any]:

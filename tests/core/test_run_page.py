@@ -1,6 +1,5 @@
 """report.html of a run: what it shows is what was recorded, over stops and kills, and of several runs on one page."""
 
-import csv
 import json
 import math
 import os
@@ -13,9 +12,10 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+from generator.check.train.records import read_csv
 from tests.conftest import Render
-from tests.pace import wait_until
-from tests.ranks import Rank, kill_after, newest_step, start_ranks, train_on_ranks
+from tests.support.processes import wait_until
+from tests.support.ranks import Rank, kill_after, newest_step, start_ranks, train_on_ranks
 
 OPTIONS = ("--epochs", "40", "--save-every", "5", "--log-every", "4")
 KINDS = {"epoch/validation_": " validation", "epoch/train_": " epoch", "train/": " training"}
@@ -42,11 +42,11 @@ def recorded(*run_dirs: Path) -> list[Point]:
 
 def rows(run_dir: Path) -> Iterator[Point]:
     """Each row of metrics.csv, as a point is shown."""
-    with open(run_dir / "metrics.csv", newline="") as file:
-        for step, name, value in [*csv.reader(file)][1:]:
-            prefix = next((prefix for prefix in KINDS if name.startswith(prefix)), "")
-            shown = f"{float(value):,.0f}" if float(value) >= 1e4 else f"{float(value):.4g}"
-            yield name.removeprefix(prefix), run_dir.name + KINDS.get(prefix, ""), f"{int(step):,}", shown
+    for name, points in read_csv(run_dir).items():
+        prefix = next((prefix for prefix in KINDS if name.startswith(prefix)), "")
+        for step, value in points:
+            shown = f"{value:,.0f}" if value >= 1e4 else f"{value:.4g}"
+            yield name.removeprefix(prefix), run_dir.name + KINDS.get(prefix, ""), f"{step:,}", shown
 
 
 def stop(ranks: list[Rank], run_dir: Path, step: int) -> None:

@@ -60,7 +60,7 @@ def test_only_a_bad_step_brings_them_back(bad: bool, update: Any) -> None:
 
 
 def test_a_buffer_that_a_layer_puts_in_the_place_of_its_own_is_kept_too(update: Any) -> None:
-    layer = nn.Module()
+    layer: Any = nn.Module()
     layer.register_buffer("running_level", torch.ones(2))
     statistics = update.Statistics(layer)
     layer.running_level = layer.running_level + 1

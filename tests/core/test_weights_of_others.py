@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from tests.conftest import Render
-from tests.launching import checkpoint, differences
-from tests.ranks import assert_same_state, train_on_ranks
+from tests.support.ranks import assert_same_state, train_on_ranks
+from tests.support.training import checkpoint, differences
 
 Package = Callable[..., Any]
 

@@ -1,5 +1,5 @@
 """A browser."""
 
-from tests.browser import browser
+from tests.support.browser import browser
 
 __all__ = ["browser"]

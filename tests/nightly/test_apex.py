@@ -1,6 +1,6 @@
 """Mixed precision with apex.amp, on CPUs: what it is told, what it does then, and what a checkpoint keeps of it.
 
-Where a test tells no more than what is true of apex itself, it runs with that, too: tests/apex.py has both.
+Some tests run with a stand-in for apex and with apex itself: tests/support/projects/apex.py has both.
 """
 
 import importlib
@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from tests.apex import NotAtHand, put_apex, put_stand_in, read_apex
 from tests.conftest import Render
 from tests.core.test_checkpoints import logged
-from tests.launching import assert_same_weights, checkpoint, differences
-from tests.plain_loop import Average
-from tests.programs import relative_difference
-from tests.ranks import assert_same_state, train_on_ranks
+from tests.support.forked_runs import relative_difference
+from tests.support.projects.apex import NotAtHand, put_apex, put_stand_in, read_apex
+from tests.support.ranks import assert_same_state, train_on_ranks
+from tests.support.reference import Average
+from tests.support.training import assert_same_weights, checkpoint, differences
 from tools.rewriting import Rewrite
 
 # A window of four micro-batches of 16: an epoch has 22 of them, and one of a single micro-batch.

@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.clones import append, append_to_last_block, check, clone_of_the_template, environment, flowing, left_behind
-from tests.commands import COMMAND
-from tests.pace import seconds, wait_until
+from tests.support.cli import COMMAND, check, environment, flowing
+from tests.support.processes import scaled, wait_until
+from tests.support.versions import append, append_to_last_block, clone_of_the_template, left_behind
 from tools.rewriting import Rewrite, extend
 
 CSV = "partials/tracking/csv.py.jinja"
@@ -103,7 +103,7 @@ def test_whatever_ends_it_leaves_no_process_behind(number: signal.Signals, clone
         wait_until(lambda: training(process.pid) or process.poll() is not None, 120, lambda: members(process.pid))
         assert process.poll() is None, process.communicate()[0]
         process.send_signal(number)
-        process.wait(timeout=seconds(20))
+        process.wait(timeout=scaled(20))
         wait_until(lambda: not members(process.pid), 10, lambda: members(process.pid))
     finally:
         subprocess.run(["pkill", "-KILL", "-s", str(process.pid)])

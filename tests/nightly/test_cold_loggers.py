@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.clones import check_report
+from tests.support.cli import check_report
 
 
 def test_mlflow_begins_its_store_in_cold_processes(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Render
-from tests.launching import checkpoint, train
-from tests.plain_loop import Average
-from tests.programs import relative_difference
-from tests.ranks import train_on_ranks
+from tests.support.forked_runs import relative_difference
+from tests.support.ranks import train_on_ranks
+from tests.support.reference import Average
+from tests.support.training import checkpoint, train
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")

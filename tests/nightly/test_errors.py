@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests import mpi
 from tests.conftest import Render
-from tests.launching import HAS_GPU, train
-from tests.ranks import train_on_ranks
+from tests.support.ranks import train_on_ranks
+from tests.support.schedulers import mpi
+from tests.support.training import HAS_GPU, train
 from tools.rewriting import Rewrite
 
 

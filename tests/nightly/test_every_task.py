@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from generator.answers.combinations import Combination
-from tests.clones import check_report
+from tests.support.cli import check_report
 
 
 def test_every_combination_passes_with_every_task(tmp_path: Path, legal: list[Combination]) -> None:

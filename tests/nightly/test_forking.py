@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from generator.check.train.forking import Ended, Task, forking, run_forked, train_all
-from tests.pace import seconds
+from tests.support.processes import scaled
 
 
 def threads_of_parent() -> list[str]:
@@ -53,7 +53,7 @@ def test_what_takes_too_long_is_killed_and_what_it_said_is_kept(ended: dict[str,
     assert ended["late"].codes == [None]
     assert ended["late"].output == ["sleeping\n"]
     assert "was killed, for it did not end" in ended["late"].complaint
-    assert 3 <= ended["late"].seconds < seconds(10)
+    assert 3 <= ended["late"].seconds < scaled(10)
 
 
 def test_a_failure_is_told_with_its_traceback(ended: dict[str, Ended]) -> None:
@@ -68,7 +68,7 @@ def test_a_forking_process_that_still_waits_for_names_gives_way_to_another() -> 
         name_modules(["csv"])
         end = run_forked(Task(os.getpid, ()))
     assert end.complaint == ""
-    assert time.monotonic() - started < seconds(60)
+    assert time.monotonic() - started < scaled(60)
 
 
 PROGRAM = """
@@ -111,4 +111,4 @@ def test_an_error_ends_all_that_runs_and_starts_nothing_more() -> None:
         with pytest.raises(ValueError, match="no such thing"):
             [*train_all(train, range(10), 2)]
         assert run_forked(Task(os.getpid, ())).codes == [0], "the next ones are started"
-    assert time.monotonic() - started < seconds(60)
+    assert time.monotonic() - started < scaled(60)

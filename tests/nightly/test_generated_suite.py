@@ -1,7 +1,6 @@
 """The tests that a project brings pass in it as it is rendered."""
 
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -10,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Measured
-from tests.launching import HAS_GPU
-from tests.pace import until_hung
+from tests.support.processes import output_of
+from tests.support.training import HAS_GPU
 
 ANSWERS = [
     {},
@@ -31,15 +30,8 @@ def test_a_fresh_project_passes_its_own_tests(
     answers: dict[str, object], own_project: Callable[..., Path], measured: Measured
 ) -> None:
     started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q"],
-        cwd=own_project(**answers),
-        capture_output=True,
-        text=True,
-        timeout=until_hung(300),
-    )
-    assert done.returncode == 0, done.stdout
+    printed = output_of([sys.executable, "-m", "pytest", "-q"], own_project(**answers))
     chosen = " ".join(f"{key}={value}" for key, value in answers.items()) or "the default answers"
     measured("short_form", f"all tests of a project with {chosen} (seconds)", round(time.perf_counter() - started, 1))
     skipped = "" if HAS_GPU else ", 1 skipped"
-    assert re.search(rf"^\d+ passed{skipped} in", done.stdout, re.MULTILINE), "only what needs a GPU may be skipped"
+    assert re.search(rf"^\d+ passed{skipped} in", printed, re.MULTILINE), "only what needs a GPU may be skipped"

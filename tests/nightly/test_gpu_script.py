@@ -17,8 +17,8 @@ from packaging.requirements import Requirement
 
 from benchmarks.gpu import SETTINGS
 from generator.answers.questions import TEMPLATE
-from tests.apex import STAND_IN, TAG
-from tests.launching import output_of
+from tests.support.processes import output_of
+from tests.support.projects.apex import STAND_IN, TAG
 from tools import gpu
 from tools.gpu import STEPS
 

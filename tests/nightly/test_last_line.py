@@ -9,13 +9,11 @@ import psutil
 import pytest
 
 from generator.check.launchers import OPEN_MPI
-from tests import mpi
 from tests.conftest import Render
-from tests.core.test_last_line import NOTHING_SAVED, PATH
-from tests.launching import ON_CPU
-from tests.nightly.faults.test_launch_codes import launched
-from tests.nightly.test_signals import FOR_EVER, ranks_of, wait_for_steps
-from tests.terminals import Session, run_in_terminal
+from tests.core.test_last_line import NOTHING_SAVED
+from tests.support.processes import PATH, Session, run_in_terminal
+from tests.support.schedulers import mpi
+from tests.support.training import FOR_EVER, ON_CPU, launched, ranks_of, wait_for_steps
 
 STARTS = {
     "torchrun": ["./launch.sh"],

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests import mpi
 from tests.conftest import Render
-from tests.launching import LAUNCHERS, ON_CPU, assert_same_weights, checkpoint, train
-from tests.pace import seconds
-from tests.slurm import Cluster
+from tests.support.processes import PATH, output_of, scaled, started
+from tests.support.schedulers import mpi
+from tests.support.schedulers.slurm import Cluster
+from tests.support.training import LAUNCHERS, ON_CPU, assert_same_weights, checkpoint, train
 from tools.rewriting import Rewrite
 
 STEPS = ("--max-steps", "12")
@@ -77,7 +76,7 @@ def test_sbatch_runs_the_file_of_the_project(
     project: Render, reference: dict[str, Any], slurm_cluster: Cluster, tmp_path: Path
 ) -> None:
     options = [*ON_CPU, "--run-dir", str(tmp_path / "run"), *STEPS]
-    python_first = f"ALL,PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
+    python_first = f"ALL,PATH={PATH}"
     place = ["--chdir", str(project(launcher="slurm")), "--output", str(tmp_path / "job.log"), "--export", python_first]
     batch_file = str(project(launcher="slurm") / "launch.sh")
     job = slurm_cluster.wait(slurm_cluster.submit(*place, batch_file, *options))
@@ -94,18 +93,12 @@ def test_launch_script_joins_two_agents(
     with ExitStack() as running:
         for node_rank in range(2):
             node = {"NODE_RANK": str(node_rank), "LOCAL_ADDR": "127.0.0.1", **variables}
-            output = running.enter_context(open(tmp_path / f"node{node_rank}.log", "w+"))
-            agent = subprocess.Popen(
-                [*ONE_CORE, "./launch.sh", *ON_CPU, "--run-dir", str(tmp_path / "run"), *STEPS],
-                cwd=project(launcher=launcher),
-                env=os.environ | node | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-            running.callback(agent.kill)
+            command = [*ONE_CORE, "./launch.sh", *ON_CPU, "--run-dir", str(tmp_path / "run"), *STEPS]
+            output, env = tmp_path / f"node{node_rank}.log", os.environ | node | {"PATH": PATH}
+            agent = running.enter_context(started(command, project(launcher=launcher), output, env))
             outputs.append((agent, output))
         for agent, output in outputs:
-            assert agent.wait(timeout=seconds(200)) == 0, Path(output.name).read_text()
+            assert agent.wait(timeout=scaled(200)) == 0, output.read_text()
     assert_same_weights(checkpoint(tmp_path / "run"), reference)
 
 
@@ -122,17 +115,10 @@ def test_launch_script_of_mpirun_reads_a_host_file(
         "PORT": str(free_port),
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PATH": f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{tmp_path / 'bin'}:{PATH}",
     }
-    done = subprocess.run(
-        ["./launch.sh", "2", *ON_CPU, "--run-dir", str(tmp_path / "run"), *STEPS],
-        cwd=project(launcher="mpirun"),
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=seconds(200),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = ["./launch.sh", "2", *ON_CPU, "--run-dir", str(tmp_path / "run"), *STEPS]
+    output_of(command, project(launcher="mpirun"), os.environ | variables)
     assert_same_weights(checkpoint(tmp_path / "run"), reference)
 
 
@@ -140,16 +126,8 @@ def test_launch_script_of_mpirun_reads_a_host_file(
 def test_launch_script_of_spawn_starts_as_many_as_it_is_told_or_one(
     variables: dict[str, str], project: Render, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        ["./launch.sh", *ON_CPU, "--run-dir", str(tmp_path / "run"), "--max-steps", "2"],
-        cwd=project(launcher="spawn"),
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        | variables,
-        capture_output=True,
-        text=True,
-        timeout=seconds(200),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = ["./launch.sh", *ON_CPU, "--run-dir", str(tmp_path / "run"), "--max-steps", "2"]
+    output_of(command, project(launcher="spawn"), os.environ | {"CUDA_VISIBLE_DEVICES": "", "PATH": PATH} | variables)
     assert checkpoint(tmp_path / "run")["world_size"] == int(variables.get("NPROC", 1))
 
 

@@ -14,11 +14,10 @@ import pytest
 from generator.answers.questions import TEMPLATE
 from generator.render.git import git
 from generator.render.snapshot import PARTS
-from tests.clones import check, clone_of_the_template, environment, flowing
-from tests.commands import COMMAND
-from tests.launching import output_of
-from tests.maintaining import read_page
-from tests.pace import seconds
+from tests.support.cli import COMMAND, check, environment, flowing
+from tests.support.maintaining import read_page
+from tests.support.processes import output_of, scaled
+from tests.support.versions import clone_of_the_template
 
 PAGE = read_page()
 LOGGER, LAUNCHER, QUESTION = PAGE
@@ -192,7 +191,7 @@ def run_tests(clone: Path, title: str, chosen: str) -> subprocess.CompletedProce
     files = command(title, "scripts/test.sh")
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", *files, "-k", chosen]
     return subprocess.run(
-        words, cwd=clone, env=environment(clone), stdout=subprocess.PIPE, text=True, timeout=seconds(600)
+        words, cwd=clone, env=environment(clone), stdout=subprocess.PIPE, text=True, timeout=scaled(600)
     )
 
 

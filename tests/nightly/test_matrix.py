@@ -19,10 +19,10 @@ from generator.answers.combinations import Combination, covering, shard
 from generator.answers.questions import TEMPLATE
 from generator.render.project import NAME
 from generator.render.workers import Workers, ask, legal_combinations
-from tests.answer_space import PRODUCT, name_of, names
-from tests.commands import COMMAND
 from tests.core.test_matrix import everything_in
-from tests.pace import seconds, wait_until
+from tests.support.cli import COMMAND
+from tests.support.combinations import PRODUCT, name_of, names
+from tests.support.processes import scaled, wait_until
 
 
 def copier_accepts(answers: dict[str, Any], template: Path, destination: Path) -> bool:
@@ -162,8 +162,8 @@ def test_an_interrupt_ends_it_at_once_and_leaves_nothing(
         wait_until(lambda: begun(tmp_path, running.pid))
         send(running.pid, number)
         sent = time.monotonic()
-        printed, told = running.communicate(timeout=seconds(30))
-    assert time.monotonic() - sent < seconds(5)
+        printed, told = running.communicate(timeout=scaled(30))
+    assert time.monotonic() - sent < scaled(5)
     assert running.returncode == 130
     assert printed == ""
     assert "Traceback" not in told
@@ -183,7 +183,7 @@ def test_an_error_ends_work_that_would_last() -> None:
     begun, before = time.monotonic(), set(multiprocessing.active_children())
     with pytest.raises(KeyboardInterrupt):
         interrupt_long_work()
-    assert time.monotonic() - begun < seconds(20)
+    assert time.monotonic() - begun < scaled(20)
     assert set(multiprocessing.active_children()) <= before
 
 

@@ -14,7 +14,7 @@ from generator.check.train.judgement import Trained
 from generator.check.train.modules import imports_of
 from generator.check.train.trial import Trial, compare, first_uses, try_out
 from tests.conftest import Render
-from tests.mutants import MUTANTS, Mutant
+from tests.support.projects.mutants import MUTANTS, Mutant
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.conftest import Render
-from tests.ports import PORTS, failures
+from tests.support.projects.ports import PORTS, failures
 
 
 @pytest.mark.parametrize("port", PORTS)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from tests.conftest import Render
 from tests.core.test_checkpoints import logged
-from tests.launching import HAS_GPU, NEEDS_GPU, ON_CPU, ON_GPU, checkpoint, train
-from tests.ranks import assert_same_state, train_on_ranks
+from tests.support.ranks import assert_same_state, train_on_ranks
+from tests.support.training import HAS_GPU, NEEDS_GPU, ON_CPU, ON_GPU, checkpoint, train
 
 STEPS = ("--max-steps", "30")
 

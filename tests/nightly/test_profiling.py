@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import Render
-from tests.launching import checkpoint, differences, train
+from tests.support.training import checkpoint, differences, train
 
 STEPS = 5
 

@@ -14,12 +14,10 @@ import pytest
 from generator.render.git import run
 from generator.update.replay import put_under_git
 from tests.conftest import Render
-from tests.launching import ON_CPU, assert_same_weights, checkpoint, train
 from tests.nightly.faults.test_death import seconds_until_gone
-from tests.nightly.test_signals import FOR_EVER, wait_for_steps
-from tests.nightly.test_submission import wait_for
-from tests.pace import seconds
-from tests.ray_cluster import RayCluster
+from tests.support.processes import scaled, wait_for_line
+from tests.support.schedulers.ray import RayCluster
+from tests.support.training import FOR_EVER, ON_CPU, assert_same_weights, checkpoint, train, wait_for_steps
 
 STEPS = ("--max-steps", "12")
 MANY = ("--epochs", "1000", "--eval-every", "1000", "--max-steps", "1500", "--save-every", "20")
@@ -54,7 +52,7 @@ def checkpoint_of(place: Path, run_dir: Path, *options: str) -> dict[str, Any]:
 def code_of(process: subprocess.Popen[bytes], output: Path, timeout: float = 120) -> int:
     """Wait until launch.sh has ended. Returns its exit code."""
     try:
-        return process.wait(timeout=seconds(timeout))
+        return process.wait(timeout=scaled(timeout))
     except subprocess.TimeoutExpired:
         pytest.fail(f"still running: {output.read_text()}")
 
@@ -80,7 +78,7 @@ def test_a_job_runs_what_was_submitted_on_nodes_that_come(
     commit = run(place, "rev-parse", "--short=12", "HEAD")
     (place / "README.md").write_text("changed")
     with cluster.launched(place, "2", *ON_CPU, "--run-dir", "runs/here", *STEPS, output=output) as process:
-        wait_for("waiting for 2 x (1 CPU)", output)
+        wait_for_line(output, "waiting for 2 x (1 CPU)")
         for edited in [place / "train.py", *(place / "ddp_project").rglob("*.py")]:
             edited.write_text("raise RuntimeError('edited')\n")
         cluster.add_nodes(2)
@@ -156,7 +154,7 @@ def test_a_lost_node_is_replaced(
 ) -> None:
     with training(cluster, project(launcher="ray"), tmp_path, *MANY) as (process, output, run_dir):
         cluster.lose_node()
-        wait_for("exit code 69: start 1 of 3 more", output)
+        wait_for_line(output, "exit code 69: start 1 of 3 more")
         cluster.add_nodes(2)
         assert code_of(process, output) == 0, output.read_text()
     assert re.search(r"resumed from \S+ epoch \d+, step \d+", (run_dir / "train.log").read_text())

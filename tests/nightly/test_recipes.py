@@ -1,6 +1,5 @@
 """The tests of a project pass after each recipe of RECIPES.md: they know the interface of the task, not the digits."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -8,12 +7,10 @@ import pytest
 
 from tests.conftest import Render
 from tests.core.tasks.test_recipes import LONG, SHORT, changed_project
-from tests.pace import seconds
+from tests.support.processes import output_of
 
 
 @pytest.mark.parametrize("title", [*SHORT, *sorted(LONG)])
 def test_the_projects_own_tests_pass_after_it(title: str, project: Render, tmp_path: Path) -> None:
     place = changed_project(title, project(), tmp_path / "project")
-    command = [sys.executable, "-m", "pytest", "-q"]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=seconds(300))
-    assert done.returncode == 0, done.stdout
+    output_of([sys.executable, "-m", "pytest", "-q"], place)

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import yaml
 
 from tests.conftest import Render
+from tests.support.processes import output_of
 
 
 @pytest.fixture(scope="session")
@@ -40,8 +40,6 @@ def test_the_checks_of_the_projects_own_ci_pass(project: Render, tool_caches: di
     assert checks == [["black", "--check", "."], ["ruff", "check", "."], ["mypy"]]
     assert tests == ["pytest"]
     for check in checks:
-        command = [sys.executable, "-m", *check]
-        done = subprocess.run(command, cwd=place, env=tool_caches, capture_output=True, text=True)
-        assert done.returncode == 0, f"{shlex.join(check)}:\n{done.stdout}{done.stderr}"
+        printed = output_of([sys.executable, "-m", *check], place, tool_caches)
         if check == ["mypy"]:
-            assert f"no issues found in {len([*place.rglob('*.py')])} source files" in done.stdout
+            assert f"no issues found in {len([*place.rglob('*.py')])} source files" in printed

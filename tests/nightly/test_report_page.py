@@ -10,8 +10,8 @@ from playwright.sync_api import Browser, Page
 
 from generator.check.reports.page import arrange, write_page
 from generator.check.results import Verdict, reproduce
-from tests.browser import CONTRAST, opened_page
-from tests.verdicts import CLEANED, HOSTILE, failed_verdict, make_question, make_verdict
+from tests.support.browser import CONTRAST, opened_page
+from tests.support.reports import CLEANED, HOSTILE, failed_verdict, make_question, make_verdict
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from tests.browser import CONTRAST, opened_page
+from tests.support.browser import CONTRAST, opened_page
 
 HOSTILE = "<img src=x onerror='window.harmed = 1'>"
 STEPS = 100_000  # of which each is recorded

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.simulated import norms_of_resnet_50, one_of
 from generator.answers.questions import TEMPLATE
-from tests.pace import seconds
+from tests.support.processes import scaled
 from tools.docs.scale import agreement_table, checkpoint_table, evaluation_table, training_table
 
 FEW, MANY = 10**4, 10**9  # samples
@@ -125,7 +125,7 @@ def test_to_go_on_costs_a_rank_no_more_among_many(package: Callable[..., Any], t
 def test_the_benchmark_measures_what_its_tables_show(tmp_path: Path) -> None:
     out = tmp_path / "scale.json"
     few = ["--most-samples", "10000", "--most-ranks", "8", "--out", str(out)]
-    subprocess.run([sys.executable, "-m", "benchmarks", "scale", *few], cwd=TEMPLATE, check=True, timeout=seconds(300))
+    subprocess.run([sys.executable, "-m", "benchmarks", "scale", *few], cwd=TEMPLATE, check=True, timeout=scaled(300))
     measured = json.loads(out.read_text())
     rows = [len(table(measured).splitlines()) - 2 for table in TABLES]
     assert rows == [2, 2, 4, 2]

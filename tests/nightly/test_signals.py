@@ -4,61 +4,27 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests import mpi
 from tests.conftest import Render
-from tests.launching import ON_CPU, assert_same_weights, checkpoint, is_running, launch_command, train
-from tests.pace import seconds, wait_until
-from tests.slurm import Cluster
+from tests.support.processes import is_running, scaled, wait_until
+from tests.support.schedulers import mpi
+from tests.support.schedulers.slurm import Cluster
+from tests.support.training import (
+    FOR_EVER,
+    ON_CPU,
+    assert_same_weights,
+    checkpoint,
+    ranks_of,
+    running,
+    train,
+    wait_for_steps,
+)
 
 NEEDS_OPENMPI = pytest.mark.skipif(not mpi.openmpi_mpirun(), reason="there is no Open MPI")
 NEEDS_MPICH = pytest.mark.skipif(not mpi.mpich_mpirun(), reason="there is no MPICH")
-FOR_EVER = ("--epochs", "1000", "--eval-every", "1000")
-
-
-@contextmanager
-def running(project: Path, run_dir: Path, launcher: str, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a training that would take long, and go on once it has trained some steps."""
-    command = [*launch_command(launcher, 2, run_dir.parent), *ON_CPU, "--run-dir", str(run_dir), *FOR_EVER, *options]
-    with open(run_dir.parent / "output.log", "w") as output:
-        process = subprocess.Popen(
-            command, cwd=project, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
-        try:
-            wait_for_steps(run_dir)
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def wait_for_steps(run_dir: Path, timeout: float = 60) -> None:
-    """Wait until the log of the run tells of step 30."""
-    log = run_dir / "train.log"
-    wait_until(lambda: log.exists() and "step 30 " in log.read_text(), timeout, pause=0.1)
-
-
-def ranks_of(run_dir: Path) -> list[int]:
-    """The process numbers of the ranks: the leaves of those that name the run directory, or that such a one spawned."""
-    parents, commands = {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes()
-            parents[int(folder.name)] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:
-            continue
-        commands[int(folder.name)] = command
-    named = {pid for pid, command in commands.items() if str(run_dir).encode() in command}
-    for _ in ("ranks", "their loader workers"):
-        spawned = {pid for pid, command in commands.items() if b"multiprocessing.spawn" in command}
-        named |= {pid for pid in spawned if parents[pid] in named}
-    return sorted(pid for pid in named if pid not in {parents[other] for other in named})
 
 
 @pytest.mark.parametrize(
@@ -81,7 +47,7 @@ def test_a_signal_to_the_launcher_stops_all_ranks(
     with running(project(launcher=answer), run_dir, launcher) as process:
         process.send_signal(number)
         possible = {code, 0} if launcher == "mpich" and mpich_forgets_codes() else {code}
-        assert process.wait(timeout=seconds(30)) in possible, (tmp_path / "output.log").read_text()
+        assert process.wait(timeout=scaled(30)) in possible, (tmp_path / "output.log").read_text()
     stopped_at = checkpoint(run_dir)["progress"]["step"]
     assert f"stopped after step {stopped_at};" in (run_dir / "train.log").read_text()
     assert checkpoint(run_dir)["world_size"] == 2
@@ -102,7 +68,7 @@ def test_a_signal_to_one_rank_stops_all(victim: int, project: Render, tmp_path: 
         ranks = ranks_of(run_dir)
         assert len(ranks) == 2
         os.kill(ranks[victim], signal.SIGUSR1)
-        process.wait(timeout=seconds(30))
+        process.wait(timeout=scaled(30))
     printed = (tmp_path / "output.log").read_text()
     assert "exitcode  : 75" in printed
     assert "stopped after step" in printed
@@ -120,7 +86,7 @@ def test_a_signal_to_a_run_with_loader_workers_loses_nothing(launcher: str, proj
             for worker in workers:
                 os.kill(worker, signal.SIGTERM)
             process.send_signal(signal.SIGTERM)
-            process.wait(timeout=seconds(30))
+            process.wait(timeout=scaled(30))
         printed = (run_dir.parent / "output.log").read_text()
         assert "DataLoader worker" not in printed, printed
         stopped_at = checkpoint(run_dir)["progress"]["step"]
@@ -141,7 +107,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(project: Render, tmp_pat
     run_dir = tmp_path / "run"
     with running(project(launcher="spawn"), run_dir, "spawn") as process:
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=seconds(30))
+        process.wait(timeout=scaled(30))
     steps = checkpoint(run_dir)["progress"]["step"]
     until = ("--max-steps", str(steps + 15))
     train(project(launcher="spawn"), run_dir, *FOR_EVER, *until, "--resume", launcher="spawn")

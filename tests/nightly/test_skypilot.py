@@ -3,11 +3,8 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
-from subprocess import PIPE, STDOUT
 from typing import Any
 
 import pytest
@@ -15,10 +12,10 @@ import yaml
 
 from benchmarks.runner import python_with
 from generator.answers.questions import TEMPLATE
-from tests import hosts
 from tests.conftest import Render
-from tests.launching import ON_CPU, assert_same_weights, checkpoint, output_of, train
-from tests.pace import seconds
+from tests.support import hosts
+from tests.support.processes import PATH, output_of, scaled, started
+from tests.support.training import ON_CPU, assert_same_weights, checkpoint, train
 
 STEPS = ("--max-steps", "12")
 # SkyPilot would ask GitHub which accelerators there are.
@@ -65,18 +62,16 @@ def test_the_task_trains_on_two_machines(shown: str, project: Render, tmp_path: 
             "SKYPILOT_TASK_ID": "sky-managed-1_task-0",
             "GLOO_SOCKET_IFNAME": hosts.LINK,
             "NPROC_PER_NODE": "1",
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": PATH,
         }
         running = []
         for rank, machine in enumerate(machines):
             # One core for each, as two ranks on one machine have.
             command = machine.command("taskset", "--cpu-list", "0", "bash", "-c", program)
             env = os.environ | told | {"SKYPILOT_NODE_RANK": str(rank)}
-            process = subprocess.Popen(command, cwd=project(), env=env, stdout=PIPE, stderr=STDOUT)
-            stack.callback(process.kill)
-            running.append(process)
-        for process in running:
-            printed, _ = process.communicate(timeout=seconds(120))
-            assert process.returncode == 0, printed.decode()
+            output = tmp_path / f"{rank}.log"
+            running.append((stack.enter_context(started(command, project(), output, env)), output))
+        for process, output in running:
+            assert process.wait(timeout=scaled(120)) == 0, output.read_text()
     train(project(), tmp_path / "reference", *STEPS)
     assert_same_weights(checkpoint(tmp_path / "sky-managed-1_task-0"), checkpoint(tmp_path / "reference"))

@@ -22,7 +22,7 @@ from benchmarks.speed import pinned_versions
 from benchmarks.step_parts import PARTS as STEP_PARTS
 from benchmarks.trials import Contender, Trial, check_same, counted, measured, render_project
 from generator.answers.questions import TEMPLATE
-from tests.launching import output_of
+from tests.support.processes import output_of
 from tools.docs.speed import block_table, guard_table, optimization_table, part_table, speed_table, versions_line
 from tools.rewriting import Rewrite
 

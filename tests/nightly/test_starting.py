@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 from generator.answers.questions import read_questions
 from tests.conftest import Render
-from tests.launching import launch_command
+from tests.support.training import launch_command
 
 CHOICES = {question.key: [choice.value for choice in question.choices] for question in read_questions()}
 # What torch itself imports and what imports of it the program cannot help.

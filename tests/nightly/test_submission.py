@@ -1,7 +1,6 @@
 """What is submitted to Slurm is what runs: edits while a job waits, runs or is queued again change nothing of it."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,9 +12,9 @@ import pytest
 from generator.render.git import run
 from generator.update.replay import put_under_git
 from tests.conftest import Measured, Render
-from tests.launching import ON_CPU, checkpoint, differences
-from tests.pace import wait_until
-from tests.slurm import Cluster
+from tests.support.processes import PATH, wait_for_line
+from tests.support.schedulers.slurm import Cluster
+from tests.support.training import ON_CPU, checkpoint, differences
 from tools.rewriting import Rewrite
 
 STEPS = ("--max-steps", "40", "--log-every", "2", "--save-every", "10", "--workers", "1")
@@ -54,11 +53,6 @@ def python(place: Path, tmp_path: Path) -> Path:
     return tmp_path / "venv" / "bin"
 
 
-def wait_for(text: str, file: Path) -> None:
-    """Wait until a file has a text. Fails after a minute."""
-    wait_until(lambda: text in text_of(file), told=lambda: text_of(file))
-
-
 def text_of(file: Path) -> str:
     """What a file has, if it is there yet."""
     return file.read_text() if file.exists() else ""
@@ -92,14 +86,14 @@ def test_edits_after_the_submission_change_nothing_but_the_next_one(
     (place / "options.yaml").write_text("lr: 0.1\n")
     slurm_cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     run_dir = place / "runs" / str(job)
-    wait_for("step 12 ", run_dir / "train.log")  # and a checkpoint is written
+    wait_for_line(run_dir / "train.log", "step 12 ")  # and a checkpoint is written
     assert text_of(log).count(f"imported {run_dir}/code/") == 1, text_of(log)
     broken = [place / "train.py", *(place / "ddp_project").rglob("*.py")]
     sound = {file: file.read_text() for file in broken}
     for file in broken:
         file.write_text("raise RuntimeError('edited')\n")
     slurm_cluster.run("scontrol", "requeue", str(job))
-    wait_for("resumed from", run_dir / "train.log")
+    wait_for_line(run_dir / "train.log", "resumed from")
     ended = slurm_cluster.wait(job)
     assert (ended.state, ended.exit_code, ended.restarts) == ("COMPLETED", 0, 1), text_of(log)
     assert "other code than before" not in text_of(run_dir / "train.log")
@@ -128,7 +122,7 @@ def test_each_task_of_an_array_runs_the_copy(place: Path, slurm_cluster: Cluster
     job = slurm_cluster.launch(place, "--help", request=["--array=1-2", "--ntasks-per-node=1", f"--output={log}"])
     for task in ("1", "2"):
         printed = tmp_path / f"{job}-{task}.log"
-        wait_for("usage", printed)
+        wait_for_line(printed, "usage")
         assert f"imported {place}/runs/{job}/code/" in text_of(printed)
 
 
@@ -143,7 +137,7 @@ def test_ranks_run_in_the_image(own_project: Render, slurm_cluster: Cluster, tmp
         program.parent.mkdir()
         program.write_text(f"#!/bin/sh\n{does}\n")
         program.chmod(0o755)
-    path = f"{apptainer.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    path = f"{apptainer.parent}:{PATH}"
     options = [*ON_CPU, "--max-steps", "2"]
     request = [*TWO_NODES, f"--output={log}"]
     job = slurm_cluster.launch(own_project(launcher="slurm"), *options, request=request, IMAGE=image, PATH=path)

@@ -15,15 +15,14 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from tests.conftest import Render
-from tests.launching import ON_CPU, assert_same_weights, checkpoint, is_running, train
-from tests.nightly.test_signals import ranks_of
-from tests.pace import seconds, wait_until
+from tests.support.processes import PATH, is_running, scaled, wait_for_line, wait_until
+from tests.support.training import ON_CPU, assert_same_weights, checkpoint, ranks_of, train
 from tools.rewriting import Rewrite
 
 SHORT = ("--max-steps=6", "--log-every=2")
 ENV = {
     **os.environ,
-    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "PATH": PATH,
     "NPROC_PER_NODE": "2",  # torchrun's
     "NPROC": "2",  # spawn's
 }
@@ -61,12 +60,12 @@ def _no_worker_is_left() -> Iterator[None]:
     while STARTED:
         worker = STARTED.pop()
         worker.terminate()
-        worker.communicate(timeout=seconds(60))
+        worker.communicate(timeout=scaled(60))
 
 
 def end(worker: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
     """Wait for a worker, and return what it printed. Fails if it ends with another code."""
-    out, err = worker.communicate(timeout=seconds(180))
+    out, err = worker.communicate(timeout=scaled(180))
     assert worker.returncode == code, out + err
     return out, err
 
@@ -86,11 +85,6 @@ def log_of(project: Path, number: int) -> str:
     """The log of a trial."""
     log = project / "runs" / "sweep" / str(number) / "train.log"
     return log.read_text() if log.exists() else ""
-
-
-def wait_for(text: str, project: Path, number: int = 0) -> None:
-    """Wait until the log of a trial has the text."""
-    wait_until(lambda: text in log_of(project, number), told=lambda: log_of(project, number))
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn", "launch"])
@@ -122,7 +116,7 @@ def test_what_a_worker_leaves_ends_as_if_it_had_not_left(
     slow = "__import__('time').sleep(0 if config.resume == 'newest' else 0.3)\n{}"
     Rewrite("progress.advance($X)", slow, "train_epoch").apply(project / "train.py")
     worker = start(project, 1)
-    wait_for("step 5 ", project)
+    wait_for_line(project / "runs" / "sweep" / "0" / "train.log", "step 5 ")
     run_dir = project / "runs" / "sweep" / "0"
     ranks = ranks_of(Path("runs/sweep/0"))
     assert len(ranks) == 2

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from generator.check.train.samples import samples_of
-from tests.clones import check_report
 from tests.conftest import Render
-from tests.launching import LAUNCHERS, output_of, train
+from tests.support.cli import check_report
+from tests.support.processes import output_of
+from tests.support.training import LAUNCHERS, train
 from tools import slurm
 
 # What is promised of the best evaluation of a run: a metric, and its smallest and its largest value.

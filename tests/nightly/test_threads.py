@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from tests.conftest import Render
-from tests.nightly.test_signals import ranks_of, running
+from tests.support.training import ranks_of, running
 
 
 def test_no_thread_of_gloo_interrupts_another(project: Render, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from generator.check.train.records import (
     wandb_records,
 )
 from tests.conftest import Render
-from tests.launching import assert_same_weights, checkpoint, train
-from tests.ranks import train_on_ranks
+from tests.support.ranks import train_on_ranks
+from tests.support.training import assert_same_weights, checkpoint, train
 
 LOGGERS = ("csv", "tensorboard", "wandb", "mlflow")
 TRACKERS = {"tensorboard", "wandb", "mlflow"}

@@ -25,7 +25,7 @@ from generator.chaos.nemesis import HANGS_AFTER, Befallen, Nemesis, Verdict, slo
 from generator.chaos.schedule import TRAINING, Fault, Schedule, Start, draw
 from generator.cli.chaos import NEEDS, check_packages, fails, repeated, said_if_missing
 from generator.cli.main import app
-from tests.chaos import OFTEN, befall
+from tests.support.chaos import OFTEN, befall
 
 STEPS = 20
 TRACEBACK = "Traceback (most recent call last):\n"

@@ -10,7 +10,7 @@ import pytest
 
 from generator.answers.questions import TEMPLATE
 from tests.conftest import Measured
-from tests.launching import module_of
+from tests.support.training import module_of
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from generator.check.reports.page import arrange
 from generator.check.reports.summary import MANY, stages_of
 from generator.check.reports.terminal import show
 from generator.check.results import Failure, Outcome, Verdict, reproduce
-from tests.verdicts import CLEANED, HOSTILE, NOTE, failed_verdict, make_question, make_verdict
+from tests.support.reports import CLEANED, HOSTILE, NOTE, failed_verdict, make_question, make_verdict
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.skips import pytest_runtest_makereport
+from tests.conftest import pytest_runtest_makereport
 
 
 def outcome(reason: str) -> str:

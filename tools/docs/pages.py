@@ -19,18 +19,15 @@ from tools.docs.goals import goal_table
 from tools.docs.scale import agreement_table, checkpoint_table, evaluation_table, training_table
 from tools.docs.speed import RATE, block_table, guard_table, optimization_table, part_table, speed_table, versions_line
 from tools.docs.starting import copying_table, gpu_table, loading_table, site_table, starting_table
-from tools.docs.tests import dearest_table, folder_table
 
 README, MATRIX, UPDATES = map(Path, ("README.md", "docs/matrix.md", "docs/updates.md"))
 CHINESE = Path("README.zh.md")
 EXACT, FAULTS = map(Path, ("docs/exact.md", "docs/faults.md"))
-SPEED, TESTING = Path("docs/speed.md"), Path("docs/testing.md")
+SPEED = Path("docs/speed.md")
 EXAMPLE = Path("docs/example/train.py")
-TESTS = Path("tests")
-MUTANTS = TESTS / "mutants.py"
+MUTANTS = Path("tests/support/projects/mutants.py")
 RESULTS = Path("benchmarks/results")
 COSTS = RESULTS / "check.json"
-PROOFS = RESULTS / "tests.json"
 NUMBERS = {page: RESULTS / f"{page.stem}.json" for page in (EXACT, FAULTS)}
 # The tables of docs/speed.md that are made from the results of each benchmark.
 MAKERS: dict[str, dict[str, Callable[[Record], str]]] = {
@@ -116,17 +113,6 @@ def cost_tables(results: Path) -> dict[str, str]:
     return {name: made_from(measured, make) for name, make in makers.items()}
 
 
-def proof_tables(template: Path) -> dict[str, str]:
-    """Return what is made from the costs of this repository's tests."""
-    measured = read(template / PROOFS)
-    makers: dict[str, Callable[[Record], str]] = {
-        "machine": machine_line,
-        "folders": folder_table,
-        "dearest": partial(dearest_table, tests=template / TESTS),
-    }
-    return {name: made_from(measured, make) for name, make in makers.items()}
-
-
 def speed_tables(folder: Path) -> dict[str, str]:
     """Return what is made from the results of the benchmarks of speed; what was not measured says so."""
     records = {name: read(folder / f"{name}.json") for name in MAKERS}
@@ -202,7 +188,6 @@ def documented_files(template: Path = TEMPLATE) -> dict[Path, str]:
         UPDATES: {"update-check": asking_table("part", PARTS)},
         SPEED: speed_tables(template / RESULTS),
         MATRIX: matrix | cost_tables(template / COSTS),
-        TESTING: proof_tables(template),
     }
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder) / "project"

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests import plain_loop as plain
 from tests.conftest import Measured, Render
 from tests.core.exact.test_processes import OPTIONS, recipe
-from tests.launching import checkpoint, differences
-from tests.programs import AS_ON_A_GPU, Program, metrics, relative_difference, run_all, state
+from tests.support import reference
+from tests.support.forked_runs import AS_ON_A_GPU, Program, metrics, relative_difference, run_all, state
+from tests.support.training import checkpoint, differences
 from tools.rewriting import Rewrite, extend
 
 DECAY = 0.5  # reached after 8 steps
@@ -29,16 +29,16 @@ def test_two_processes_evaluate_and_save_the_average_of_a_plain_loop(
     run = Program(plain_project, tmp_path / "run", AVERAGED)
     without = Program(plain_project, tmp_path / "without", AVERAGED | {"ema_decay": 0})
     run_all([[run], [without]])
-    average, after_epochs = plain.Average(plain.model().state_dict(), DECAY), []
+    average, after_epochs = reference.Average(reference.model().state_dict(), DECAY), []
 
     def follow(weights: Mapping[str, Tensor]) -> None:
         average.follow(weights)
         if average.steps % IN_EPOCH == 0:
-            network = plain.model()
+            network = reference.model()
             network.load_state_dict(average.weights)
-            after_epochs.append(plain.evaluate(network, range(10)))
+            after_epochs.append(reference.evaluate(network, range(10)))
 
-    plain.train(recipe(3), orders, after_step=follow)
+    reference.train(recipe(3), orders, after_step=follow)
     difference = relative_difference(checkpoint(run.run_dir)["update"]["average"], average.weights)
     measured("average", "largest relative difference of an averaged weight to a plain loop", difference)
     assert difference <= 1e-5
@@ -89,10 +89,12 @@ VARIANTS: dict[str, tuple[dict[str, object], dict[str, Any], bool]] = {
 def spoiled(project: Render, orders: list[list[int]], tmp_path: Path) -> Callable[..., Program]:
     """Return a program of which a step in the first epoch, and one in some others, has gradients of NaN."""
 
-    def get(answers: dict[str, object], options: dict[str, Any], on_device: bool, model: str = plain.MODEL) -> Program:
+    def get(
+        answers: dict[str, object], options: dict[str, Any], on_device: bool, model: str = reference.MODEL
+    ) -> Program:
         place = shutil.copytree(project(logging="csv", **answers), tmp_path / "project")
         sample = next(sample for sample in orders[0][2 * 24 : 3 * 24] if sample >= 10)
-        (place / "ddp_project" / "data.py").write_text(plain.DATA + SPOILED.replace("SAMPLE", str(sample)))
+        (place / "ddp_project" / "data.py").write_text(reference.DATA + SPOILED.replace("SAMPLE", str(sample)))
         (place / "ddp_project" / "model.py").write_text(model)
         if on_device:
             AS_ON_A_GPU.apply(place / "ddp_project" / "runtime" / "update.py")
@@ -104,7 +106,7 @@ def spoiled(project: Render, orders: list[list[int]], tmp_path: Path) -> Callabl
 def assert_no_bad_step_is_averaged(run_dir: Path) -> dict[str, Any]:
     """Compute each average from the one before and the weights of a checkpoint. Returns the last checkpoint."""
     steps = [checkpoint(run_dir, f"step-{step:08d}.pt") for step in range(1, END + 1)]
-    average, left_out = plain.Average(steps[0]["update"]["average"], DECAY, steps=1), []
+    average, left_out = reference.Average(steps[0]["update"]["average"], DECAY, steps=1), []
     for number, (before, after) in enumerate(pairwise(steps), start=2):
         if differences(before["model"], after["model"]):
             average.follow(after["model"])
@@ -113,7 +115,7 @@ def assert_no_bad_step_is_averaged(run_dir: Path) -> dict[str, Any]:
             assert differences(before["update"]["average"], after["update"]["average"]) == []
         assert relative_difference(after["update"]["average"], average.weights) <= 1e-5, number
     assert 3 in left_out
-    assert len(left_out) <= plain.EPOCHS
+    assert len(left_out) <= reference.EPOCHS
     assert steps[-1]["update"]["averaged_steps"] == average.steps == END - len(left_out)
     return steps[-1]
 
@@ -141,7 +143,7 @@ def test_a_resumed_run_may_begin_or_end_it(plain_project: Path, tmp_path: Path) 
     ends = replace(first, options=first.options | {"max_steps": 7, "resume": None})
     run_all([[first, begins, ends]])
     saved = {step: checkpoint(first.run_dir, f"step-{step:08d}.pt") for step in range(4, 8)}
-    average = plain.Average(saved[4]["model"], DECAY)
+    average = reference.Average(saved[4]["model"], DECAY)
     for step in (5, 6):
         average.follow(saved[step]["model"])
         assert relative_difference(saved[step]["update"]["average"], average.weights) <= 1e-5

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Measured, Render
-from tests.pace import seconds
-from tests.programs import Program, ends_of, run_all
+from tests.support.forked_runs import Program, ends_of, run_all
+from tests.support.processes import scaled
 from tools.rewriting import Rewrite
 
 OPTIONS = {"global_batch_size": 24, "max_steps": 6, "save_every": 2, "epochs": 3}
@@ -35,7 +35,7 @@ def test_a_collective_of_one_rank_alone_would_end_the_run(
     name, edit = PLACES[place]
     edit.apply(project / name)
     run_all([[Program(small(), tmp_path / "sound", OPTIONS, deadline=20)]])
-    timeout = math.ceil(seconds(TIMEOUT))
+    timeout = math.ceil(scaled(TIMEOUT))
     spoiled = Program(project, tmp_path / "spoiled", OPTIONS | {"timeout": timeout}, deadline=20)
     [[ended]] = ends_of([[spoiled]])
     assert None not in ended.codes, "a rank was left waiting"

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from tests import plain_loop as plain
 from tests.conftest import Measured
 from tests.core.exact.test_resume import assert_ends_like, stopped_at
-from tests.launching import checkpoint
-from tests.programs import AS_ON_A_GPU, Program, relative_difference, run_all
+from tests.support import reference
+from tests.support.forked_runs import AS_ON_A_GPU, Program, relative_difference, run_all
+from tests.support.training import checkpoint
 from tools.rewriting import Rewrite
 
 CLIP_NORM = 0.05
-OPTIONS = {"global_batch_size": 24, "epochs": plain.EPOCHS, "lr": 0.01, "warmup_steps": 5, "clip_norm": CLIP_NORM}
+OPTIONS = {"global_batch_size": 24, "epochs": reference.EPOCHS, "lr": 0.01, "warmup_steps": 5, "clip_norm": CLIP_NORM}
 
 
-def recipe(accum_steps: int = 1, clip_norm: float = CLIP_NORM) -> plain.Recipe:
+def recipe(accum_steps: int = 1, clip_norm: float = CLIP_NORM) -> reference.Recipe:
     """What the oracle is told of OPTIONS."""
-    return plain.Recipe(24, 24 // accum_steps, plain.EPOCHS, warmup=5, lr=0.01, clip_norm=clip_norm)
+    return reference.Recipe(24, 24 // accum_steps, reference.EPOCHS, warmup=5, lr=0.01, clip_norm=clip_norm)
 
 
 @pytest.mark.parametrize("accum_steps", [1, 2, 3])
@@ -30,7 +30,7 @@ def test_one_two_and_four_processes_arrive_where_plain_pytorch_does(
     options = OPTIONS | {"accum_steps": accum_steps}
     programs = {size: Program(plain_project, tmp_path / str(size), options, size) for size in (1, 2, 4)}
     run_all([[program] for program in programs.values()])
-    expected, norms = plain.train(recipe(accum_steps), orders)
+    expected, norms = reference.train(recipe(accum_steps), orders)
     assert min(norms) > CLIP_NORM, "every step is clipped"
     found = {size: relative_difference(checkpoint(tmp_path / str(size))["model"], expected) for size in programs}
     for size, difference in found.items():
@@ -56,7 +56,7 @@ def test_uneven_counts_arrive_there_too(
     options = OPTIONS | {"accum_steps": accum_steps, "clip_norm": clip_norm}
     programs = {size: Program(project, tmp_path / str(size), options, size) for size in (1, 2, 4)}
     run_all([[program] for program in programs.values()])
-    expected, _ = plain.train(recipe(accum_steps, clip_norm), orders, ignored=0)
+    expected, _ = reference.train(recipe(accum_steps, clip_norm), orders, ignored=0)
     for size in programs:
         weights = checkpoint(tmp_path / str(size))["model"]
         difference = max((weights[name] - expected[name]).abs().max().item() for name in expected)
@@ -74,7 +74,7 @@ def test_uneven_counts_arrive_there_as_a_gpu_computes_them(
     whole = Program(project, tmp_path / "whole", OPTIONS | {"accum_steps": 3, "clip_norm": 0.0})
     stopped = stopped_at(whole, 4, 7)
     run_all([[whole], stopped])
-    expected, _ = plain.train(recipe(3, clip_norm=0.0), orders, ignored=0)
+    expected, _ = reference.train(recipe(3, clip_norm=0.0), orders, ignored=0)
     weights = checkpoint(whole.run_dir)["model"]
     assert max((weights[name] - expected[name]).abs().max().item() for name in expected) <= 1e-6
     assert_ends_like(whole, stopped[-1])
@@ -86,8 +86,8 @@ def test_batch_norm_sees_the_part_of_its_process(
     """Two processes equal a plain loop whose BatchNorm sees half batches, not one whose BatchNorm sees whole ones."""
     run_all([[Program(batch_norm_project, tmp_path / "run", OPTIONS)]])
     weights = checkpoint(tmp_path / "run")["model"]
-    same = relative_difference(weights, plain.train_in_parts(recipe(), orders, parts=2))
-    other = relative_difference(weights, plain.train_in_parts(recipe(), orders, parts=1))
+    same = relative_difference(weights, reference.train_in_parts(recipe(), orders, parts=2))
+    other = relative_difference(weights, reference.train_in_parts(recipe(), orders, parts=1))
     measured("batch_norm", "against a plain loop whose BatchNorm sees half batches", same)
     measured("batch_norm", "against a plain loop whose BatchNorm sees whole batches", other)
     assert same <= 1e-5

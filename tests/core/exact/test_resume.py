@@ -11,8 +11,8 @@ import pytest
 from generator.check.train.forking import Ended
 from generator.check.train.judgement import OF_EVALUATIONS
 from tests.conftest import Render
-from tests.launching import differences
-from tests.programs import TELLING, Program, fetched, metrics, run_all, state
+from tests.support.forked_runs import TELLING, Program, fetched, metrics, run_all, state
+from tests.support.training import differences
 from tools.rewriting import Rewrite
 
 # 119 samples are 9 micro-batches of 12 in an epoch, and 5 steps, the last of one micro-batch alone; the data is

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import plain_loop as plain
 from tests.conftest import Measured, Render
-from tests.programs import TELLING, Program, fetched, metrics, run_all
+from tests.support import reference
+from tests.support.forked_runs import TELLING, Program, fetched, metrics, run_all
 
 WORLD_SIZES = (1, 2, 3, 4)
 OPTIONS = {"global_batch_size": 24, "accum_steps": 2, "epochs": 2, "log_every": 100}
@@ -66,9 +66,15 @@ def test_metrics_are_those_of_one_process(
     recorded = metrics(tmp_path / "run")
     used = 119 // 12 * 12
     expected = {
-        **{f"train/{name}": value for name, value in plain.evaluate(plain.model(), orders[0][:used]).items()},
-        **{f"epoch/train_{name}": value for name, value in plain.evaluate(plain.model(), orders[0][:used]).items()},
-        **{f"epoch/validation_{name}": value for name, value in plain.evaluate(plain.model(), range(10)).items()},
+        **{f"train/{name}": value for name, value in reference.evaluate(reference.model(), orders[0][:used]).items()},
+        **{
+            f"epoch/train_{name}": value
+            for name, value in reference.evaluate(reference.model(), orders[0][:used]).items()
+        },
+        **{
+            f"epoch/validation_{name}": value
+            for name, value in reference.evaluate(reference.model(), range(10)).items()
+        },
     }
     found = {name: recorded[name][0][1] for name in expected}
     for name, value in expected.items():

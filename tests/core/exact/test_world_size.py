@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests import plain_loop as plain
 from tests.conftest import Measured, Render
 from tests.core.exact.test_processes import OPTIONS as PLAIN_OPTIONS
 from tests.core.exact.test_processes import recipe
-from tests.launching import checkpoint
-from tests.programs import TELLING, Program, fetched, relative_difference, run_all
+from tests.support import reference
+from tests.support.forked_runs import TELLING, Program, fetched, relative_difference, run_all
+from tests.support.training import checkpoint
 
 OPTIONS = {"global_batch_size": 24, "accum_steps": 2, "epochs": 3}
 # Which number of processes goes on up to which step: in the middle of the first epoch, at its end, and so on.
@@ -51,7 +51,7 @@ def test_two_one_four_two_arrive_where_plain_pytorch_does(
     plain_project: Path, orders: list[list[int]], tmp_path: Path, measured: Measured
 ) -> None:
     run_all([changing(plain_project, tmp_path / "run", PLAIN_OPTIONS | {"accum_steps": 2})])
-    expected, _ = plain.train(recipe(accum_steps=2), orders)
+    expected, _ = reference.train(recipe(accum_steps=2), orders)
     difference = relative_difference(checkpoint(tmp_path / "run")["model"], expected)
     measured("world_size", "largest relative difference of a weight to a plain loop", difference)
     assert difference <= 1e-5
@@ -62,7 +62,9 @@ def test_dropout_draws_other_numbers_on_other_processes(
 ) -> None:
     """What cannot be the same, bit for bit or up to rounding: the page says so."""
     project = shutil.copytree(plain_project, tmp_path / "project")
-    (project / "ddp_project" / "model.py").write_text(plain.MODEL.replace("nn.Tanh()", "nn.Tanh(), nn.Dropout(0.5)"))
+    (project / "ddp_project" / "model.py").write_text(
+        reference.MODEL.replace("nn.Tanh()", "nn.Tanh(), nn.Dropout(0.5)")
+    )
     run_all([[Program(project, tmp_path / "undisturbed", OPTIONS)], changing(project, tmp_path / "changing", OPTIONS)])
     one, other = (checkpoint(tmp_path / name)["model"] for name in ("undisturbed", "changing"))
     difference = relative_difference(one, other)

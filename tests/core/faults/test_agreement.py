@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import Measured, Render
-from tests.ranks import Entry, run_train, train_on_ranks
+from tests.support.ranks import Entry, run_train, train_on_ranks
 from tools.rewriting import Rewrite, extend
 
 OTHER = "other_project"  # beside the project, for rank 1

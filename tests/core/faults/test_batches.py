@@ -20,10 +20,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from tests.chaos import run_in_session
 from tests.conftest import Render
-from tests.pace import seconds, wait_until
-from tests.ranks import start_ranks
+from tests.support.chaos import run_in_session
+from tests.support.processes import scaled, wait_until
+from tests.support.ranks import start_ranks
 
 CPU = torch.device("cpu")
 BIG = 1 << 20  # floats, of which each sample has as many
@@ -265,6 +265,6 @@ def test_a_rank_whose_worker_is_frozen_heeds_a_stop(pause: int, project: Render,
     worker.suspend()
     time.sleep(pause)  # in which it takes the steps for which it has batches
     rank.process.terminate()
-    rank.process.join(seconds(30))
+    rank.process.join(scaled(30))
     assert rank.process.exitcode in ((69,) if pause else (69, 75)), rank.output.read_text()
     wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, limit=10)

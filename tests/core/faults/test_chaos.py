@@ -26,9 +26,9 @@ from generator.chaos.memory import shared_memory
 from generator.chaos.nemesis import OPTIONS, Nemesis
 from generator.chaos.quota import cpu_quota
 from generator.chaos.schedule import TRAINING, Fault, Schedule, Start
-from tests.chaos import befall, forked
 from tests.conftest import Render
-from tests.pace import seconds, wait_until
+from tests.support.chaos import befall, forked
+from tests.support.processes import scaled, wait_until
 
 FAULTS = 25  # of each part
 
@@ -50,7 +50,7 @@ def needs(tmp_path: Path) -> list[Need]:
 def test_what_nobody_chose_is_survived(seed: int, needs: list[Need], project: Render, tmp_path: Path) -> None:
     place = project(logging="csv")
     kinds = possible_faults(*needs)
-    nemesis = Nemesis(place, forked(place, tmp_path), "csv", tmp_path, kinds, slowness=lambda: seconds(2))
+    nemesis = Nemesis(place, forked(place, tmp_path), "csv", tmp_path, kinds, slowness=lambda: scaled(2))
     befall(nemesis, FAULTS, seed)
 
 
@@ -72,8 +72,8 @@ def test_what_keeps_batches_from_coming_is_named(surroundings: Surroundings, pro
     place, around = project(logging="csv"), surroundings
     there = [Need.LOADER, *([Need.SHM] if around.shm else []), *([Need.QUOTA] if around.quota else [])]
     kinds = [kind for kind in possible_faults(*there) if KINDS[kind].need in there]
-    start, options = forked(place, tmp_path, around), ("--timeout", str(math.ceil(seconds(3))))
-    nemesis = Nemesis(place, start, "csv", tmp_path, kinds, options=options, slowness=lambda: seconds(2))
+    start, options = forked(place, tmp_path, around), ("--timeout", str(math.ceil(scaled(3))))
+    nemesis = Nemesis(place, start, "csv", tmp_path, kinds, options=options, slowness=lambda: scaled(2))
     nemesis.data, nemesis.shm, nemesis.quota = around.data, around.shm, around.quota
     one, every = 0.5, 0.501  # ranks that are befallen, in turn
     victims = zip(range(len(kinds)), kinds, cycle([every, one]))

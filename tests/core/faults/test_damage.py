@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import Measured, Render
-from tests.launching import checkpoint
-from tests.pace import until_hung
-from tests.ranks import train_on_ranks
+from tests.support.processes import hang_timeout
+from tests.support.ranks import train_on_ranks
+from tests.support.training import checkpoint
 
 SAVED = (2, 4, 6)
 # What stands in the place of a test: it damages the newest checkpoint in many ways, and asks the program each time.
@@ -62,7 +62,7 @@ def test_every_changed_byte_and_every_cut_is_found(run_dir: Path, project: Rende
     cuts = [0, 1, size // 1000, size // 2, size - size // 1000, size - 1]
     changes = json.dumps([*((offset, 1) for offset in flips), *((length, 0) for length in cuts)])
     command = [sys.executable, "-c", PROGRAM, str(folder), changes]
-    done = subprocess.run(command, cwd=project(), capture_output=True, text=True, timeout=until_hung(100))
+    done = subprocess.run(command, cwd=project(), capture_output=True, text=True, timeout=hang_timeout(100))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [f"step-{SAVED[-2]:08d}.pt"] * (len(flips) + len(cuts))
     assert done.stderr.count("last.pt is damaged") == len(flips) + len(cuts)

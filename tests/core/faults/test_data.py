@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from tests.conftest import Render
-from tests.ranks import Rank, run_train, start_ranks, train_on_ranks
+from tests.support.ranks import Rank, run_train, start_ranks, train_on_ranks
 
 FETCHED = 3  # samples of each set that are compared
 

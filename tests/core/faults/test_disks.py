@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import Render
-from tests.disks import small_disk
-from tests.launching import checkpoint
-from tests.pace import seconds, until_hung
-from tests.ranks import assert_same_state, names, run_train, train_on_ranks
+from tests.support.hardware import small_disk
+from tests.support.processes import hang_timeout, scaled
+from tests.support.ranks import assert_same_state, names, run_train, train_on_ranks
+from tests.support.training import checkpoint
 
 NEEDS_MOUNT = pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount")
 
@@ -66,7 +66,7 @@ def train_while_saving() -> None:
     here: Any = importlib.import_module("ddp_project.runtime.heartbeat").HERE
 
     def wait_for_steps(descriptor: int) -> None:
-        until, patience = min(here.step + 5, 20), time.monotonic() + until_hung(30)
+        until, patience = min(here.step + 5, 20), time.monotonic() + hang_timeout(30)
         while 0 < here.step < until:
             assert time.monotonic() < patience, "the loop waits for the disk"
             time.sleep(0.01)
@@ -112,7 +112,7 @@ def test_a_save_is_completed_after_an_error_of_all_ranks(project: Render, tmp_pa
 
 
 def test_a_save_may_take_longer_than_a_collective_waits(project: Render, tmp_path: Path) -> None:
-    options = ("--max-steps", "2", "--timeout", str(math.ceil(seconds(2))))
+    options = ("--max-steps", "2", "--timeout", str(math.ceil(scaled(2))))
     train_on_ranks(project(), tmp_path / "run", *options, entry=train_on_a_slow_disk)
     assert checkpoint(tmp_path / "run")["progress"]["step"] == 2
 

@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from generator.answers.combinations import Combination, covering
-from tests.chaos import run_in_session
 from tests.conftest import Render
-from tests.gpus import see_gpus
-from tests.launching import ON_CPU, module_of, output_of
-from tests.pace import until_hung, wait_until
-from tests.ranks import newest_step, run_train, start_ranks
+from tests.support.chaos import run_in_session
+from tests.support.hardware import see_gpus
+from tests.support.processes import hang_timeout, output_of, wait_until
+from tests.support.ranks import newest_step, run_train, start_ranks
+from tests.support.training import ON_CPU, module_of
 
 
 def test_the_readme_of_every_project_lists_the_exit_codes(legal: Sequence[Combination], project: Render) -> None:
@@ -164,7 +164,7 @@ def test_a_task_of_slurm_that_refuses_keeps_its_code(project: Render) -> None:
 
     wait_until(ignores_term, 30, pause=0)
     rank.terminate()
-    assert rank.wait(until_hung(10)) == 2
+    assert rank.wait(hang_timeout(10)) == 2
 
 
 # The last thing that Python does, after its handlers of signals are gone, is to drop what sys holds.

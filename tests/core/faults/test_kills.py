@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.conftest import Measured, Render
-from tests.launching import checkpoint
-from tests.pace import wait_until
-from tests.ranks import Rank, any_ended, assert_same_state, kill_after, names, start_ranks, train_on_ranks
+from tests.support.processes import wait_until
+from tests.support.ranks import Rank, any_ended, assert_same_state, kill_after, names, start_ranks, train_on_ranks
+from tests.support.training import checkpoint
 
 LATER = 10  # steps that the last start, which nobody kills, still has to take
 

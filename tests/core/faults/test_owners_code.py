@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from tests.chaos import run_in_session
 from tests.conftest import Render
-from tests.ranks import start_ranks
+from tests.support.chaos import run_in_session
+from tests.support.ranks import start_ranks
 
 SOON = 20  # seconds from the start to the end; --timeout is 2000
 GOOD = 40  # samples that a process loads before it fails

@@ -15,8 +15,8 @@ from PIL import Image
 from generator.check.train.forking import Ended
 from generator.check.train.records import read_csv
 from tests.conftest import Render
-from tests.launching import checkpoint
-from tests.programs import Program, ends_of, run_all
+from tests.support.forked_runs import Program, ends_of, run_all
+from tests.support.training import checkpoint
 
 Package = Callable[..., Any]
 COLOURS = {"blue": (0, 0, 200), "green": (0, 200, 0), "red": (200, 0, 0)}

@@ -17,7 +17,7 @@ from torch import nn
 
 from tests.conftest import Render
 from tests.core.exact.test_resume import assert_ends_like, stopped_at
-from tests.programs import Program, run_all
+from tests.support.forked_runs import Program, run_all
 
 Language = Callable[[str], Any]
 TINY = {"width": 8, "layers": 1, "heads": 2, "context": 8}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Render
-from tests.programs import Program, ends_of, run_all
+from tests.support.forked_runs import Program, ends_of, run_all
 from tools.rewriting import extend
 
 OPTIONS = {"global_batch_size": 24, "epochs": 1, "log_every": 2, "save_every": 2}

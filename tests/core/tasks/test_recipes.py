@@ -11,8 +11,8 @@ from PIL import Image
 from generator.render.project import read_files
 from tests.conftest import Render
 from tests.core.exact.test_resume import assert_ends_like, stopped_at
-from tests.programs import Program, run_all
-from tests.recipes import follow, read_recipes
+from tests.support.forked_runs import Program, run_all
+from tests.support.projects.instructions import follow, read_recipes
 
 OWNERS = {
     "ddp_project/task.py",

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import Render
 from tests.core.exact.test_resume import assert_ends_like, stopped_at
-from tests.programs import Program, ends_of, metrics, run_all
+from tests.support.forked_runs import Program, ends_of, metrics, run_all
 from tools.rewriting import Rewrite, extend
 
 OPTIONS = {"global_batch_size": 24, "epochs": 1, "log_every": 2, "save_every": 2}

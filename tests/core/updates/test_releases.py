@@ -24,7 +24,7 @@ from generator.update.history import (
     tells_of_checkpoints,
 )
 from generator.update.replay import carry, commit_all
-from tests.histories import SECTION, MadeUp
+from tests.support.versions import SECTION, MadeUp
 
 
 def test_all_released_versions_are_in_this_clone_and_told_of() -> None:

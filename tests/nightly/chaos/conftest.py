@@ -6,14 +6,14 @@ from collections.abc import Callable
 import pytest
 
 from tests.conftest import Measured
-from tests.pace import seconds
+from tests.support.processes import scaled
 
 Note = Callable[[str, Counter[str]], None]
 
 
 def slowness() -> float:
     """Return how much longer things may take on this machine, as busy as it is."""
-    return seconds(2)
+    return scaled(2)
 
 
 @pytest.fixture

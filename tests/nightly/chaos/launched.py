@@ -10,8 +10,8 @@ from generator.chaos.job import launch
 from generator.chaos.nemesis import Nemesis
 from generator.check.launchers import OPEN_MPI
 from generator.cli.chaos import WORDS, find_surroundings
-from tests.chaos import befall
 from tests.conftest import Render
+from tests.support.chaos import befall
 
 from .conftest import slowness
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from generator.chaos.job import Job, Starter, launch
-from tests.hosts import LINK, Host
+from tests.support.hosts import LINK, Host
 
 HEAD_TIMEOUT = 10  # seconds, of launch.sh
 WALL = (

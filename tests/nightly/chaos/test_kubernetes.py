@@ -17,10 +17,10 @@ import yaml
 from generator.chaos.faults import Need, NoVictim, possible_faults, send
 from generator.chaos.job import MARK, Job, Starter, command_of, marked_processes, ranks_among
 from generator.chaos.nemesis import Nemesis
-from tests import hosts
-from tests.chaos import befall
 from tests.conftest import Render
-from tests.jobset import Cluster, JobSet, Pod, missing
+from tests.support import hosts
+from tests.support.chaos import befall
+from tests.support.schedulers.kubernetes import Cluster, JobSet, Pod, missing
 
 from .conftest import Note, slowness
 from .on_hosts import HEAD_TIMEOUT, HostLink

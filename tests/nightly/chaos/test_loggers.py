@@ -11,10 +11,10 @@ import pytest
 from generator.chaos.faults import Need, possible_faults
 from generator.chaos.nemesis import Nemesis
 from generator.check.train.records import History, read_mlflow
-from tests import hosts
-from tests.chaos import befall, forked
 from tests.conftest import Render
 from tests.nightly.faults.test_tracking_server import mlflow_server
+from tests.support import hosts
+from tests.support.chaos import befall, forked
 
 from .conftest import Note, slowness
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from generator.chaos.faults import Need, possible_faults
 from generator.chaos.nemesis import Nemesis
 from generator.cli.main import app
-from tests.chaos import forked
 from tests.conftest import Render
+from tests.support.chaos import forked
 from tools.rewriting import Rewrite
 
 from .conftest import slowness

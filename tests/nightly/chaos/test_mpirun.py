@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import mpi
 from tests.conftest import Render
+from tests.support.schedulers import mpi
 
 from .conftest import Note
 from .launched import befall_launched

@@ -8,7 +8,7 @@ import pytest
 from generator.chaos.job import launch
 from generator.chaos.quota import cpu_quota
 from tests.conftest import Render
-from tests.pace import wait_until
+from tests.support.processes import wait_until
 
 
 @pytest.mark.parametrize(

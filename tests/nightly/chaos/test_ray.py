@@ -11,9 +11,9 @@ import pytest
 from generator.chaos.faults import Need, NoVictim, possible_faults
 from generator.chaos.job import Job, LaunchedJob, Starter, command_of, launch
 from generator.chaos.nemesis import Nemesis
-from tests.chaos import befall
 from tests.conftest import Render
-from tests.ray_cluster import RayCluster
+from tests.support.chaos import befall
+from tests.support.schedulers.ray import RayCluster
 
 from .conftest import Note, slowness
 

@@ -12,9 +12,9 @@ import psutil
 from generator.chaos.faults import LOST, Need, NoVictim, possible_faults
 from generator.chaos.job import MARK, Job, Starter, command_of, marked_processes, ranks_among
 from generator.chaos.nemesis import Nemesis
-from tests.chaos import befall
 from tests.conftest import Render
-from tests.slurm import ENDED, Cluster
+from tests.support.chaos import befall
+from tests.support.schedulers.slurm import ENDED, Cluster
 from tools.slurm import NODES
 
 from .conftest import Note, slowness

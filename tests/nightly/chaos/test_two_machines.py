@@ -6,9 +6,9 @@ import pytest
 
 from generator.chaos.faults import Need, possible_faults
 from generator.chaos.nemesis import Nemesis
-from tests import hosts
-from tests.chaos import befall
 from tests.conftest import Render
+from tests.support import hosts
+from tests.support.chaos import befall
 
 from .conftest import Note, slowness
 from .on_hosts import HostLink, on_hosts

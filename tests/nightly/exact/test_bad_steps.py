@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.conftest import Measured, Render
-from tests.launching import checkpoint, differences
-from tests.programs import AS_ON_A_GPU, Program, ends_of, run_all
+from tests.support.forked_runs import AS_ON_A_GPU, Program, ends_of, run_all
+from tests.support.training import checkpoint, differences
 from tools.rewriting import Rewrite, extend
 
 # Appended to data.py: some training batches of the first epoch hold a number that is not finite.

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.conftest import Render
-from tests.launching import assert_same_weights, checkpoint
-from tests.ranks import run_train, train_on_ranks
+from tests.support.ranks import run_train, train_on_ranks
+from tests.support.training import assert_same_weights, checkpoint
 
 STEPS = ("--max-steps", "12")
 

@@ -15,18 +15,27 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu import read_trace
-from tests import plain_loop as plain
 from tests.conftest import Render
 from tests.core.exact.test_processes import CLIP_NORM, OPTIONS, UNEVEN, recipe
 from tests.core.faults.test_disks import train_on_a_slow_disk
 from tests.core.faults.test_kills import assert_kills_lose_one_interval
 from tests.core.test_layout import assert_the_layout_may_change
 from tests.core.test_statistics import LAYERS
-from tests.launching import HAS_GPU, NEEDS_GPU, ON_DEVICE, ON_GPU, assert_same_weights, checkpoint, differences, train
 from tests.nightly.exact.test_bad_steps import BAD_STEPS, IMPORTS, SGD, SPOILING, all_finite
 from tests.nightly.exact.test_ddp_options import train_as_with_nccl
-from tests.programs import relative_difference
-from tests.ranks import run_train, train_on_ranks
+from tests.support import reference
+from tests.support.forked_runs import relative_difference
+from tests.support.ranks import run_train, train_on_ranks
+from tests.support.training import (
+    HAS_GPU,
+    NEEDS_GPU,
+    ON_DEVICE,
+    ON_GPU,
+    assert_same_weights,
+    checkpoint,
+    differences,
+    train,
+)
 from tools.rewriting import Rewrite, extend
 
 pytestmark = pytest.mark.gpu
@@ -133,13 +142,13 @@ def test_uneven_counts_arrive_where_plain_pytorch_does(
     accum_steps: int, own_project: Render, orders: list[list[int]], tmp_path: Path
 ) -> None:
     project = own_project()
-    (project / "ddp_project" / "data.py").write_text(plain.DATA)
-    (project / "ddp_project" / "model.py").write_text(plain.MODEL)
+    (project / "ddp_project" / "data.py").write_text(reference.DATA)
+    (project / "ddp_project" / "model.py").write_text(reference.MODEL)
     UNEVEN.apply(project / "ddp_project" / "task.py")
     given = OPTIONS | {"accum_steps": accum_steps}
     options = (word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value)))
     train_on_ranks(project, tmp_path / "run", *ON_FLOAT32, *options)
-    expected, _ = plain.train(recipe(accum_steps, CLIP_NORM), orders, ignored=0)
+    expected, _ = reference.train(recipe(accum_steps, CLIP_NORM), orders, ignored=0)
     assert (
         relative_difference(checkpoint(tmp_path / "run")["model"], expected) <= 1e-4
     ), "a GPU adds up in another order"

@@ -7,11 +7,11 @@ import pytest
 
 from benchmarks.gpu import waits_of_a_step
 from generator.check.train.judgement import OF_EVALUATIONS
-from tests import plain_loop as plain
 from tests.conftest import Render
-from tests.launching import NEEDS_GPU, ON_GPU, checkpoint, differences, train
-from tests.loop_ranks import on_two_ranks, weights_of_an_epoch_on_a_gpu
-from tests.programs import relative_difference, state
+from tests.support import reference
+from tests.support.forked_runs import relative_difference, state
+from tests.support.ranks import on_two_ranks, weights_of_an_epoch_on_a_gpu
+from tests.support.training import NEEDS_GPU, ON_GPU, checkpoint, differences, train
 
 pytestmark = [pytest.mark.gpu, NEEDS_GPU]
 
@@ -21,11 +21,11 @@ def test_sync_batch_norm_on_two_processes_equals_batch_norm_on_the_whole_batch(
 ) -> None:
     """Both processes use one GPU and Gloo, since NCCL wants a GPU for each."""
     place = shutil.copytree(project(sync_bn=True), tmp_path / "project")
-    (place / "ddp_project" / "data.py").write_text(plain.DATA)
-    (place / "ddp_project" / "model.py").write_text(plain.BATCH_NORM_MODEL)
+    (place / "ddp_project" / "data.py").write_text(reference.DATA)
+    (place / "ddp_project" / "model.py").write_text(reference.BATCH_NORM_MODEL)
     options = {"run_dir": tmp_path / "run", "global_batch_size": 24, "epochs": 1, "lr": 0.01, "warmup_steps": 2}
-    recipe = plain.Recipe(24, 24, epochs=1, warmup=2, lr=0.01, clip_norm=0.0)
-    expected = plain.train_in_parts(recipe, orders[:1], parts=1)
+    recipe = reference.Recipe(24, 24, epochs=1, warmup=2, lr=0.01, clip_norm=0.0)
+    expected = reference.train_in_parts(recipe, orders[:1], parts=1)
     for weights in on_two_ranks(weights_of_an_epoch_on_a_gpu, tmp_path, place, options):
         assert relative_difference(weights, expected) <= 1e-4, "a GPU adds up in another order"
 

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.conftest import Measured, Render
-from tests.pace import until_hung
+from tests.support.processes import output_of
 from tools.rewriting import Rewrite
 
 NUMBERS = "test_any_number_of_processes_equals_a_plain_loop"
@@ -159,8 +158,7 @@ def verdicts(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[
         mistake.edit.apply(place / mistake.file)
         tests = f"tests/test_{TESTS[mistake.test]}.py"
         command = [sys.executable, "-m", "pytest", "-q", "-k", mistake.test, tests]
-        done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=until_hung(200))
-        return done.stdout
+        return output_of(command, place, code=None)
 
     with ThreadPoolExecutor(2) as pool:
         found = pool.map(verdict, range(len(MISTAKES)), MISTAKES)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]
 
 from tests.conftest import Render
-from tests.launching import module_of
+from tests.support.training import module_of
 
 IMPROBABLE = 1e-6  # a sound order is refused once in a million for each statistic
 HUGE = 10**9

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import Measured, Render
 from tests.core.exact.test_resume import END, SIGNAL, assert_signals_change_nothing, assert_stops_change_nothing
-from tests.programs import TELLING
+from tests.support.forked_runs import TELLING
 
 VARIANTS: dict[str, tuple[dict[str, object], dict[str, Any], Sequence[int]]] = {
     # answers, options, and the steps to stop after

@@ -8,8 +8,8 @@ import pytest
 
 from tests.conftest import Measured, Render
 from tests.core.exact.test_resume import END, OPTIONS, assert_ends_like, stopped_at
-from tests.launching import checkpoint
-from tests.programs import Program, metrics, run_all
+from tests.support.forked_runs import Program, metrics, run_all
+from tests.support.training import checkpoint
 from tools.rewriting import extend
 
 STEP, MICRO_BATCH, IN_EPOCH = 24, 12, 5

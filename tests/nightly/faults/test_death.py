@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Measured, Render
-from tests.launching import is_running
-from tests.nightly.test_signals import NEEDS_MPICH, NEEDS_OPENMPI, ranks_of, running
-from tests.pace import wait_until
+from tests.nightly.test_signals import NEEDS_MPICH, NEEDS_OPENMPI
+from tests.support.processes import is_running, wait_until
+from tests.support.training import ranks_of, running
 
 LAUNCHERS = [
     "torchrun",

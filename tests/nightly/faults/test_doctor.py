@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -12,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests import hosts
 from tests.conftest import Render
-from tests.launching import ON_CPU, output_of
 from tests.nightly.faults.test_preemption import EACH_MPIRUN, environment
-from tests.pace import seconds
-from tests.slurm import Cluster
+from tests.support import hosts
+from tests.support.processes import output_of, scaled, started
+from tests.support.schedulers.slurm import Cluster
+from tests.support.training import ON_CPU, Started
 
 PYTHON = str(Path(sys.executable).parent)
 PATH = f"{PYTHON}:{os.environ['PATH']}"
@@ -143,11 +142,14 @@ class Pair:
         """Run launch.sh --doctor on the machines side by side. Returns the exit code and what was printed, of each."""
         (self.folder / "runs").mkdir()
         with ExitStack() as stack:
-            started = {number: self._start(number, fault, stack) for number in machines}
-            ended = {number: process.communicate(timeout=seconds(150))[0] for number, process in started.items()}
-            return {number: (process.returncode, ended[number]) for number, process in started.items()}
+            running = {number: stack.enter_context(self._start(number, fault)) for number in machines}
+            codes = {number: process.wait(scaled(150)) for number, process in running.items()}
+            return {number: (code, self._output(number).read_text()) for number, code in codes.items()}
 
-    def _start(self, number: int, fault: Fault, stack: ExitStack) -> subprocess.Popen[str]:
+    def _output(self, number: int) -> Path:
+        return self.folder / f"output-{number}.log"
+
+    def _start(self, number: int, fault: Fault) -> Started:
         names = fault.names if number else "{0} n1\n{1} n2\n"
         (self.folder / f"hosts-{number}").write_text(
             "127.0.0.1 localhost\n" + names.format(*(host.address for host in self.hosts))
@@ -160,17 +162,9 @@ class Pair:
         name, list_of_names = f"n{number + 1}", str(self.folder / f"hosts-{number}")
         variables = {"NNODES": "2", "NODE_RANK": str(number), "HEAD": self.hosts[0].address, "NPROC_PER_NODE": "1"}
         variables |= {"PORT": str(PORT), "RUNS": f"{self.folder}/runs", "OTHER": f"{self.folder}/other"}
-        process = subprocess.Popen(
-            self.hosts[number].command("unshare", "--uts", "sh", "-c", script, "sh", name, list_of_names),
-            cwd=self.project,
-            env={**os.environ, **variables, "PATH": PATH, **(fault.variables if number else {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        stack.callback(process.wait)
-        stack.callback(process.kill)
-        return process
+        command = self.hosts[number].command("unshare", "--uts", "sh", "-c", script, "sh", name, list_of_names)
+        env = {**os.environ, **variables, "PATH": PATH, **(fault.variables if number else {})}
+        return started(command, self.project, self._output(number), env)
 
 
 @pytest.fixture

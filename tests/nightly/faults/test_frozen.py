@@ -11,21 +11,15 @@ import pytest
 import torch
 
 from tests.conftest import Measured, Render
-from tests.launching import ON_CPU, ON_GPU, is_running
-from tests.nightly.test_signals import NEEDS_OPENMPI, ranks_of, running
-from tests.pace import seconds, wait_until
-from tests.ranks import start_ranks
+from tests.nightly.test_signals import NEEDS_OPENMPI
+from tests.support.processes import is_running, scaled, wait_for_line
+from tests.support.ranks import start_ranks
+from tests.support.training import ON_CPU, ON_GPU, ranks_of, running
 from tools.rewriting import extend
 
 TIMEOUT = 4  # seconds that a collective waits
 FOUND = 3  # seconds more that it may take to see which rank is silent
 PLACE = r"(loading data|training|reducing|saving|evaluating), after step \d+"
-
-
-def wait_for_line(output: Path, pattern: str, limit: float) -> str:
-    """Wait until a line of the output matches, and return it. Fails after the limit (seconds)."""
-    line = re.compile(rf"^.*{pattern}.*$", re.MULTILINE)
-    return wait_until(lambda: line.search(output.read_text()), limit, output.read_text)[0]
 
 
 @pytest.mark.parametrize(
@@ -47,13 +41,13 @@ def test_a_frozen_rank_is_named(
         os.kill(ranks[victim], signal.SIGSTOP)
         started = time.perf_counter()
         if launcher != "mpirun":
-            assert re.search(PLACE, wait_for_line(output, rf"WARNING rank {victim} is silent for", limit=TIMEOUT))
+            assert re.search(PLACE, wait_for_line(output, f"WARNING rank {victim} is silent for", limit=TIMEOUT))
         error = wait_for_line(output, "error: ", limit=TIMEOUT + FOUND)
         took = time.perf_counter() - started
         assert re.search(rf"rank {victim} (is silent: it )?was {PLACE}", error), error
         assert output.read_text().count("error: ") == 1
         os.kill(ranks[victim], signal.SIGKILL)  # spares the launcher's patience with it, which is not measured here
-        assert process.wait(timeout=seconds(30)) != 0
+        assert process.wait(timeout=scaled(30)) != 0
         assert not any(map(is_running, ranks))
     measured("frozen", f"{launcher}, rank {victim}, --timeout {TIMEOUT}: named after (seconds)", round(took, 1))
 
@@ -70,7 +64,7 @@ def test_ranks_that_wait_for_a_frozen_one_record_where(project: Render, tmp_path
         assert f"{file}"[:-1] + "*" in wait_for_line(output, "WARNING rank 1 is silent for", limit=TIMEOUT)
         if device == ON_CPU:
             assert f"; {file} has the last collectives of rank 0" in wait_for_line(output, "error: ", TIMEOUT + FOUND)
-        process.wait(timeout=seconds(60))
+        process.wait(timeout=scaled(60))
     last = pickle.loads(file.read_bytes())["entries"][-1]
     assert str(place / "train.py") in [frame["filename"] for frame in last["frames"]]
 

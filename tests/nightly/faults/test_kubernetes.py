@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import hosts
 from tests.conftest import Render
-from tests.jobset import CORES, Cluster, JobSet, missing
-from tests.launching import ON_CPU, assert_same_weights, checkpoint, launch_command, output_of
-from tests.nightly.test_signals import FOR_EVER, wait_for_steps
-from tests.pace import seconds
+from tests.support import hosts
+from tests.support.processes import output_of, scaled
+from tests.support.schedulers.kubernetes import CORES, Cluster, JobSet, missing
+from tests.support.training import FOR_EVER, ON_CPU, assert_same_weights, checkpoint, launch_command, wait_for_steps
 
 STEPS = ("--max-steps", "400", "--save-every", "20", "--eval-every", "1000", "--epochs", "1000")
 HEAD_TIMEOUT = 20  # of launch.sh, where it is not to be ten minutes
@@ -115,5 +114,5 @@ def test_launch_sh_ends_where_node_0_is_out_of_reach(submit: Submit) -> None:
     jobset = submit(*FOR_EVER, env={"HEAD_TIMEOUT": str(HEAD_TIMEOUT)})
     wait_for_steps(jobset.run_dir)
     jobset.hosts[0].set_link("down")
-    jobset.pods[1].process.wait(seconds(60))
+    jobset.pods[1].process.wait(scaled(60))
     assert jobset.pods[1].code == 128 + signal.SIGKILL, jobset.output

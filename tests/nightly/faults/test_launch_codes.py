@@ -3,47 +3,21 @@
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Render
-from tests.launching import ON_CPU
-from tests.nightly.test_signals import FOR_EVER, ranks_of, wait_for_steps
-from tests.pace import seconds
+from tests.support.processes import scaled
+from tests.support.training import FOR_EVER, launched, ranks_of, wait_for_steps
 
 LAUNCHERS = pytest.mark.parametrize("launcher", ["torchrun", "launch"])
 
 
-@contextmanager
-def launched(project: Path, run_dir: Path, *options: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """Start launch.sh on two processes."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    with open(run_dir.parent / "output.log", "w") as output:
-        process = subprocess.Popen(
-            ["./launch.sh", *ON_CPU, "--run-dir", str(run_dir), *options],
-            cwd=project,
-            env={**os.environ, "PATH": path, "NPROC_PER_NODE": "2", **variables},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def code_of(process: subprocess.Popen[str]) -> int:
+def code_of(process: subprocess.Popen[bytes]) -> int:
     """Wait until launch.sh has ended, and return its exit code."""
-    return process.wait(timeout=seconds(60))
+    return process.wait(timeout=scaled(60))
 
 
 @LAUNCHERS

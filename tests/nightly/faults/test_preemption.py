@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,17 +13,16 @@ from typing import Any
 
 import pytest
 
-from tests import mpi
 from tests.conftest import Measured, Render
-from tests.launching import ON_CPU, assert_same_weights, checkpoint, train
-from tests.pace import seconds, wait_until
-from tests.slurm import ENDED, Cluster, Job
+from tests.support.processes import PATH, scaled, started, wait_until
+from tests.support.schedulers import mpi
+from tests.support.schedulers.slurm import ENDED, Cluster, Job
+from tests.support.training import ON_CPU, assert_same_weights, checkpoint, train
 from tools.rewriting import Rewrite
 
 LAST = 120
 STEPS = ("--max-steps", str(LAST), "--log-every", "2")
 TWO_NODES = ("--nodes=2", "--ntasks-per-node=1")
-PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 KILLED, STOPPED = 137, 75
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -260,16 +258,9 @@ def test_a_cancelled_job_does_not_come_back_though_its_time_was_up(
 def launched(mpirun: str, place: Path, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run launch.sh with one of the two launchers of MPI, on this machine alone, and go on once it has trained."""
     command = ["./launch.sh", "2", *ON_CPU, "--run-dir", str(folder / "run"), *STEPS]
-    with open(folder / "output.log", "wb") as output:
-        process = subprocess.Popen(
-            command, cwd=place, env=environment(mpirun, folder), stdout=output, stderr=output, start_new_session=True
-        )
-        try:
-            wait_until(lambda: has_trained(folder / "run"))
-            yield process
-        finally:
-            process.kill()
-            process.wait()
+    with started(command, place, folder / "output.log", environment(mpirun, folder)) as process:
+        wait_until(lambda: has_trained(folder / "run"))
+        yield process
 
 
 def environment(mpirun: str, folder: Path) -> dict[str, str]:
@@ -304,7 +295,7 @@ def test_a_signal_to_the_launch_script_of_mpirun_leaves_the_ranks_time_to_save(
     with launched(mpirun, paced("mpirun"), tmp_path) as process:
         started = time.perf_counter()
         process.send_signal(number)
-        assert process.wait(timeout=seconds(30)) == STOPPED, (tmp_path / "output.log").read_text()
+        assert process.wait(timeout=scaled(30)) == STOPPED, (tmp_path / "output.log").read_text()
         measured("preemption", f"{mpirun}, {number.name}, save of 3 s: seconds to stop", since(started))
     written = checkpoint(run_dir)
     assert written["world_size"] == 2
@@ -332,7 +323,7 @@ def test_the_launch_script_tells_of_a_stop_though_mpich_forgets_it(project: Rend
         ) as process:
             read_until(process, "ready.", times=2)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=seconds(30)) == STOPPED
+            assert process.wait(timeout=scaled(30)) == STOPPED
 
 
 def read_until(process: subprocess.Popen[str], word: str, times: int) -> None:
@@ -356,5 +347,5 @@ def test_a_killed_launch_script_of_mpirun_takes_its_ranks_along(mpirun: str, pac
 def test_a_killed_rank_ends_the_launch_script_of_mpirun(mpirun: str, paced: Paced, tmp_path: Path) -> None:
     with launched(mpirun, paced("mpirun"), tmp_path) as process:
         os.kill(ranks_of(tmp_path / "run")[1], signal.SIGKILL)
-        assert process.wait(timeout=seconds(5)) == {"Open MPI": KILLED, "MPICH": signal.SIGKILL}[mpirun]
+        assert process.wait(timeout=scaled(5)) == {"Open MPI": KILLED, "MPICH": signal.SIGKILL}[mpirun]
     assert ranks_of(tmp_path / "run") == []

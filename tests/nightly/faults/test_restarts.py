@@ -4,17 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Measured, Render
-from tests.launching import ON_CPU, assert_same_weights, checkpoint
-from tests.nightly.test_signals import ranks_of
-from tests.pace import seconds, wait_until
-from tests.ranks import newest_step, train_on_ranks
+from tests.support.processes import scaled, started, wait_until
+from tests.support.ranks import newest_step, train_on_ranks
+from tests.support.training import ON_CPU, Started, assert_same_weights, checkpoint, ranks_of
 from tools.rewriting import Rewrite
 
 AGENTS = {"torchrun": "torch.distributed.run", "launch": "torch.distributed.launch"}
@@ -23,33 +20,16 @@ STEPS_BETWEEN_KILLS = 5
 BROKEN = Rewrite("progress = run.progress", '{}\nif run.progress.step >= 0:\n    raise ValueError("a mistake")', "main")
 
 
-@contextmanager
-def restarting(
-    launcher: str, project: Path, run_dir: Path, restarts: int, *options: str
-) -> Iterator[subprocess.Popen[str]]:
+def restarting(launcher: str, project: Path, run_dir: Path, restarts: int, *options: str) -> Started:
     """Start a training whose launcher restarts it."""
     agent = ["--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}", "train.py"]
     command = [sys.executable, "-m", AGENTS[launcher], *agent, *ON_CPU, "--run-dir", str(run_dir), *options]
-    with open(run_dir.parent / "output.log", "w") as output:
-        # Without the variable, restarts fail now and then (pytorch#135712): launch.sh sets it, too.
-        process = subprocess.Popen(
-            command,
-            cwd=project,
-            env=os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    # Without the variable, restarts fail now and then (pytorch#135712): launch.sh sets it, too.
+    env = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return started(command, project, run_dir.parent / "output.log", env)
 
 
-def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str]) -> None:
+def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[bytes]) -> None:
     """Wait until a checkpoint of this step or a later one is there."""
     printed = (run_dir.parent / "output.log").read_text
     wait_until(lambda: newest_step(run_dir) >= step or process.poll() is not None, told=printed)
@@ -79,7 +59,7 @@ def test_a_killed_rank_is_restarted_and_the_run_goes_on(
         for kill in range(1, kills + 1):
             wait_for_step(run_dir, kill * STEPS_BETWEEN_KILLS, process)
             os.kill(ranks_of(run_dir)[kill % 2], signal.SIGKILL)
-        assert process.wait(timeout=seconds(120)) == 0, (tmp_path / "output.log").read_text()
+        assert process.wait(timeout=scaled(120)) == 0, (tmp_path / "output.log").read_text()
     log = (run_dir / "train.log").read_text()
     assert log.count("resumed from ") == kills
     train_on_ranks(project(launcher=launcher), tmp_path / "whole", *options)
@@ -96,7 +76,7 @@ def test_a_restart_goes_on_with_the_run_that_was_resumed(own_project: Render, tm
     with restarting("torchrun", project, called, 3, *options) as process:
         wait_until(lambda: newest_step(before) >= 5 or process.poll() is not None)
         os.kill(ranks_of(called)[1], signal.SIGKILL)
-        assert process.wait(timeout=seconds(120)) == 0, (tmp_path / "output.log").read_text()
+        assert process.wait(timeout=scaled(120)) == 0, (tmp_path / "output.log").read_text()
     log = (before / "train.log").read_text()
     assert log.count("resumed from ") == 2
     assert checkpoint(before)["progress"]["step"] == 9
@@ -107,7 +87,7 @@ def test_restarts_that_lead_nowhere_end(own_project: Render, tmp_path: Path, mea
     train_on_ranks(project, run_dir, "--max-steps", "2")
     BROKEN.apply(project / "train.py")
     with restarting("torchrun", project, run_dir, 20, "--resume") as process:
-        assert process.wait(timeout=seconds(100)) == 1
+        assert process.wait(timeout=scaled(100)) == 1
     printed = (tmp_path / "output.log").read_text()
     assert printed.count("error: the run was started 3 times in a row and wrote no checkpoint") == 1
     starts = printed.count("resumed from ")
@@ -122,7 +102,7 @@ def test_a_stop_is_not_restarted(launcher: str, own_project: Render, tmp_path: P
     with restarting(launcher, project, run_dir, 3, "--save-every", "1") as process:
         wait_for_step(run_dir, 2, process)
         os.kill(ranks_of(run_dir)[1], signal.SIGUSR1)
-        assert process.wait(timeout=seconds(40)) == 1
+        assert process.wait(timeout=scaled(40)) == 1
     log = (run_dir / "train.log").read_text()
     assert "stopped after step" in log
     assert "resumed from" not in log
@@ -131,7 +111,7 @@ def test_a_stop_is_not_restarted(launcher: str, own_project: Render, tmp_path: P
 def test_what_no_restart_mends_is_not_restarted(project: Render, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with restarting("torchrun", project(), run_dir, 3, "--global-batch-size", "63") as process:
-        assert process.wait(timeout=seconds(60)) == 1
+        assert process.wait(timeout=scaled(60)) == 1
     assert (tmp_path / "output.log").read_text().count("error: --global-batch-size 63") == 1
 
 

@@ -11,7 +11,7 @@ import torch
 
 from generator.answers.combinations import Combination, covering
 from tests.conftest import Render
-from tests.launching import train
+from tests.support.training import train
 
 RUN_CODE_FROM_DATA = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
 RUN_CODE_FROM_TEXT = {"__import__", "compile", "eval", "exec", "os.popen", "os.system", "runpy.run_path"}

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Render
-from tests.launching import ON_CPU, checkpoint
-from tests.pace import seconds
+from tests.support.processes import PATH, scaled
+from tests.support.training import ON_CPU, checkpoint
 
 STEPS = 30
 NOBODY = 65534
@@ -84,10 +84,10 @@ def readable(tmp_path: Path) -> Path:
 def path_without(programs: Sequence[str], folder: Path) -> str:
     """Return a PATH on which there is no more than must be."""
     if not programs:
-        return f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return PATH
     folder.mkdir()
     for tool in TOOLS:
-        found = shutil.which(tool, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        found = shutil.which(tool, path=PATH)
         if found:  # the interpreter of a virtual environment must be called by its own path
             (folder / tool).write_text(f'#!/bin/sh\nexec "{found}" "$@"\n')
             (folder / tool).chmod(0o755)
@@ -119,7 +119,7 @@ def test_it_works_or_says_why(what: str, project: Render, readable: Path) -> Non
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=seconds(90),
+            timeout=scaled(90),
         )
 
     first = launch("--max-steps", str(STEPS // 2), "--save-every", "5")

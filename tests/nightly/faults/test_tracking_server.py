@@ -1,8 +1,5 @@
 """A tracking server that goes away costs neither the run nor a metric."""
 
-import os
-import signal
-import subprocess
 import sys
 import time
 import urllib.request
@@ -12,10 +9,9 @@ from pathlib import Path
 
 from generator.check.train.records import read_jsonl, read_mlflow
 from tests.conftest import Measured, Render
-from tests.nightly.faults.test_frozen import wait_for_line
 from tests.nightly.faults.test_preemption import STOPPED, since
-from tests.pace import wait_until
-from tests.ranks import Rank, start_ranks
+from tests.support.processes import started, wait_for_line, wait_until
+from tests.support.ranks import Rank, start_ranks
 
 
 @contextmanager
@@ -23,14 +19,9 @@ def mlflow_server(folder: Path, port: int) -> Iterator[None]:
     """A real server, whose records are in the folder."""
     command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(port)]
     command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--default-artifact-root", str(folder)]
-    with open(folder / "server.log", "a") as output:
-        server = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, start_new_session=True)
-        try:
-            wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), 90)
-            yield
-        finally:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
+    with started(command, folder, folder / "server.log"):
+        wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), 90)
+        yield
 
 
 def answers(address: str) -> bool:

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import hosts
 from tests.conftest import Measured, Render
-from tests.launching import ON_CPU, assert_same_weights, checkpoint, launch_command, output_of
-from tests.pace import seconds, wait_until
+from tests.support import hosts
+from tests.support.processes import PATH, output_of, scaled, started, wait_until
+from tests.support.training import ON_CPU, assert_same_weights, checkpoint, launch_command
 
 CORES = [str(core) for core in sorted(os.sched_getaffinity(0))[:2]]
 HEAD_TIMEOUT = 10  # of launch.sh
@@ -41,7 +40,7 @@ class Machine:
 
     def wait(self, since: float, limit: float) -> float:
         """Wait until nothing runs on the host any more; give how long after the moment since that was."""
-        deadline = since + seconds(limit)
+        deadline = since + scaled(limit)
         while self.host.processes() or self.agent.poll() is None:
             assert time.perf_counter() < deadline, f"still running: {self.output.read_text()}"
             time.sleep(0.02)
@@ -50,7 +49,7 @@ class Machine:
     @property
     def code(self) -> int:
         """The exit code of launch.sh, which has ended."""
-        code: int = self.agent.wait(timeout=seconds(1))
+        code: int = self.agent.wait(timeout=scaled(1))
         return code
 
 
@@ -80,18 +79,10 @@ class Cluster:
         pinned = host.command("taskset", "--cpu-list", CORES[number % len(CORES)], "./launch.sh")
         place = {"NODE_RANK": str(number), "HEAD": self.hosts[0].address, "LOCAL_ADDR": host.address}
         given = {"NNODES": "2", "NPROC_PER_NODE": "1", "HEAD_TIMEOUT": str(HEAD_TIMEOUT)} | variables
-        paths = {"GLOO_SOCKET_IFNAME": hosts.LINK, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        with open(output, "wb") as file:
-            agent = subprocess.Popen(
-                [*pinned, *ON_CPU, "--run-dir", str(self.run_dir), *options],
-                cwd=self.project,
-                env=os.environ | place | given | paths,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-        self.stack.callback(agent.wait)
-        self.stack.callback(agent.kill)
-        return Machine(host, agent, output)
+        paths = {"GLOO_SOCKET_IFNAME": hosts.LINK, "PATH": PATH}
+        command = [*pinned, *ON_CPU, "--run-dir", str(self.run_dir), *options]
+        env = os.environ | place | given | paths
+        return Machine(host, self.stack.enter_context(started(command, self.project, output, env)), output)
 
     def start_both(self, *options: str, **variables: str) -> tuple[Machine, Machine]:
         """Run launch.sh on both hosts."""

@@ -1,5 +1,5 @@
 """Histories of the template."""
 
-from tests.histories import history, made_up, old_project, ready, scratch, workers
+from tests.support.versions import history, made_up, old_project, ready, scratch, workers
 
 __all__ = ["history", "made_up", "old_project", "ready", "scratch", "workers"]

@@ -19,8 +19,8 @@ from generator.render.project import ANSWERS_FILE
 from generator.update.fleet import examine_all
 from generator.update.history import NEXT, History
 from generator.update.replay import commit_all, copy_project, put_under_git
-from tests.histories import MadeUp, change_many_files, replace
-from tests.owners import new_option
+from tests.support.projects.edits import new_option
+from tests.support.versions import MadeUp, change_many_files, replace
 
 
 def everything(folder: Path) -> dict[Path, tuple[bytes, int]]:

@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,11 +15,11 @@ import pytest
 from generator.render.project import read_files
 from generator.update.history import NEXT, History
 from generator.update.replay import commit_all, copy_project, differing, put_under_git
-from tests.disks import small_disk
-from tests.guide import read_guide
-from tests.histories import replace
-from tests.owners import EDITS
-from tests.pace import seconds
+from tests.support.hardware import small_disk
+from tests.support.processes import PATH, scaled
+from tests.support.projects.edits import EDITS
+from tests.support.projects.instructions import read_guide
+from tests.support.versions import replace
 
 KILLS = 12
 TOGETHER = ("new_option", "added_metric", "added_dependency", "own_file")
@@ -35,8 +34,7 @@ class Owner:
 
     def environment(self) -> Mapping[str, str]:
         """What a shell of the owner has."""
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return {**os.environ, "PATH": path, "TMPDIR": str(self.elsewhere), "HOME": str(self.elsewhere)}
+        return {**os.environ, "PATH": PATH, "TMPDIR": str(self.elsewhere), "HOME": str(self.elsewhere)}
 
     def begin(self, commands: str) -> subprocess.Popen[bytes]:
         """Type commands, in a process group of their own."""
@@ -51,7 +49,7 @@ class Owner:
 
     def type_in(self, commands: str) -> int:
         """Type commands, and wait for how the last of them ends."""
-        return self.begin(commands).wait(timeout=seconds(120))
+        return self.begin(commands).wait(timeout=scaled(120))
 
     @contextmanager
     def nothing_changes(self) -> Iterator[None]:

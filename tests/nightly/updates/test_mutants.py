@@ -7,7 +7,7 @@ import pytest
 from generator.render.scratch import scratch_folder
 from generator.render.workers import Workers
 from generator.update.gate import Gate
-from tests.histories import MadeUp
+from tests.support.versions import MadeUp
 from tools.rewriting import Rewrite
 
 PACKAGE = "template/{{package_name}}"

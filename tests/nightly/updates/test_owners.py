@@ -9,8 +9,8 @@ from generator.answers.ownership import read_ownership
 from generator.render.project import read_files
 from generator.update.history import NEXT, History
 from generator.update.replay import commit_all, copy_project, differing, update
-from tests.launching import checkpoint, train
-from tests.owners import EDITS
+from tests.support.projects.edits import EDITS
+from tests.support.training import checkpoint, train
 
 OldProject = Callable[..., Path]
 

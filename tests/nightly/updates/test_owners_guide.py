@@ -13,10 +13,10 @@ import yaml
 from generator.render.git import run
 from generator.render.project import read_files
 from generator.update.replay import commit_all, conflicts, copy_project, put_under_git
-from tests.guide import read_guide
-from tests.histories import MadeUp, change_many_files, replace
-from tests.launching import output_of
-from tests.owners import EDITS, another_data_set, another_model
+from tests.support.processes import output_of
+from tests.support.projects.edits import EDITS, another_data_set, another_model
+from tests.support.projects.instructions import read_guide
+from tests.support.versions import MadeUp, change_many_files, replace
 from tools.rewriting import Rewrite
 
 Shell = Callable[..., str]

@@ -24,7 +24,7 @@ from generator.update.replay import (
     update,
 )
 from tests.conftest import Render
-from tests.histories import MadeUp, replace
+from tests.support.versions import MadeUp, replace
 from tools.rewriting import Rewrite
 
 OldProject = Callable[..., Path]

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tests.core.updates.test_releases import run_command
-from tests.histories import MadeUp
+from tests.support.versions import MadeUp
 
 
 def test_the_gate_as_a_command(ready: MadeUp, tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,15 +16,16 @@ import torch
 import yaml
 
 from generator.answers.questions import TEMPLATE, read_questions
-from tests import mpi
-
-from .pace import until_hung
+from tests.support.processes import PATH, output_of, started, wait_for_line
+from tests.support.schedulers import mpi
 
 ON_CPU = ("--device", "cpu", "--backend", "gloo")
+FOR_EVER = ("--epochs", "1000", "--eval-every", "1000")
 ON_GPU = ("--device", "cuda", "--backend", "nccl")
 HAS_GPU = torch.cuda.device_count() > 0  # unlike is_available(), this lets forked processes do without the GPU
 ON_DEVICE = ("--device", "cuda", "--backend", "gloo") if HAS_GPU else ON_CPU  # ranks may share it
 LAUNCHERS = [choice.value for each in read_questions() if each.key == "launcher" for choice in each.choices]
+Started = AbstractContextManager[subprocess.Popen[bytes]]
 NEEDS_GPU = pytest.mark.skipif(not HAS_GPU, reason="there is no GPU")
 
 
@@ -71,21 +73,42 @@ def train(
     return output_of(command, project, {**os.environ, **(env or {})}, code=code, timeout=timeout)
 
 
-def output_of(
-    command: Sequence[str | Path], folder: Path, env: Mapping[str, str], *, code: int | None = 0, timeout: float = 300
-) -> str:
-    """Run a command and return all that it printed. Fails where it ends with another exit code (None: any will do)."""
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=until_hung(timeout),
-    )
-    assert code is None or done.returncode == code, f"exit code {done.returncode}:\n{done.stdout}"
-    return done.stdout
+def launched(project: Path, run_dir: Path, *options: str, **variables: str) -> Started:
+    """Start launch.sh on two processes; what they print goes to output.log beside the run directory."""
+    command = ["./launch.sh", *ON_CPU, "--run-dir", str(run_dir), *options]
+    env = {**os.environ, "PATH": PATH, "NPROC_PER_NODE": "2", **variables}
+    return started(command, project, run_dir.parent / "output.log", env)
+
+
+@contextmanager
+def running(project: Path, run_dir: Path, launcher: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a training that would take long, and yield its launcher once it has trained some steps."""
+    command = [*launch_command(launcher, 2, run_dir.parent), *ON_CPU, "--run-dir", str(run_dir), *FOR_EVER, *options]
+    with started(command, project, run_dir.parent / "output.log") as process:
+        wait_for_steps(run_dir)
+        yield process
+
+
+def wait_for_steps(run_dir: Path) -> None:
+    """Wait until the log of the run tells of step 30."""
+    wait_for_line(run_dir / "train.log", "step 30 ")
+
+
+def ranks_of(run_dir: Path) -> list[int]:
+    """The process numbers of the ranks: the leaves of those that name the run directory, or that such a one spawned."""
+    parents, commands = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes()
+            parents[int(folder.name)] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            continue
+        commands[int(folder.name)] = command
+    named = {pid for pid, command in commands.items() if str(run_dir).encode() in command}
+    for _ in ("ranks", "their loader workers"):
+        spawned = {pid for pid, command in commands.items() if b"multiprocessing.spawn" in command}
+        named |= {pid for pid in spawned if parents[pid] in named}
+    return sorted(pid for pid in named if pid not in {parents[other] for other in named})
 
 
 def checkpoint(run_dir: Path, name: str = "last.pt") -> dict[str, Any]:
@@ -110,14 +133,6 @@ def differences(one: Any, other: Any, place: str = "") -> list[str]:
         pairs = enumerate(zip(one, other, strict=True))
         return [found for i, (left, right) in pairs for found in differences(left, right, f"{place}/{i}")]
     return [] if one == other or (one != one and other != other) else [place]  # NaN is no difference to NaN
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is there, and no zombie that nobody has waited for."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def module_of(file: Path) -> ModuleType:

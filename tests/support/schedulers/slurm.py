@@ -1,14 +1,12 @@
 """Jobs of a Slurm cluster on this machine: how they are submitted and waited for."""
 
-import os
 import re
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.pace import until_hung
+from tests.support.processes import PATH, hang_timeout
 from tools.slurm import SlurmCluster, SlurmError
 
 ENDED = frozenset(
@@ -52,8 +50,7 @@ class Cluster(SlurmCluster):
 
     def launch(self, project: Path, *options: str, request: Sequence[str] = (), **variables: str) -> int:
         """Let the launch.sh of a project submit a job, with options of sbatch, and return its number."""
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        given = {"PATH": path, "REQUEST": " ".join(request), **variables}
+        given = {"PATH": PATH, "REQUEST": " ".join(request), **variables}
         place = ["env", f"--chdir={project}", *(f"{name}={value}" for name, value in given.items())]
         said = self.run(*place, "./launch.sh", *options).stdout
         return int(said.removeprefix("Submitted batch job ").partition(":")[0])
@@ -78,7 +75,7 @@ class Cluster(SlurmCluster):
         Raises SlurmError after ``timeout`` seconds, or when it ends otherwise.
         """
         wanted = frozenset(states) or ENDED
-        deadline = time.monotonic() + until_hung(timeout)
+        deadline = time.monotonic() + hang_timeout(timeout)
         while (job := self.job(job_id)).state not in wanted:
             if job.state in ENDED or time.monotonic() > deadline:
                 expected = " or ".join(sorted(wanted))

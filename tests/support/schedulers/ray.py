@@ -1,7 +1,7 @@
 """A real Ray cluster on this machine, to which tests add nodes and submit jobs.
 
-python -m tests.ray_cluster starts a node, which takes jobs, and another one for each line that comes; of each it tells
-in a line of JSON. The end of standard input, or of this process, ends all.
+python -m tests.support.schedulers.ray starts a node, which takes jobs, and one more node for each line of its input.
+It prints a line of JSON about each node. The end of its input, or of this process, ends them all.
 """
 
 import json
@@ -21,7 +21,7 @@ import psutil
 
 from generator.answers.questions import TEMPLATE
 from generator.check.train.forking import free_ports
-from tests.pace import until_hung
+from tests.support.processes import PATH, hang_timeout, started
 
 MARK = "DDP_RAY_CLUSTER"  # the variable by which all processes of a cluster are known
 STORE = 80 * 2**20  # bytes, nearly the least that Ray takes: nothing goes through it
@@ -42,9 +42,8 @@ class RayCluster:
 
     def __init__(self) -> None:
         """Start it with one node, and wait until that takes jobs."""
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.variables = {**os.environ, "PATH": path, **SETTINGS, MARK: str(os.getpid())}
-        command = [sys.executable, "-m", "tests.ray_cluster"]
+        self.variables = {**os.environ, "PATH": PATH, **SETTINGS, MARK: str(os.getpid())}
+        command = [sys.executable, "-m", "tests.support.schedulers.ray"]
         self.tool = subprocess.Popen(command, cwd=TEMPLATE, env=self.variables, stdin=PIPE, stdout=PIPE, text=True)
         self.raylets: list[int] = []  # the process on each node without which the node is lost
         self.address = self._take_node()
@@ -66,7 +65,7 @@ class RayCluster:
     def shut_down(self) -> None:
         """End all that runs there."""
         with suppress(subprocess.TimeoutExpired):
-            self.tool.communicate(timeout=until_hung(30))
+            self.tool.communicate(timeout=hang_timeout(30))
         self.tool.kill()
         for pid in self.processes():
             with suppress(ProcessLookupError):
@@ -87,26 +86,18 @@ class RayCluster:
         self, project: Path, nodes: str, *options: str, output: Path, **variables: str
     ) -> Iterator[subprocess.Popen[bytes]]:
         """Start launch.sh, and write what it prints to a file. Its job ends in the end, whatever happens."""
-        with open(output, "wb") as file:
-            process = subprocess.Popen(
-                ["./launch.sh", nodes, *options],
-                cwd=project,
-                env=self.variables | {"RAY_ADDRESS": self.address} | variables,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
+        env = self.variables | {"RAY_ADDRESS": self.address} | variables
         try:
-            yield process
+            with started(["./launch.sh", nodes, *options], project, output, env) as process:
+                yield process
         finally:
-            process.kill()
-            process.wait()
             for driver in self.drivers():
                 os.kill(driver, signal.SIGKILL)
 
     def run(self, *command: str) -> None:
         """Run a command of Ray. Raises CalledProcessError if it fails."""
         env = self.variables | {"RAY_ADDRESS": self.address}
-        subprocess.run(command, env=env, check=True, capture_output=True, timeout=until_hung(60))
+        subprocess.run(command, env=env, check=True, capture_output=True, timeout=hang_timeout(60))
 
     def drivers(self) -> list[int]:
         """Return the drivers of jobs."""

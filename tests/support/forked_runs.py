@@ -1,21 +1,26 @@
-"""Runs whole programs of rendered projects on forked ranks, several at a time, and reads what they saw and left."""
+"""Trains projects with little data on forked ranks, several at a time, and reads what they saw and left."""
 
 import re
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 
-from generator.check.train.forking import Ended, run_forked, train_all
+from generator.check.train.forking import Ended, forking, run_forked, train_all
 from generator.check.train.rank import Run
 from generator.check.train.records import History, read_csv
 from generator.check.train.trial import environment
-from tests.launching import ON_CPU, checkpoint
-from tools.rewriting import Rewrite
-
-from .pace import until_hung
+from tests.conftest import Render
+from tests.support import reference
+from tests.support.processes import hang_timeout
+from tests.support.training import ON_CPU, checkpoint, module_of
+from tools.rewriting import Rewrite, extend
 
 AT_ONCE = 4  # sequences; ranks wait for each other now and then
 
@@ -82,7 +87,7 @@ class Program:
             environment(self.run_dir.parent) | self.env,
             world_size=self.world_size,
             one_writes="workers" not in self.options,
-            deadline=until_hung(self.deadline),
+            deadline=hang_timeout(self.deadline),
         )
 
 
@@ -136,3 +141,54 @@ def relative_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Ten
         for key in one
         if one[key].is_floating_point()
     )
+
+
+@pytest.fixture(scope="package", autouse=True)
+def forking_process() -> Iterator[None]:
+    """One process imports torch; every rank of these tests is forked from it."""
+    with forking(all_data=True) as name_modules:
+        name_modules(["numpy", "torch.utils.data"])
+        yield
+
+
+@pytest.fixture(scope="package")
+def small(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Render:
+    """Return the project of some answers with an excerpt of its data and more appended to data.py. Do not change it."""
+    made: dict[str, Path] = {}
+
+    def get(more: str = "", **answers: object) -> Path:
+        key = repr((more, sorted(answers.items())))
+        if key not in made:
+            made[key] = shutil.copytree(project(**answers), tmp_path_factory.mktemp("small") / "project")
+            imports = "from typing import Any\n\nfrom torch.utils.data import Subset\n"
+            extend(made[key] / "ddp_project" / "data.py", EXCERPT + more, imports=imports)
+        return made[key]
+
+    return get
+
+
+@pytest.fixture(scope="package")
+def plain_project(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project with logging=csv, and with an owner's model and data."""
+    place = shutil.copytree(project(logging="csv"), tmp_path_factory.mktemp("plain") / "project")
+    (place / "ddp_project" / "data.py").write_text(reference.DATA)
+    (place / "ddp_project" / "model.py").write_text(reference.MODEL)
+    return place
+
+
+@pytest.fixture(scope="package")
+def batch_norm_project(plain_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a model that has BatchNorm."""
+    place = shutil.copytree(plain_project, tmp_path_factory.mktemp("batch-norm") / "project")
+    (place / "ddp_project" / "model.py").write_text(reference.BATCH_NORM_MODEL)
+    return place
+
+
+@pytest.fixture(scope="package")
+def orders(project: Render) -> list[list[int]]:
+    """The order of each epoch; test_permutation.py tells what it is worth."""
+    permutation: ModuleType = module_of(project() / "ddp_project" / "runtime" / "permutation.py")
+    return [
+        permutation.Permutation(reference.SAMPLES, 0, epoch)[np.arange(reference.SAMPLES)].tolist()
+        for epoch in range(reference.EPOCHS)
+    ]

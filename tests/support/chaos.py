@@ -18,7 +18,7 @@ from generator.chaos.faults import Surroundings
 from generator.chaos.job import Job, Starter
 from generator.chaos.memory import SHM
 from generator.chaos.nemesis import Nemesis
-from tests.ranks import Rank, run_train, start_ranks
+from tests.support.ranks import Rank, run_train, start_ranks
 
 GRACE = 20.0  # seconds in which ranks end after the first has failed, as launchers have it
 OFTEN = 6  # times that a kind is drawn, of which it must happen once

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tests.pace import until_hung
+from tests.support.processes import hang_timeout
 from tools.rewriting import Rewrite, extend
 
 PACKAGE = "ddp_project"
@@ -56,7 +56,7 @@ OTHER_DEFAULTS: dict[str, object] = {
 def failures(project: Path, *tests: str) -> str:
     """Run tests of a project, or all, and return what they say if one fails."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", *tests]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=until_hung(120))
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=hang_timeout(120))
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 

@@ -1,20 +1,25 @@
-"""Histories of the template: the real one, and made-up ones that begin with the template as it is."""
+"""Versions of the template: the real history, made-up ones, and copies of this repository that a test may change."""
 
+import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from generator.answers.questions import TEMPLATE
 from generator.render.cache import Cache
 from generator.render.git import run
 from generator.render.scratch import scratch_folder
-from generator.render.snapshot import take_snapshot
+from generator.render.snapshot import PARTS, take_snapshot
 from generator.render.workers import Workers
 from generator.update.history import FILE, NEXT, TOLD, History, read_releases
 from generator.update.replay import commit_all, copy_project, put_under_git
 from tools.rewriting import Rewrite
 
+MYPY = Path(".cache") / "mypy"
 # Of CHANGELOG.md.
 SECTION = f"# Changes\n\n## 1.1.0\n\n{TOLD[0]}\n\n- Nothing.\n\n{TOLD[1]}\n\n- Nothing.\n"
 
@@ -121,3 +126,40 @@ def old_project(history: History, tmp_path: Path) -> Callable[..., Path]:
         return project
 
     return get
+
+
+@contextmanager
+def clone_of_the_template() -> Iterator[Path]:
+    """Copy this repository. The copy remembers of earlier checks only what mypy has parsed, which is mostly torch."""
+    with tempfile.TemporaryDirectory(prefix="clone-") as folder:  # the path of a socket in it is to be short
+        place = Path(folder) / "clone"
+        place.mkdir()
+        for part in (*PARTS, "generator"):
+            copy = shutil.copytree if (TEMPLATE / part).is_dir() else shutil.copy2
+            copy(TEMPLATE / part, place / part)
+        if (TEMPLATE / MYPY).exists():
+            shutil.copytree(TEMPLATE / MYPY, place / MYPY, copy_function=copy_if_there)
+        yield place
+
+
+def copy_if_there(source: str, destination: str) -> None:
+    """Copy a file, unless another check has renamed it meanwhile."""
+    if os.path.exists(source):
+        shutil.copy2(source, destination)
+
+
+def left_behind(clone: Path) -> list[Path]:
+    """The temporary folders of the check that are still there."""
+    return sorted((clone.parent / "temporary").glob("ddp-template-check-*"))
+
+
+def append(file: Path, text: str) -> None:
+    """Add to a file of the clone."""
+    with file.open("a") as opened:
+        opened.write(text)
+
+
+def append_to_last_block(file: Path, text: str) -> None:
+    """Add to the last block of a partial of the clone: what is outside of its blocks is not rendered."""
+    before, end, after = file.read_text().rpartition("{% endblock %}")
+    file.write_text(before + text + end + after)

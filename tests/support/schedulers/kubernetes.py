@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -22,8 +21,8 @@ from typing import Any
 import psutil
 import yaml
 
-from tests import hosts
-from tests.pace import until_hung, wait_until
+from tests.support import hosts
+from tests.support.processes import PATH, hang_timeout, output_of, started, wait_until
 
 CORES = [str(core) for core in sorted(os.sched_getaffinity(0))[:2]]
 # The image is what docker is given to build, and the API server takes what kubectl would send it.
@@ -77,16 +76,9 @@ class Cluster:
         for name, text in (("docker", DOCKER), ("kubectl", KUBECTL.format(kubectl=shutil.which("kubectl")))):
             (programs / name).write_text(text)
             (programs / name).chmod(0o755)
-        path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        done = subprocess.run(
-            [project / "kubernetes" / "submit.sh", *command],
-            env={**os.environ, "PATH": path, "CLUSTER": str(self.folder), "KUBECONFIG": os.devnull, **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert done.returncode == code, done.stdout
-        return done.stdout
+        own = {"PATH": f"{programs}:{PATH}", "CLUSTER": str(self.folder), "KUBECONFIG": os.devnull}
+        command = (str(project / "kubernetes" / "submit.sh"), *command)
+        return output_of(command, Path.cwd(), os.environ | own | variables, code=code)
 
     @property
     def job(self) -> dict[str, Any]:
@@ -185,16 +177,9 @@ class JobSet:
         trainer = self.cluster.job["spec"]["trainer"]
         isolated = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         inside = ["sh", "-c", CONTAINER, "sh", *volumes, *trainer["command"]]
-        with open(output, "wb") as file:
-            process = subprocess.Popen(
-                host.command("taskset", "--cpu-list", CORES[number % len(CORES)], *isolated, *inside),
-                cwd=place,
-                env={**os.environ, **self.variables(number)},
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-        self.stack.callback(process.wait)
-        self.stack.callback(process.kill)
+        command = host.command("taskset", "--cpu-list", CORES[number % len(CORES)], *isolated, *inside)
+        env = {**os.environ, **self.variables(number)}
+        process = self.stack.enter_context(started(command, place, output, env))
         return Pod(host, process, output, self.template["terminationGracePeriodSeconds"])
 
     def variables(self, number: int) -> dict[str, str]:
@@ -207,7 +192,7 @@ class JobSet:
         }
         cpus = int(trainer["resourcesPerNode"]["requests"]["cpu"])
         return values | {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": PATH,
             "PET_NNODES": str(trainer["numNodes"]),
             "PET_NPROC_PER_NODE": str(trainer.get("numProcPerNode", cpus)),
             "PET_NODE_RANK": str(number),
@@ -267,7 +252,7 @@ class JobSet:
             pod.delete()
         for pod in self.pods:
             try:
-                pod.process.wait(until_hung(pod.grace))
+                pod.process.wait(hang_timeout(pod.grace))
             except subprocess.TimeoutExpired:
                 pod.process.kill()
         wait_until(lambda: not any(pod.host.processes() for pod in self.pods), 10, told=lambda: self.output)

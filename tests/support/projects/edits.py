@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.histories import replace
+from tests.support.versions import replace
 from tools.rewriting import Rewrite, extend
 
 MODEL = '''"""A perceptron."""

@@ -1,0 +1,56 @@
+"""Runs the ddp-template command, in this process or, where the process matters, in one of its own."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from generator.cli.main import app
+from tests.support.processes import output_of
+
+__all__ = ["COMMAND", "Result", "ddp_template"]
+
+COMMAND = Path(sys.executable).with_name("ddp-template")
+
+
+def ddp_template(
+    *arguments: str | Path, code: int = 0, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> Result:
+    """Run the command in this process, which has imported Copier. Fails if it ends with another code."""
+    with chdir(cwd or Path.cwd()):
+        done = CliRunner().invoke(app, [*map(str, arguments)], env=env)
+    assert done.exit_code == code, done.output
+    return done
+
+
+def environment(clone: Path) -> dict[str, str]:
+    """In which the command is the one of the clone, and leaves its projects beside it."""
+    temporary = clone.parent / "temporary"
+    temporary.mkdir(exist_ok=True)
+    return {**os.environ, "PYTHONPATH": str(clone), "TMPDIR": str(temporary), "COLUMNS": "100"}
+
+
+def check(clone: Path, *arguments: str, code: int = 0) -> str:
+    """Run the command of the clone, and return all that it printed. Fails where it ends with another exit code."""
+    return output_of([COMMAND, "check", *arguments], clone, environment(clone), code=code)
+
+
+def check_report(
+    report: Path, *arguments: str, code: int | None = 0, timeout: float = 600, **variables: str
+) -> list[dict[str, Any]]:
+    """Check this repository in a process of its own, and return what is reported of each combination."""
+    command: list[str | Path] = [COMMAND, "check", *arguments, "--json", report]
+    printed = output_of(command, Path.cwd(), {**os.environ, **variables}, code=code, timeout=timeout)
+    assert report.exists(), printed
+    combinations: list[dict[str, Any]] = json.loads(report.read_text())["combinations"]
+    return combinations
+
+
+def flowing(printed: str) -> str:
+    """What was printed, without the line breaks and spaces of tables."""
+    return " ".join(printed.split())

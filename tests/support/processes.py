@@ -1,0 +1,164 @@
+"""Starts programs, also in a terminal, and waits for them: limits in seconds grow on a slow or busy machine."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+SQUARES = 300_000
+SPARE = 5  # what only a hang outlasts is so many times what is expected
+REFERENCE = 0.02  # seconds that the work takes on an idle core of the machine on which the limits were chosen
+
+INTERRUPT = b"\x03"  # Ctrl-C, as a terminal gets it
+
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # with this Python first
+
+Found = TypeVar("Found")
+
+
+def slowness() -> float:
+    """Return how many times as long a fixed piece of work takes now as on the reference machine; at least 1."""
+    started = time.perf_counter()
+    sum(number * number for number in range(SQUARES))
+    return max(1.0, (time.perf_counter() - started) / REFERENCE)
+
+
+def scaled(seconds: float) -> float:
+    """Return the time in which this machine, as busy as it is, does what takes so many seconds on the reference."""
+    return seconds * max(slowness() for _ in range(3))
+
+
+def hang_timeout(seconds: float) -> float:
+    """Return the time limit (seconds) of what takes at most so many seconds on the reference: a hang alone meets it."""
+    return SPARE * scaled(seconds)
+
+
+def wait_until(
+    condition: Callable[[], Found | None], limit: float = 60, told: Callable[[], object] = str, pause: float = 0.02
+) -> Found:
+    """Wait until something is there or holds, and return it. Fails, with what is told, some time after the limit."""
+    started = time.monotonic()
+    while not (found := condition()):
+        # The pace is measured after the limit alone: until then, nothing is to come between two looks.
+        late = time.monotonic() > started + limit and time.monotonic() > started + hang_timeout(limit)
+        assert not late, f"after more than {limit} s, it has not come: {told()}"
+        time.sleep(pause)
+    return found
+
+
+def wait_for_line(file: Path, text: str, limit: float = 60) -> str:
+    """Wait until a line of a file has a text, and return the line. The file need not exist yet."""
+
+    def lines() -> list[str]:
+        return file.read_text().splitlines() if file.exists() else []
+
+    return wait_until(lambda: next((line for line in lines() if text in line), None), limit, lambda: "\n".join(lines()))
+
+
+@contextmanager
+def started(
+    command: Sequence[str | Path], folder: Path, output: Path, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program in a session of its own, whose output goes to a file. Kills what is left of it at the end."""
+    with open(output, "wb") as file:
+        process = subprocess.Popen(
+            command, cwd=folder, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@dataclass
+class Session:
+    """What was shown in a terminal, and how its command ended."""
+
+    shown: str
+    code: int
+
+    @property
+    def plain(self) -> str:
+        """What was shown, without colours."""
+        return re.sub(r"\x1b\[[\d;]*m", "", self.shown)
+
+    @property
+    def lines(self) -> list[str]:
+        """What was shown, without the ^C that a terminal echoes."""
+        return self.shown.replace("^C", "").replace("\r", "").strip().split("\n")
+
+
+def run_in_terminal(
+    command: Sequence[str | Path],
+    folder: Path,
+    env: Mapping[str, str],
+    *,
+    interrupt: float | str | None = None,
+    limit: float = 60,
+) -> Session:
+    """Run a command, and type Ctrl-C after so many seconds or when a text is shown. Fails if it does not end."""
+    child, terminal = pty.fork()
+    if child == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.chdir(folder)
+        os.execvpe(command[0], [*map(str, command)], dict(env))
+    shown, started = b"", time.monotonic()
+    while True:
+        late = time.monotonic() - started
+        if late > scaled(limit):
+            os.killpg(child, signal.SIGKILL)
+        if interrupt is not None and (
+            late > interrupt if isinstance(interrupt, float) else interrupt.encode() in shown
+        ):
+            os.write(terminal, INTERRUPT)
+            interrupt = None
+        if select.select([terminal], [], [], 0.01)[0]:
+            try:
+                shown += os.read(terminal, 65536)
+            except OSError:  # all that had the terminal are gone
+                break
+    os.close(terminal)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code != -signal.SIGKILL, f"it has not ended:\n{shown.decode(errors='replace')}"
+    return Session(shown.decode(errors="replace"), code)
+
+
+def output_of(
+    command: Sequence[str | Path],
+    folder: Path,
+    env: Mapping[str, str] | None = None,
+    *,
+    code: int | None = 0,
+    timeout: float = 300,
+) -> str:
+    """Run a command and return all that it printed. Fails where it ends with another exit code (None: any will do)."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=hang_timeout(timeout),
+    )
+    assert code is None or done.returncode == code, f"exit code {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and no zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
