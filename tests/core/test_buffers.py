@@ -39,6 +39,10 @@ MASKED = HEAD + '''class Network(nn.Module):
         self.register_buffer("kept_out", torch.ones(1024, 1024), persistent=False)
         self.codes = nn.Parameter(torch.arange(8, dtype=torch.uint8), requires_grad=False)
         self.frozen = nn.Parameter(torch.tensor([0.0, -torch.inf]), requires_grad=False)
+        self.packed = nn.Parameter(torch.arange(4, dtype=torch.int16), requires_grad=False)
+        self.eighths = nn.Parameter(torch.ones(4).to(torch.float8_e4m3fn), requires_grad=False)
+        self.register_buffer("graph", torch.eye(3).to_sparse())
+        self.register_buffer("passing", torch.eye(3).to_sparse(), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.body(images))

@@ -22,6 +22,26 @@ def test_launch_sh_refuses_a_wrong_option_in_one_line(launcher: str, project: Re
     assert session.code == 2
 
 
+@pytest.mark.parametrize("launcher", ["torchrun", "launch"])
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"NPROC_PER_NODE": "two"}, "NPROC_PER_NODE is 'two': give a number of processes, or auto"),
+        ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE is '0': give a number of processes, or auto"),
+        ({"HEAD_TIMEOUT": "-1"}, "HEAD_TIMEOUT is '-1': give seconds"),
+        ({"PORT": "abc"}, "PORT is 'abc': give a port of machine 0"),
+        ({"NNODES": "x"}, "NNODES is 'x': give the number of machines"),
+        ({"NNODES": "2"}, "NODE_RANK is '': give the number of this machine, from 0"),
+        ({"NNODES": "2", "NODE_RANK": "1"}, "HEAD is '': give the address of machine 0"),
+    ],
+)
+def test_launch_sh_refuses_a_wrong_variable_in_one_line(
+    launcher: str, variables: dict[str, str], words: str, project: Render
+) -> None:
+    env = {**os.environ, "PATH": PATH, **variables}
+    assert output_of(["./launch.sh"], project(launcher=launcher), env, code=2) == f"error: {words}\n"
+
+
 @pytest.mark.parametrize("launcher", LAUNCHED)
 def test_launch_sh_answers_help_once(launcher: str, project: Render) -> None:
     command = ["./launch.sh", *LAUNCHED[launcher], "--help"]

@@ -220,7 +220,8 @@ def test_mlflow_has_after_a_kill_what_was_measured_while_it_was_away(
         appended.begin(start)
         tracker = tracking.make_tracker(Config(run_dir=tmp_path, resume=resume), tracking.World(0, 0, 1, 1), start)
         for step in range(start + 1, start + 5):
-            appended.add(step, {"train/loss": 1 / step} | ({"epoch": step / 3} if step % 3 == 0 else {}))
+            named_alike = {"f1@b": 0.9} | ({"f1#b": 0.1} if step > 3 else {})
+            appended.add(step, {"train/loss": 1 / step} | ({"epoch": step / 3} if step % 3 == 0 else {}) | named_alike)
             if step == start + 1:
                 tracker.flush()  # the last that it has, if this start is killed
     tracker.close()
@@ -228,6 +229,9 @@ def test_mlflow_has_after_a_kill_what_was_measured_while_it_was_away(
     history = {name: tracker.client.get_metric_history(run_id, name) for name in ("train/loss", "epoch")}
     assert [(one.step, one.value) for one in history["train/loss"]] == [(step, 1 / step) for step in range(1, 10)]
     assert [one.step for one in history["epoch"]] == [3, 6, 9]
+    alike = [name for name in tracker.client.get_run(run_id).data.metrics if name.startswith("f1")]
+    values = [[one.value for one in tracker.client.get_metric_history(run_id, name)] for name in sorted(alike)]
+    assert values == [9 * [0.9], 6 * [0.1]], "each has one name for the whole run"
 
 
 def test_wandb_is_told_no_step_twice_over_several_kills(package: Callable[..., Any], tmp_path: Path) -> None:

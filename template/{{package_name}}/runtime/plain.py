@@ -68,6 +68,8 @@ def plain_leaf(value: Any) -> Any:
 
 def plain_tensor(value: Tensor) -> Tensor:
     """Return the tensor: of a class without operations of its own, as Tensor. Raises TypeError if it is not read."""
+    if type(value) is Tensor:
+        return value
     if type(value).__torch_dispatch__ is Tensor.__torch_dispatch__:
         return value.as_subclass(Tensor)
     memory = io.BytesIO()

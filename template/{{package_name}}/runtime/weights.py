@@ -23,9 +23,14 @@ OF_OTHERS = ("state_dict", "model_state_dict", "module", "weights")  # where oth
 Weights = dict[str, Any]  # parameters and buffers by name; nothing but tensors, unless the model adds something
 
 
+def is_strided(value: Any) -> bool:
+    """Return whether it is a tensor that has a place in memory, as sparse ones have none."""
+    return isinstance(value, Tensor) and value.layout == torch.strided
+
+
 def place_of(value: Any) -> tuple[Any, ...]:
     """Return what tensors that are one and the same have in common, such as tied weights."""
-    if not isinstance(value, Tensor):
+    if not is_strided(value):
         return (id(value),)
     return value.data_ptr(), value.dtype, value.shape, value.stride()
 
@@ -81,8 +86,8 @@ def write_safetensors(weights: Weights, path: Path) -> str:
     """Write the file, whole or not at all, and return its digest. Raises UserError if the disk does not take it."""
     from safetensors.torch import save  # the same
 
-    if others := [name for name, value in weights.items() if not isinstance(value, Tensor)]:
-        raise UserError(f"safetensors hold tensors alone, and {others[0]} of the model is none")
+    if others := [name for name, value in weights.items() if not is_strided(value)]:
+        raise UserError(f"safetensors hold dense tensors alone, and {others[0]} of the model is none")
     first: dict[Any, str] = {}
     tied = {name: first.setdefault(place_of(tensor), name) for name, tensor in weights.items()}
     tensors = {name: weights[name].clone(memory_format=torch.contiguous_format) for name in first.values()}
