@@ -90,7 +90,7 @@ def train_epoch(run: Run) -> bool:
     config, progress = run.config, run.progress
     run.model.train()
     for micro_batches in run.reporter.watch(run.training.go_on(progress), progress):
-        lr = task.lr_at(progress.step, run.training.total_steps, config)
+        lr = float(task.lr_at(progress.step, run.training.total_steps, config))
         train_step(run, micro_batches, lr)
         progress.advance(micro_batches.samples)
         due = run.training.is_finished(progress) or progress.step % config.log_every == 0
@@ -145,7 +145,7 @@ def evaluate(run: Run) -> bool:
     """Evaluate on all ranks, each sample once, and record the epoch. Returns whether the model is the best so far."""
     sums = meter.Meter(run.device)
     run.model.eval()
-    with collectives.averaged_buffers(run.model), run.update.ema_weights():
+    with collectives.averaged_buffers(run.model), run.update.evaluating():
         for batch, counts in run.validation:
             sums.add(meter.checked(task.compute(run.model, batch)), counts=counts)
     metrics = reporting.metrics_of(sums.reduce()[0])
