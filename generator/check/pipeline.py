@@ -234,7 +234,7 @@ def take_over(work: Work) -> None:
 def train_really(work: Work) -> None:
     """Train a covering set of what passed by its real launchers, and compare it with what forked ranks did."""
     sound = [each for each, outcome in work.outcomes.items() if outcome.passed]
-    chosen = covering(sound, min(2, len(work.verdict.questions))) if sound else []
+    chosen = covering(sound, min(2, len(sound[0].answers))) if sound else []
     write(work, chosen)
     with work.stage("real"), launchers_ready({each.launcher for each in chosen}, work.folder) as env:
         with forking(all_data=True) as name_modules:  # real launchers know nothing of excerpts

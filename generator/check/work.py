@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from generator.answers.combinations import Combination, shaping_questions
+from generator.answers.combinations import Combination
 from generator.answers.questions import TEMPLATE
 from generator.check.cache_key import versions
 from generator.check.results import Advance, Failure, Outcome, Verdict
@@ -47,7 +47,7 @@ class Work:
         self.begin_forking = functools.cache(lambda: stack.enter_context(forking()))
         self.outcomes = {each: Outcome(each) for each in order.combinations}
         about: dict[str, Any] = {"selection": order.selection, "launchers": order.launchers, "versions": versions()}
-        self.verdict = Verdict([*self.outcomes.values()], shaping_questions(order.template), **about)
+        self.verdict = Verdict([*self.outcomes.values()], **about)
         self.snapshot = folder / "template"  # all projects are written from it
         self.known_trees: Remembered  # what is known of the projects that it writes
         self.digests: dict[Combination, str] = {}  # of rendered trees

@@ -8,9 +8,7 @@ import typer
 from rich.console import Console
 
 from generator.check.pipeline import check as run_check
-from generator.check.reports.json_and_junit import write_json, write_junit
-from generator.check.reports.page import write_page
-from generator.check.reports.terminal import show
+from generator.check.reports import show, write_json, write_junit, write_page
 from generator.check.results import STAGES
 from generator.check.work import Order
 from generator.cli.options import (
