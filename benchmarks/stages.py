@@ -8,8 +8,8 @@ import typer
 
 from generator.answers.questions import TEMPLATE
 from generator.check.pipeline import begin_reading, render, take_complaints
+from generator.check.state import CheckOptions, CheckState
 from generator.check.static import distinct
-from generator.check.work import Order, Work
 from generator.render.scratch import remove, scratch_folder
 from generator.render.workers import Workers, legal_combinations
 
@@ -24,15 +24,15 @@ def measure() -> dict[str, float]:
     with Workers() as workers, scratch_folder(2**32, keep=True) as folder, ExitStack() as stack:
         combinations = legal_combinations(TEMPLATE, workers)
         asked = time.perf_counter()
-        work = Work(Order(combinations, cache=None), folder, workers, stack)
-        render(work)
+        state = CheckState(CheckOptions(combinations, cache=None), folder, workers, stack)
+        render(state)
         rendered = time.perf_counter()
-        reading = begin_reading(work)
-        take_complaints(work, reading)
+        reading = begin_reading(state)
+        take_complaints(state, reading)
         read = time.perf_counter()
-        files = distinct(file for files in work.sources.values() for file in files)
+        files = distinct(file for files in state.sources.values() for file in files)
         remove(folder)
-    wrong = [failure for outcome in work.outcomes.values() for failure in outcome.failures]
+    wrong = [failure for outcome in state.outcomes.values() for failure in outcome.failures]
     if wrong:
         raise RuntimeError(f"{len(wrong)} failures, such as {wrong[0].stage}: {wrong[0].text}")
     seconds = {"enumerate": asked - started, "render": rendered - asked, "static": read - rendered}

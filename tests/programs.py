@@ -11,7 +11,7 @@ import torch
 from generator.check.train.forking import Ended, run_forked, train_all
 from generator.check.train.rank import Run
 from generator.check.train.records import History, read_csv
-from generator.check.train.trial import environment
+from generator.check.train.training_case import environment
 from tests.launching import ON_CPU, checkpoint
 from tools.rewriting import Rewrite
 

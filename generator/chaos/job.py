@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from generator.answers.combinations import SelectionError
-from generator.check.train.trial import WANDB
+from generator.check.train.training_case import WANDB
 
 MARK = "DDP_CHAOS"  # the variable by which the processes of a job are found
 RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")  # variables of launchers, for their ranks

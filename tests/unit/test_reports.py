@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from generator.answers.combinations import Combination
-from generator.check.reports import MANY, show, write_json, write_junit, write_page
 from generator.check.results import Failure, Outcome, Verdict, reproduce
+from generator.cli.reports import MANY, show, write_json, write_junit, write_page
 from tests.verdicts import CLEANED, HOSTILE, NOTE, failed_verdict
 
 

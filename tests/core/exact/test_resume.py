@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from generator.check.train.forking import Ended
-from generator.check.train.judgement import OF_EVALUATIONS
+from generator.check.train.verification import OF_EVALUATIONS
 from tests.conftest import Render
 from tests.launching import differences
 from tests.programs import TELLING, Program, fetched, metrics, run_all, state

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import waits_of_a_step
-from generator.check.train.judgement import OF_EVALUATIONS
+from generator.check.train.verification import OF_EVALUATIONS
 from tests import plain_loop as plain
 from tests.conftest import Render
 from tests.launching import NEEDS_GPU, ON_GPU, checkpoint, differences, train

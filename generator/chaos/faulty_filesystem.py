@@ -1,7 +1,7 @@
 """Serves a folder of this machine through FUSE, as a disk that is sound, full, slow or worse.
 
-python -m generator.chaos.fuse FOLDER MOUNT obeys lines on its standard input: each is a state of disk.STATES, until the
-next line. Once a state has changed a call, it is a line on standard output.
+python -m generator.chaos.faulty_filesystem FOLDER MOUNT takes lines on its standard input: each is a state of
+disk.STATES, until the next line. Once a state has changed a call, it is a line on standard output.
 """
 
 import errno
@@ -19,7 +19,7 @@ TIMES = ("atime", "mtime", "ctime")
 FACTS = ("st_mode", "st_nlink", "st_size", "st_uid", "st_gid", "st_ino", "st_dev")
 
 
-class FailingFolder(mfusepy.Operations):  # type: ignore[misc]
+class FaultyFilesystem(mfusepy.Operations):  # type: ignore[misc]
     """Passes each call on to the same file of a folder, unless the state of the disk makes it fail."""
 
     use_ns = True
@@ -150,7 +150,7 @@ class FailingFolder(mfusepy.Operations):  # type: ignore[misc]
 
 def serve(folder: str, mount: str) -> None:
     """Be the disk until it is unmounted."""
-    disk = FailingFolder(folder)
+    disk = FaultyFilesystem(folder)
     Thread(target=disk.obey, args=(sys.stdin,), daemon=True).start()
     mfusepy.FUSE(disk, mount, foreground=True, fsname="ddp-chaos")
 

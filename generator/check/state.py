@@ -16,14 +16,14 @@ from generator.check.cache_key import versions
 from generator.check.results import Advance, Failure, Outcome, Verdict
 from generator.check.static import SourceFile
 from generator.check.train.forking import forking
-from generator.check.train.judgement import Trained
-from generator.check.train.trial import numeric_class
+from generator.check.train.training_case import numeric_class
+from generator.check.train.verification import TrainingResult
 from generator.render.cache import Cache, Remembered
 from generator.render.workers import Workers
 
 
 @dataclass(frozen=True)
-class Order:
+class CheckOptions:
     """What to check, and how."""
 
     combinations: Sequence[Combination]
@@ -35,23 +35,23 @@ class Order:
     selection: str = "all"
 
 
-class Work:
+class CheckState:
     """One check while it goes on; ``stack`` ends what must end with it."""
 
-    def __init__(self, order: Order, folder: Path, workers: Workers, stack: ExitStack) -> None:
-        self.order = order
+    def __init__(self, options: CheckOptions, folder: Path, workers: Workers, stack: ExitStack) -> None:
+        self.options = options
         self.folder = folder
         self.left_at = Path(tempfile.gettempdir()) / folder.name  # where it is for people to look at, in the end
         self.workers = workers
         # Starts the process that ranks are forked from, unless it runs already: it has much to import.
         self.begin_forking = functools.cache(lambda: stack.enter_context(forking()))
-        self.outcomes = {each: Outcome(each) for each in order.combinations}
-        about: dict[str, Any] = {"selection": order.selection, "launchers": order.launchers, "versions": versions()}
+        self.outcomes = {each: Outcome(each) for each in options.combinations}
+        about: dict[str, Any] = {"selection": options.selection, "launchers": options.launchers, "versions": versions()}
         self.verdict = Verdict([*self.outcomes.values()], **about)
         self.snapshot = folder / "template"  # all projects are written from it
         self.known_trees: Remembered  # what is known of the projects that it writes
         self.digests: dict[Combination, str] = {}  # of rendered trees
-        self.trained: dict[Combination, Trained] = {}
+        self.trained: dict[Combination, TrainingResult] = {}
         self.code: dict[Combination, str] = {}  # hashes of the template's part of them
         self.own: dict[Combination, str] = {}  # hashes of their owners' files
         self.fresh: list[Combination] = []  # rendered, and not known from the cache
@@ -93,11 +93,11 @@ class Work:
     def tidy(self) -> Path | None:
         """Take away what nobody wants to look at, and return where the rest is."""
         unwanted = [self.folder / name for name in ("template", "types", "first-use", "samples")]
-        if not self.order.keep:
+        if not self.options.keep:
             unwanted += [self.place(each) for each, outcome in self.outcomes.items() if outcome.passed]
         for each in unwanted:
             shutil.rmtree(each, ignore_errors=True)
-        if not self.order.keep and not any(self.folder.iterdir()):
+        if not self.options.keep and not any(self.folder.iterdir()):
             self.folder.rmdir()
         elif self.folder != self.left_at:
             shutil.move(self.folder, self.left_at)
