@@ -56,7 +56,6 @@ class Watch:
     """Looks at a run now and then: its newest checkpoint, and for how long it has made no progress."""
 
     def __init__(self, job: Job, run_dir: Path) -> None:
-        """Begin."""
         self.job = job
         self.run_dir = run_dir
         self.step = 0

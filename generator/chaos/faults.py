@@ -168,12 +168,10 @@ def one_of(processes: Sequence[psutil.Process], victim: float) -> psutil.Process
 
 
 def a_rank(job: Job, victim: float) -> psutil.Process:
-    """Return one of the ranks."""
     return one_of(job.ranks(), victim)
 
 
 def a_loader_worker(job: Job, victim: float) -> psutil.Process:
-    """Return one of the processes that load data."""
     return one_of([worker for rank in job.ranks() for worker in loader_workers(rank)], victim)
 
 
@@ -207,7 +205,6 @@ def send(number: int, process: psutil.Process) -> None:
 
 
 def kill(choose: Chooser) -> Act:
-    """Send KILL to a process."""
 
     def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
         process = choose(job, victim)

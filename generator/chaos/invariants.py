@@ -43,7 +43,6 @@ def last_step_told(output: str) -> int:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Read a checkpoint."""
     import torch
 
     read: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)

@@ -60,22 +60,18 @@ class CheckState:
         self.references: list[Combination] = []  # of the chosen ones, those that run without a stop, too
 
     def place(self, combination: Combination) -> Path:
-        """Return the folder of a combination."""
         return self.folder / combination.name
 
     def project(self, combination: Combination) -> Path:
-        """Return the rendered project of a combination."""
         return self.place(combination) / "project"
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Measure a stage."""
         started = time.perf_counter()
         yield
         self.verdict.stages[name] = time.perf_counter() - started
 
     def fail(self, combination: Combination, stage: str, text: str) -> None:
-        """Note what is wrong with a combination."""
         said = text.replace(str(self.folder), str(self.left_at))
         self.outcomes[combination].failures.append(Failure(stage, said, str(self.left_at / combination.name)))
 

@@ -140,7 +140,6 @@ def title(outcomes: list[Outcome], verdict: Verdict) -> str:
 
 
 def common_answers(outcomes: Iterable[Outcome]) -> set[tuple[str, object]]:
-    """Return the answers that all combinations have."""
     return set.intersection(*({*outcome.combination.answers} for outcome in outcomes))
 
 

@@ -102,7 +102,6 @@ def run_copier(
 
 
 def recorded_answers(project: Path) -> dict[str, Any]:
-    """Read the answers that a project was made from."""
     answers = yaml.safe_load((project / ANSWERS_FILE).read_text())
     return {key: value for key, value in answers.items() if not key.startswith("_")}
 

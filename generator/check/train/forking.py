@@ -122,7 +122,6 @@ class Running:
                     self.take(reader)
 
     def take(self, reader: Connection) -> None:
-        """Read what has come."""
         kind, index = self.readers[reader]
         try:
             if kind == "output":
@@ -163,7 +162,6 @@ def kill(pid: int | None) -> None:
 
 
 def start(work: Run | Task) -> Running:
-    """Start the processes of a run or of a task."""
     starts_its_ranks = isinstance(work, Run) and work.launcher in STARTS_ITS_RANKS
     reporting = work.world_size if isinstance(work, Run) else 1
     pipes = [(FORKING.Pipe(duplex=False), FORKING.Pipe(duplex=False)) for _ in range(reporting + starts_its_ranks)]
@@ -236,7 +234,6 @@ def free_ports() -> Iterator[int]:
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens at a port."""
     with socket.socket() as probe:
         return can_bind(probe, ("127.0.0.1", port))
 

@@ -40,7 +40,6 @@ def watch_loss(seen: RankTrace) -> None:
 
 
 def noting(seen: RankTrace, given: Any) -> Any:
-    """Wrap a loss."""
 
     def noted(found: torch.Tensor, wanted: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss: torch.Tensor = given(found, wanted, *args, **kwargs)

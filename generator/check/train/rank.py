@@ -61,7 +61,6 @@ def connect(wires: Pipes, *, forks: bool = False) -> None:
 
 
 def do_task(function: Callable[..., Any], arguments: tuple[Any, ...], wires: Pipes) -> None:
-    """Call a function, and report what it returns."""
     connect(wires)
     wires.report.send(function(*arguments))
 
@@ -87,7 +86,6 @@ def run_program(project: Path) -> None:
 
 
 def run_rank(rank: int, run: Run, place: Place, wires: Pipes) -> None:
-    """Be a rank that a launcher has started."""
     enter(run, place, wires)
     with Watch(rank, run, wires):
         run_program(run.project)

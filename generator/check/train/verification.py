@@ -142,7 +142,6 @@ def losses_of_steps(starts: Sequence[Sequence[RankTrace]]) -> list[tuple[list[Lo
 
 
 def mean(losses: Iterable[Loss]) -> float:
-    """The mean over all samples."""
     values = [*losses]
     return sum(loss.value * loss.samples for loss in values) / sum(loss.samples for loss in values)
 
