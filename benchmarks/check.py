@@ -23,8 +23,8 @@ from tyro.conf import Positional
 from generator.answers.combinations import shaping_questions
 from generator.answers.questions import TEMPLATE, Question
 from generator.check.pipeline import begin_reading, render, take_complaints
+from generator.check.state import CheckOptions, CheckState
 from generator.check.static import distinct
-from generator.check.work import Order, Work
 from generator.render.scratch import remove, scratch_folder
 from generator.render.snapshot import PARTS
 from generator.render.workers import Workers, legal_combinations
@@ -128,14 +128,14 @@ def print_stages() -> None:
     with Workers() as workers, scratch_folder(2**32, keep=True) as folder, ExitStack() as stack:
         combinations = legal_combinations(TEMPLATE, workers)
         times.append(time.perf_counter())
-        work = Work(Order(combinations, cache=None), folder, workers, stack)
-        render(work)
+        state = CheckState(CheckOptions(combinations, cache=None), folder, workers, stack)
+        render(state)
         times.append(time.perf_counter())
-        take_complaints(work, begin_reading(work))
+        take_complaints(state, begin_reading(state))
         times.append(time.perf_counter())
-        files = distinct(file for files in work.sources.values() for file in files)
+        files = distinct(file for files in state.sources.values() for file in files)
         remove(folder)
-    wrong = [failure for outcome in work.outcomes.values() for failure in outcome.failures]
+    wrong = [failure for outcome in state.outcomes.values() for failure in outcome.failures]
     if wrong:
         raise RuntimeError(f"{len(wrong)} failures, such as {wrong[0].stage}: {wrong[0].text}")
     stages = zip(("enumerate", "render", "static"), times, times[1:], strict=False)

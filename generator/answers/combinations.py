@@ -27,7 +27,6 @@ class Combination:
 
     @classmethod
     def of(cls, answers: Mapping[str, Any]) -> "Combination":
-        """Make one from a mapping."""
         return cls(tuple(answers.items()))
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from generator.chaos import inside
+from generator.chaos import faulty_dataset
 
 STATES = {
     "sound": "as it is",
@@ -26,14 +26,14 @@ class Data:
     def variables(self) -> Mapping[str, str]:
         """What lets a program have such data."""
         places = [str(self.orders.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return {"PYTHONPATH": os.pathsep.join(places), inside.ORDERS: str(self.orders)}
+        return {"PYTHONPATH": os.pathsep.join(places), faulty_dataset.ORDERS: str(self.orders)}
 
-    def be(self, state: str, workers: Iterable[int] = ()) -> None:
+    def set_state(self, state: str, workers: Iterable[int] = ()) -> None:
         """Be so from now on in processes with these IDs, and sound in others."""
         assert state in STATES
         self.orders.write_text(" ".join([state, *map(str, workers)]))
 
-    def met(self) -> set[str]:
+    def states_met(self) -> set[str]:
         """Return the states that have changed a call since this was asked last."""
         file = self.orders.with_name(f"{self.orders.name}.met")
         told = file.read_text().splitlines() if file.exists() else []
@@ -41,10 +41,10 @@ class Data:
         return {*new}
 
 
-def obedient_data(place: Path) -> Data:
+def faulty_data(place: Path) -> Data:
     """Return what tells the data of jobs, by files in a new folder."""
     place.mkdir()
-    shutil.copy(inside.__file__, place / "sitecustomize.py")
+    shutil.copy(faulty_dataset.__file__, place / "sitecustomize.py")
     data = Data(place / "orders")
-    data.be("sound")
+    data.set_state("sound")
     return data

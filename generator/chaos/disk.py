@@ -29,13 +29,13 @@ class Disk:
         self.changes = changes
         self.known = 0
 
-    def be(self, state: str) -> None:
+    def set_state(self, state: str) -> None:
         """Be so from now on."""
         assert state in STATES
         self.orders.write(f"{state}\n")
         self.orders.flush()
 
-    def met(self) -> set[str]:
+    def states_met(self) -> set[str]:
         """Return the states that have changed a call since this was asked last."""
         told = self.changes.read_text().splitlines()
         new, self.known = told[self.known :], len(told)
@@ -56,7 +56,7 @@ def failing_disk(place: Path) -> Iterator[Disk]:
         each.mkdir(parents=True)
     changes = place / "disk.changes"
     with open(place / "disk.log", "w") as log, open(changes, "w") as told:
-        command = [sys.executable, "-m", "generator.chaos.fuse", str(folder), str(mount)]
+        command = [sys.executable, "-m", "generator.chaos.faulty_filesystem", str(folder), str(mount)]
         server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=told, stderr=log, text=True)
     assert server.stdin
     try:

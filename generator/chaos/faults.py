@@ -56,7 +56,7 @@ class Need(Enum):
 class Stateful(Protocol):
     """What can be told how to be: a disk, a link between machines or a server; each of them can be "sound"."""
 
-    def be(self, state: str) -> None:
+    def set_state(self, state: str) -> None:
         """Be so from now on."""
 
 
@@ -117,23 +117,23 @@ class Surroundings:
         self.timers.append(Timer(seconds * self.pace, action))
         self.timers[-1].start()
 
-    def calm_down(self) -> None:
+    def reset(self) -> None:
         """Wait until all that passes has passed, and undo what is done for good to a start."""
         for timer in self.timers:
             timer.join()
         self.timers.clear()
         if self.link:
-            self.link.be("sound")
+            self.link.set_state("sound")
         if self.data:
-            self.data.be("sound")
+            self.data.set_state("sound")
         if self.shm:
             self.shm.release()
         if self.quota:
             self.quota.lift()
 
-    def met(self) -> set[str]:
+    def states_met(self) -> set[str]:
         """Return the states of disk, data and quota that have changed a call since this was asked last."""
-        return set().union(*(part.met() for part in (self.disk, self.data, self.quota) if part))
+        return set().union(*(part.states_met() for part in (self.disk, self.data, self.quota) if part))
 
 
 class NoVictim(Exception):
@@ -149,7 +149,7 @@ class Kind:
     """A kind of fault."""
 
     act: Act
-    ends: Mapping[int, str] = field(default_factory=dict)  # the codes of its ends, and a pattern of what is said then
+    exits: Mapping[int, str] = field(default_factory=dict)  # the codes of its ends, and a pattern of what is said then
     is_end: bool = False  # whether no run goes on after it
     weight: int = 2  # how often it is drawn
     patience: float = 15.0  # seconds in which the run ends, if it does
@@ -168,12 +168,10 @@ def one_of(processes: Sequence[psutil.Process], victim: float) -> psutil.Process
 
 
 def a_rank(job: Job, victim: float) -> psutil.Process:
-    """Return one of the ranks."""
     return one_of(job.ranks(), victim)
 
 
 def a_loader_worker(job: Job, victim: float) -> psutil.Process:
-    """Return one of the processes that load data."""
     return one_of([worker for rank in job.ranks() for worker in loader_workers(rank)], victim)
 
 
@@ -207,7 +205,6 @@ def send(number: int, process: psutil.Process) -> None:
 
 
 def kill(choose: Chooser) -> Act:
-    """Send KILL to a process."""
 
     def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
         process = choose(job, victim)
@@ -281,7 +278,9 @@ def spoil(part: str, state: str, *, for_good: bool = False) -> Act:
 
     def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
         spoiled: Stateful = getattr(around, part)
-        around.change(part, lambda: spoiled.be(state), lambda: spoiled.be("sound"), math.inf if for_good else length)
+        around.change(
+            part, lambda: spoiled.set_state(state), lambda: spoiled.set_state("sound"), math.inf if for_good else length
+        )
 
     return act
 
@@ -318,7 +317,7 @@ def spoil_data(state: str) -> Act:
     def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
         assert around.data
         around.hit, workers = loaders(job, victim)
-        around.data.be(state, [worker.pid for worker in workers])
+        around.data.set_state(state, [worker.pid for worker in workers])
 
     return act
 
@@ -366,20 +365,20 @@ LOST_LINE = (
 )
 UNMET_LINE = r"error: rank \d+ could not meet the others"
 LOADER_LINE = rf"rank {VICTIM}: a process that loads its data has gone"
-SERVER_ENDS = {REFUSED: "error: .* does not start with"}
-UNSENDABLE_ENDS = {code: r"error: [^\n]*(pickle|requires? grad|function)" for code in (REFUSED, LOST)}
-STUCK_ENDS = {LOST: rf"rank {VICTIM}\b[^\n]*(has waited \d+ s for [^\n]*worker|does not come: it is loading data)"}
-FILES_ENDS = {code: r"error: [^\n]*([Tt]oo many open files|ulimit -n)" for code in (REFUSED, LOST)}
-SHM_ENDS = {code: r"error: [^\n]*/dev/shm" for code in (REFUSED, LOST)}
-TAKEN_ENDS = {LOST: LOST_LINE + "|a node is lost", KILLED: LOST_LINE}  # Ray starts no job anew that is to stop
-CUT_ENDS = {LOST: LOST_LINE + "|machine 0 is lost|has been out of reach"}
+SERVER_EXITS = {REFUSED: "error: .* does not start with"}
+UNSENDABLE_EXITS = {code: r"error: [^\n]*(pickle|requires? grad|function)" for code in (REFUSED, LOST)}
+STUCK_EXITS = {LOST: rf"rank {VICTIM}\b[^\n]*(has waited \d+ s for [^\n]*worker|does not come: it is loading data)"}
+FILES_EXITS = {code: r"error: [^\n]*([Tt]oo many open files|ulimit -n)" for code in (REFUSED, LOST)}
+SHM_EXITS = {code: r"error: [^\n]*/dev/shm" for code in (REFUSED, LOST)}
+TAKEN_EXITS = {LOST: LOST_LINE + "|a node is lost", KILLED: LOST_LINE}  # Ray starts no job anew that is to stop
+CUT_EXITS = {LOST: LOST_LINE + "|machine 0 is lost|has been out of reach"}
 # Imports do not tell the user, oneDNN does not say for want of what, and C and C++ may only end the program.
 NO_MEMORY = (
     "MemoryError|bad_alloc|[Cc]an('t|not) (allocate memory|start new thread)|failed to map|create a primitive"
     "|SystemError: error return without exception set"
 )
 # A thread that ends for it before it begins lets Python's start() wait for ever, and the other ranks lose this one.
-MEMORY_ENDS = {
+MEMORY_EXITS = {
     REFUSED: r"rank \d+ is out of memory",
     FAILED: NO_MEMORY,
     LOST: LOST_LINE,
@@ -390,18 +389,18 @@ MEMORY_ENDS = {
 # A signal that comes before the training ends the program as it does any other: no metrics were told before.
 BEFORE_TRAINING = r"\A(?!.* INFO step \d)"
 # If a rank is killed before it has stopped, the launcher knows of the signal alone.
-STOP_ENDS = {STOPPED: "stopped after step"} | {128 + number: f"{BEFORE_TRAINING}|{LOST_LINE}" for number in STOPS}
+STOP_EXITS = {STOPPED: "stopped after step"} | {128 + number: f"{BEFORE_TRAINING}|{LOST_LINE}" for number in STOPS}
 
 
 def disk_that_is(state: str, reason: str = "") -> Kind:
     """Return the fault that a disk is in a state, in which calls fail for a reason, if they do."""
-    ends = {REFUSED: rf"error: [^\n]*({reason})"} if reason else {}
-    return Kind(spoil("disk", state), ends, need=Need.DISK, state=state)
+    exits = {REFUSED: rf"error: [^\n]*({reason})"} if reason else {}
+    return Kind(spoil("disk", state), exits, need=Need.DISK, state=state)
 
 
-def loader_that_fails(act: Act, ends: Mapping[int, str], *, need: Need = Need.LOADER, state: str = "") -> Kind:
+def loader_that_fails(act: Act, exits: Mapping[int, str], *, need: Need = Need.LOADER, state: str = "") -> Kind:
     """Return the fault that a rank gets no batch any more: it must end, unless it had all of them."""
-    return Kind(act, ends, is_end=True, patience=90.0, need=need, options=WORKERS, state=state, is_seen=bool(state))
+    return Kind(act, exits, is_end=True, patience=90.0, need=need, options=WORKERS, state=state, is_seen=bool(state))
 
 
 FAULTS: Mapping[str, Kind] = {
@@ -409,9 +408,9 @@ FAULTS: Mapping[str, Kind] = {
     "kill a loader worker": Kind(kill(a_loader_worker), {LOST: LOADER_LINE}, weight=3, options=WORKERS),
     "kill the launcher": Kind(kill(a_launcher), {KILLED: ""}, is_end=True, need=Need.LAUNCHER),
     "kill everything": Kind(kill_everything, {KILLED: ""}, is_end=True),
-    "stop": Kind(stop, STOP_ENDS, is_end=True, weight=3),
-    "stop twice": Kind(stop_twice, STOP_ENDS, is_end=True),
-    "close the terminal": Kind(close_terminal, STOP_ENDS | {HUNG_UP: ""}, is_end=True, need=Need.TERMINAL),
+    "stop": Kind(stop, STOP_EXITS, is_end=True, weight=3),
+    "stop twice": Kind(stop_twice, STOP_EXITS, is_end=True),
+    "close the terminal": Kind(close_terminal, STOP_EXITS | {HUNG_UP: ""}, is_end=True, need=Need.TERMINAL),
     "freeze a rank for a moment": Kind(freeze(a_rank)),
     "freeze a rank for good": Kind(
         freeze_for_good, {LOST: LOST_LINE, KILLED: LOST_LINE, REFUSED: UNMET_LINE}, is_end=True, weight=1, patience=90.0
@@ -424,22 +423,22 @@ FAULTS: Mapping[str, Kind] = {
     "read-only disk": disk_that_is("read-only", "Read-only file system|readonly database|open database file"),
     "short writes": disk_that_is("short"),
     "slow disk": disk_that_is("slow"),
-    "little memory": Kind(limit_memory, MEMORY_ENDS, weight=1, need=Need.LIMIT),
+    "little memory": Kind(limit_memory, MEMORY_EXITS, weight=1, need=Need.LIMIT),
     "clock jumps": Kind(jump, need=Need.CLOCK),
     "link cut for good": Kind(
-        spoil("link", "cut", for_good=True), CUT_ENDS, is_end=True, need=Need.LINK, weight=1, patience=90.0
+        spoil("link", "cut", for_good=True), CUT_EXITS, is_end=True, need=Need.LINK, weight=1, patience=90.0
     ),
     "link cut for a moment": Kind(spoil("link", "cut"), need=Need.LINK),
     "slow link": Kind(spoil("link", "slow"), need=Need.LINK),
     "lossy link": Kind(spoil("link", "lossy"), need=Need.LINK),
-    "no tracking server": Kind(spoil("server", "gone"), SERVER_ENDS, need=Need.SERVER),
-    "silent tracking server": Kind(spoil("server", "silent"), SERVER_ENDS, need=Need.SERVER),
-    "take a machine": Kind(take_machine, TAKEN_ENDS, is_end=True, need=Need.MACHINES),
-    "data that no worker can send": loader_that_fails(spoil_data("unsendable"), UNSENDABLE_ENDS, state="unsendable"),
-    "data that never comes": loader_that_fails(spoil_data("stuck"), STUCK_ENDS, state="stuck"),
-    "freeze a loader for good": loader_that_fails(freeze_loader_for_good, STUCK_ENDS),
-    "few open files": loader_that_fails(limit_files, FILES_ENDS),
-    "full shared memory": loader_that_fails(fill_shm, SHM_ENDS, need=Need.SHM),
+    "no tracking server": Kind(spoil("server", "gone"), SERVER_EXITS, need=Need.SERVER),
+    "silent tracking server": Kind(spoil("server", "silent"), SERVER_EXITS, need=Need.SERVER),
+    "take a machine": Kind(take_machine, TAKEN_EXITS, is_end=True, need=Need.MACHINES),
+    "data that no worker can send": loader_that_fails(spoil_data("unsendable"), UNSENDABLE_EXITS, state="unsendable"),
+    "data that never comes": loader_that_fails(spoil_data("stuck"), STUCK_EXITS, state="stuck"),
+    "freeze a loader for good": loader_that_fails(freeze_loader_for_good, STUCK_EXITS),
+    "few open files": loader_that_fails(limit_files, FILES_EXITS),
+    "full shared memory": loader_that_fails(fill_shm, SHM_EXITS, need=Need.SHM),
     "CPU quota": Kind(limit_time, need=Need.QUOTA, state="throttled", slows=1 / FEWEST),
 }
 

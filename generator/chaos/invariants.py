@@ -1,4 +1,4 @@
-"""What must hold of a run, whatever has befallen it."""
+"""What must hold of a run, whatever faults it had."""
 
 import hashlib
 import json
@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 
 from generator.chaos.job import Job, command_of
-from generator.check.train.judgement import digest
 from generator.check.train.records import History
+from generator.check.train.verification import digest
 
 ORPHANS = 10.0  # seconds after the end of a run, in which all of its processes are to be gone
 START = ("config", "code")  # parts of a checkpoint that tell of the start which wrote it, not of the run
@@ -43,7 +43,6 @@ def last_step_told(output: str) -> int:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Read a checkpoint."""
     import torch
 
     read: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
@@ -92,13 +91,15 @@ def recorded(run_dir: Path, read: Callable[[Path], History] | None) -> History:
     return {name: values for name, values in history.items() if name not in OF_CLOCK}
 
 
-def wrong_records(found: History, calm: History, *, may_lack: bool = False) -> list[str]:
-    """Return in what the records of a run differ from those of a calm one, in which each step is there once."""
+def wrong_records(found: History, baseline: History, *, may_lack: bool = False) -> list[str]:
+    """Return in what the records of a run differ from those of a baseline one, in which each step is there once."""
     wrong = []
     if may_lack:
-        calm = {name: [pair for pair in pairs if pair[0] in dict(found.get(name, []))] for name, pairs in calm.items()}
-    for name in sorted(found.keys() | calm.keys()):
-        here, there = found.get(name, []), calm.get(name, [])
+        baseline = {
+            name: [pair for pair in pairs if pair[0] in dict(found.get(name, []))] for name, pairs in baseline.items()
+        }
+    for name in sorted(found.keys() | baseline.keys()):
+        here, there = found.get(name, []), baseline.get(name, [])
         steps, expected = [step for step, _ in here], [step for step, _ in there]
         if twice := sorted({step for step in steps if steps.count(step) > 1}):
             wrong.append(f"{name} is recorded more than once at step {twice[0]}")

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from generator.answers.combinations import SelectionError
-from generator.check.train.trial import WANDB
+from generator.check.train.training_case import WANDB
 
 MARK = "DDP_CHAOS"  # the variable by which the processes of a job are found
 RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")  # variables of launchers, for their ranks
@@ -86,7 +86,6 @@ class LaunchedJob(Job):
         return marked_processes(self.mark)
 
     def ranks(self) -> list[psutil.Process]:
-        """Return those that train."""
         return ranks_among(self.processes())
 
     def code(self) -> int | None:
@@ -95,12 +94,10 @@ class LaunchedJob(Job):
         return 128 - code if code is not None and code < 0 else code
 
     def output(self) -> str:
-        """Return what was printed so far."""
         return self.printed.read_text(errors="replace")
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:
-    """Return the processes that have a mark in their environment."""
     return [process for process in psutil.process_iter() if _is_marked(process, mark)]
 
 

@@ -11,11 +11,11 @@ from functools import cached_property
 from pathlib import Path
 
 from generator.chaos import invariants
-from generator.chaos.calm import SAVE_EVERY, Calm, Unfit, Watch, follow
+from generator.chaos.baseline import SAVE_EVERY, Baseline, UnsuitableProject, Watch, follow
 from generator.chaos.clock import Clock
 from generator.chaos.data import Data
 from generator.chaos.disk import failing_disk
-from generator.chaos.ends import shown, wrong_failure
+from generator.chaos.exit_rules import shown, unexpected_failure
 from generator.chaos.faults import DONE, FAULTS, Machines, Need, NoVictim, Stateful, Surroundings
 from generator.chaos.invariants import newest_step
 from generator.chaos.job import Job, Starter
@@ -36,11 +36,11 @@ DONE_WITHIN = 600.0  # seconds in which a run trains that is left alone
 HANGS_AFTER = TIMEOUT + 60.0  # seconds without progress, in which ranks name a lost one, and a launcher kills it
 ROOM = 4  # run directories that a disk must have room for
 OF_LAUNCHERS = [name for name, kind in FAULTS.items() if kind.need == Need.LAUNCHER]
-NOT_CALM = " than without faults"
+THAN_BASELINE = " than without faults"
 
 
 @dataclass
-class Befallen:
+class StartResult:
     """What has happened in one start."""
 
     start: Start
@@ -59,13 +59,13 @@ class Verdict:
     """How a run has come through."""
 
     schedule: Schedule
-    befallen: list[Befallen] = field(default_factory=list)
+    results: list[StartResult] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
     @property
     def happened(self) -> list[Fault]:
         """The faults that found their victim."""
-        return [fault for each in self.befallen for fault in each.happened]
+        return [fault for each in self.results for fault in each.happened]
 
 
 @dataclass
@@ -97,24 +97,26 @@ class Nemesis:
         return invariants.look_at_files(self.project)
 
     @cached_property
-    def calm(self) -> Calm:
-        """A run without a fault. Raises Unfit if the project does not train, or leaves nothing to compare."""
-        before, calm = self.files, self._run_calm("calm")
+    def baseline(self) -> Baseline:
+        """A run without a fault. Raises UnsuitableProject if it does not train, or leaves nothing to compare."""
+        before, baseline = self.files, self._run_baseline("baseline")
         if changed := invariants.changed_files(self.project, before):
-            raise Unfit(f"a run without a fault changes {changed[0]}, a file of the project")
-        if self._reader and not any(calm.recorded.values()):
-            raise Unfit(f"a run without a fault leaves no records of logging={self.logger} in its run directory")
-        if shutil.disk_usage(self.folder).free < ROOM * calm.size:
-            room = f"{ROOM} run directories of {calm.size / 1e6:.0f} MB"
-            raise Unfit(f"{self.folder} has no room for {room}: let TMPDIR name a folder on a larger disk")
-        return calm
+            raise UnsuitableProject(f"a run without a fault changes {changed[0]}, a file of the project")
+        if self._reader and not any(baseline.recorded.values()):
+            raise UnsuitableProject(
+                f"a run without a fault leaves no records of logging={self.logger} in its run directory"
+            )
+        if shutil.disk_usage(self.folder).free < ROOM * baseline.size:
+            room = f"{ROOM} run directories of {baseline.size / 1e6:.0f} MB"
+            raise UnsuitableProject(f"{self.folder} has no room for {room}: let TMPDIR name a folder on a larger disk")
+        return baseline
 
     @cached_property
-    def second(self) -> Calm:
+    def second(self) -> Baseline:
         """Another run without a fault, which tells whether they are all the same."""
-        return self._run_calm("second")
+        return self._run_baseline("second")
 
-    def _run_calm(self, name: str) -> Calm:
+    def _run_baseline(self, name: str) -> Baseline:
         if self.clock:
             self.clock.jump(0)  # back from where the run before has left it
         run_dir = self.folder / name / "run"
@@ -127,25 +129,28 @@ class Nemesis:
         try:
             recorded = self._recorded(run_dir)
         except Exception as error:  # other people's readers raise what they like
-            raise Unfit(f"the records of logging={self.logger} cannot be read: {error!r}") from error
-        return Calm(run_dir, recorded, pace.starts_in, pace.interval, pace.silence)
+            raise UnsuitableProject(f"the records of logging={self.logger} cannot be read: {error!r}") from error
+        return Baseline(run_dir, recorded, pace.starts_in, pace.interval, pace.silence)
 
     def drawn(self, seed: int) -> Schedule:
         """Draw a schedule, of which what cannot be on this machine, or with this project, is left out."""
-        return draw(seed, AT_ONCE, self.kinds).fitted(self.here, self.calm.numbers)
+        return draw(seed, AT_ONCE, self.kinds).fitted(self.here, self.baseline.numbers)
 
-    def befall_until(self, faults: int, seed: int) -> Iterator[Verdict]:
+    def run_until(self, faults: int, seed: int) -> Iterator[Verdict]:
         """Draw schedules, from this seed on, until so many faults have happened; yield each verdict as it comes."""
         happened = 0
         while happened < faults:
             if (schedule := self.drawn(seed)).starts:
-                yield (verdict := self.befall(schedule))
+                yield (verdict := self.run(schedule))
                 happened += len(verdict.happened)
             seed += 1
 
-    def befall(self, schedule: Schedule) -> Verdict:
-        """Let a schedule befall a new run, until it is at its end. Raises Unfit if calm runs are not all the same."""
-        verdict, pace, before = Verdict(schedule), self.calm.pace, self.files
+    def run(self, schedule: Schedule) -> Verdict:
+        """Let the faults of a schedule happen to a new run, until it is done.
+
+        Raises UnsuitableProject if two runs without a fault differ.
+        """
+        verdict, pace, before = Verdict(schedule), self.baseline.pace, self.files
         if self.clock:
             self.clock.jump(0)
         place = next(place for number in range(1000) if not (place := self._place(schedule.seed, number)).exists())
@@ -158,8 +163,8 @@ class Nemesis:
                 around.disk = stack.enter_context(failing_disk(place))
                 run_dir, files = around.disk.mount / "run", around.disk.folder / "run"
             for start in [*schedule.starts, Start(schedule.starts[0].processes, {}, [])]:
-                self._befall_start(start, run_dir, files, around, verdict)
-                if verdict.wrong or verdict.befallen[-1].code == DONE:
+                self._run_start(start, run_dir, files, around, verdict)
+                if verdict.wrong or verdict.results[-1].code == DONE:
                     break
         verdict.wrong += [] if verdict.wrong else self._wrong_at_the_end(files, verdict)
         if changed := invariants.changed_files(self.project, before):
@@ -172,24 +177,24 @@ class Nemesis:
     def _place(self, seed: int, number: int) -> Path:
         return self.folder / f"seed-{seed}-{number}"
 
-    def _befall_start(self, start: Start, run_dir: Path, files: Path, around: Surroundings, verdict: Verdict) -> None:
+    def _run_start(self, start: Start, run_dir: Path, files: Path, around: Surroundings, verdict: Verdict) -> None:
         before, began, around.hit = newest_step(files), time.monotonic(), None
-        around.met()  # what the start before has
+        around.states_met()  # what the start before has
         job = self.start(run_dir, start.processes, self._options_of(start, resume=before > 0))
         try:
             happened = [fault for fault in start.faults if self._happens(fault, job, files, around, before)]
             code = self._end_of(job, files, happened)
-            happened = [*took_effect(happened, around.met(), code)]
-            verdict.befallen.append(Befallen(start, happened, code, time.monotonic() - began))
+            happened = [*took_effect(happened, around.states_met(), code)]
+            verdict.results.append(StartResult(start, happened, code, time.monotonic() - began))
             wrong = [*filter(None, [self._wrong_end(job, files, happened, code, around.hit)])]
             left = invariants.orphans(job, self.slowness() * slowed(happened)) if code is not None else []
             wrong += [f"a process is left: {each}" for each in left]
         finally:
             job.end()
-            around.calm_down()
+            around.reset()
         wrong += [f"damaged: {file}" for file in invariants.damaged_checkpoints(files)]
         wrong += self._lost(job, start, before, newest_step(files), code)
-        verdict.wrong += [f"start {len(verdict.befallen)}: {each}" for each in wrong]
+        verdict.wrong += [f"start {len(verdict.results)}: {each}" for each in wrong]
 
     def _lost(self, job: Job, start: Start, before: int, after: int, code: int | None) -> Iterator[str]:
         if after < before:
@@ -207,7 +212,7 @@ class Nemesis:
 
     def _happens(self, fault: Fault, job: Job, files: Path, around: Surroundings, before: int) -> bool:
         """Wait for the moment, and let the fault happen. Returns whether it did: the run may end before."""
-        trains_in = BEGINS_WITHIN + self.calm.starts_in + fault.saves * self.calm.interval
+        trains_in = BEGINS_WITHIN + self.baseline.starts_in + fault.saves * self.baseline.interval
         deadline = time.monotonic() + trains_in * self.slowness()
         old = _temporary_files(files)
 
@@ -221,7 +226,7 @@ class Nemesis:
             if job.code() is not None or time.monotonic() > deadline:
                 return False
             time.sleep(0.02 if fault.moment == STARTING else 0.002)
-        time.sleep(fault.delay * (self.calm.starts_in if fault.moment == STARTING else 1.0))
+        time.sleep(fault.delay * (self.baseline.starts_in if fault.moment == STARTING else 1.0))
         if job.code() is not None:
             return False
         try:
@@ -234,11 +239,11 @@ class Nemesis:
         """Wait for the end. Returns the exit code; None if it does not come in time, or nothing else comes."""
         ends = [kind.patience for fault in happened if (kind := FAULTS[fault.kind]).is_end]
         slowness = self.slowness() * slowed(happened)
-        patience, silence = DONE_WITHIN, HANGS_AFTER * slowness + self.calm.silence
+        patience, silence = DONE_WITHIN, HANGS_AFTER * slowness + self.baseline.silence
         if self.machines:
             silence = math.inf  # a job may wait for a machine
         elif ends:
-            patience = max(ends) + self.calm.silence
+            patience = max(ends) + self.baseline.silence
         watch, deadline = Watch(job, files), time.monotonic() + patience * slowness
         while (code := job.code()) is None and time.monotonic() < deadline and watch.silence() < silence:
             time.sleep(0.01)
@@ -246,25 +251,27 @@ class Nemesis:
 
     def _wrong_at_the_end(self, files: Path, verdict: Verdict) -> list[str]:
         is_exact = verdict.schedule.is_exact
-        resumed, happened = len(verdict.befallen) > 1, {fault.kind for fault in verdict.happened}
+        resumed, happened = len(verdict.results) > 1, {fault.kind for fault in verdict.happened}
         killed_along = self.logger in invariants.KILLED_ALONG and not {*self.kinds}.isdisjoint(OF_LAUNCHERS)
         lacking = killed_along or not happened.isdisjoint(invariants.MAY_LACK.get(self.logger, ()))
         wrong = self._differences(files, self._recorded(files), is_exact=is_exact, may_lack=resumed and lacking)
         if wrong and (unsteady := self._differences(self.second.run_dir, self.second.recorded, is_exact=is_exact)):
-            raise Unfit(f"two runs without a fault differ: {'; '.join(unsteady).replace(NOT_CALM, '')}")
+            raise UnsuitableProject(
+                f"two runs without a fault differ: {'; '.join(unsteady).replace(THAN_BASELINE, '')}"
+            )
         return wrong
 
     def _differences(self, run_dir: Path, recorded: History, *, is_exact: bool, may_lack: bool = False) -> list[str]:
-        """Return in what a run is not as the calm one; if the number of processes was another, values may differ."""
-        ours, theirs = (invariants.load(run / "checkpoints" / "last.pt") for run in (run_dir, self.calm.run_dir))
-        of_calm = self.calm.recorded
+        """Return in what a run differs from the baseline; with another number of processes, values may."""
+        ours, theirs = (invariants.load(run / "checkpoints" / "last.pt") for run in (run_dir, self.baseline.run_dir))
+        of_baseline = self.baseline.recorded
         if is_exact:
             wrong = invariants.differing_parts(ours, theirs)
         else:
             wrong = invariants.differing_counts(ours, theirs)
-            recorded, of_calm = invariants.only_steps(recorded), invariants.only_steps(of_calm)
-        wrong = [f"{part} is another{NOT_CALM}" for part in wrong]
-        return wrong + invariants.wrong_records(recorded, of_calm, may_lack=may_lack)
+            recorded, of_baseline = invariants.only_steps(recorded), invariants.only_steps(of_baseline)
+        wrong = [f"{part} is another{THAN_BASELINE}" for part in wrong]
+        return wrong + invariants.wrong_records(recorded, of_baseline, may_lack=may_lack)
 
     def _wrong_end(self, job: Job, files: Path, happened: Sequence[Fault], code: int | None, hit: int | None) -> str:
         """Return in what the end of a start is none that its faults lead to; nothing if it is right."""
@@ -272,7 +279,7 @@ class Nemesis:
         if code is None:
             wrong = "it does not end"
         elif code != DONE:
-            wrong = wrong_failure(happened, hit, code, output, self.hides)
+            wrong = unexpected_failure(happened, hit, code, output, self.hides)
         elif newest_step(files) < self.steps:
             wrong = f"it is done, and no checkpoint is that of step {self.steps},"
         else:

@@ -40,7 +40,7 @@ class Quota:
             (self.folder / "cpu.cfs_period_us").write_text(str(PERIOD))
             (self.folder / "cpu.cfs_quota_us").write_text("-1" if quota == "max" else quota)
 
-    def met(self) -> set[str]:
+    def states_met(self) -> set[str]:
         """Return "throttled" if processes have had to wait for it since this was asked last."""
         stat = dict(line.split() for line in (self.folder / "cpu.stat").read_text().splitlines())
         before, self.known = self.known, int(stat.get("nr_throttled", 0))

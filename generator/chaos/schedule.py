@@ -62,7 +62,6 @@ class Schedule:
 
     @property
     def faults(self) -> list[Fault]:
-        """All of them, in their order."""
         return [fault for start in self.starts for fault in start.faults]
 
     @property

@@ -12,9 +12,9 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, TimeoutExpired
 
 from generator.answers.questions import TEMPLATE
-from generator.check.train.judgement import Trained, checkpoint_parts
 from generator.check.train.records import READERS, read_jsonl
-from generator.check.train.trial import END, STOP, Trial, environment
+from generator.check.train.training_case import END, STOP, TrainingCase, environment
+from generator.check.train.verification import TrainingResult, checkpoint_parts
 
 DEADLINE = 180.0  # seconds
 # Open MPI refuses root and more ranks than cores, and ties each rank to one core; MPICH does not read these.
@@ -42,29 +42,31 @@ def launchers_ready(launchers: Iterable[str], folder: Path) -> Iterator[Mapping[
         cluster.communicate()  # it ends with its standard input
 
 
-def compare_with_launcher(trial: Trial, command: str, env: Mapping[str, str], trained: Trained) -> str | None:
+def compare_with_launcher(
+    case: TrainingCase, command: str, env: Mapping[str, str], trained: TrainingResult
+) -> str | None:
     """Return in what a project that its launcher trains, stops and resumes differs from the forked ranks' work."""
     if trained.failures:
         return f"forked ranks fail on all of the data: {trained.failures[0][1]}"
     program = ["env", *shlex.split(command)] if "=" in command.split()[0] else shlex.split(command)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    variables = environment(trial.folder) | dict(env) | {"PATH": path}
-    starter = {"mpirun": "mpirun"}.get(trial.combination.launcher, program[0])
+    variables = environment(case.folder) | dict(env) | {"PATH": path}
+    starter = {"mpirun": "mpirun"}.get(case.combination.launcher, program[0])
     if shutil.which(starter, path=path) is None:
         return f"{starter} is not installed here"
-    run_dir = trial.folder / "cold"
+    run_dir = case.folder / "cold"
     shutil.rmtree(run_dir, ignore_errors=True)
     for name, options in (("train", ["--max-steps", str(STOP)]), ("resume", ["--max-steps", str(END), "--resume"])):
-        whole = [*program, *trial.run("cold", *options).options]
-        code, printed = run_to_end(whole, trial.folder / "project", variables)
-        (trial.folder / f"cold-{name}-output.txt").write_text(printed)
+        whole = [*program, *case.run("cold", *options).options]
+        code, printed = run_to_end(whole, case.folder / "project", variables)
+        (case.folder / f"cold-{name}-output.txt").write_text(printed)
         if code != 0:
             how = f"did not end within {DEADLINE:.0f} s" if code is None else f"exit code {code}"
             return f"{shlex.join(whole)}: {how}\n{printed}"
     parts = checkpoint_parts(run_dir / "checkpoints" / "last.pt")
     if differing := [part for part in trained.parts if parts.get(part) != trained.parts[part]]:
         return f"its last checkpoint differs from that of forked ranks in: {', '.join(differing)}"
-    recorded = READERS.get(trial.combination.logger, read_jsonl)(run_dir).get("train/loss", [])
+    recorded = READERS.get(case.combination.logger, read_jsonl)(run_dir).get("train/loss", [])
     if [tuple(pair) for pair in trained.recorded] != recorded:
         return f"it records other losses than forked ranks: {recorded}, not {trained.recorded}"
     return None

@@ -6,7 +6,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from generator.answers.combinations import Combination
-from generator.answers.questions import Question
 
 # What a command calls while it works: with a stage, how many of its things are done, and how many there are.
 Advance = Callable[[str, int, int], None]
@@ -50,13 +49,18 @@ class Outcome:
         """Whether nothing is wrong."""
         return not self.failures
 
+    @property
+    def stages(self) -> list[str]:
+        """The stages that ran on it, in their order: those that took time, and those that found a failure."""
+        ran = {*self.seconds, *(failure.stage for failure in self.failures)}
+        return [stage for stage in STAGES if stage in ran]
+
 
 @dataclass
 class Verdict:
     """What was found out about all combinations of a selection."""
 
     outcomes: list[Outcome]
-    questions: list[Question]  # those with choices, in the order of copier.yml
     stages: dict[str, float] = field(default_factory=dict)  # wall time of each stage that ran (seconds)
     wall: float = 0.0  # of the whole check (seconds)
     selection: str = "all"  # in words, such as "launcher=slurm, shard 1/4"

@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from generator.answers.combinations import SelectionError
 from generator.chaos.clock import build_clock
-from generator.chaos.data import obedient_data
+from generator.chaos.data import faulty_data
 from generator.chaos.disk import failing_disk
 from generator.chaos.faults import Need, Surroundings, possible_faults
 from generator.chaos.job import launch
@@ -66,7 +66,7 @@ def chaos(
         wanted = None if only is None else numbers(only)
         nemesis = prepare(project.resolve(), Path(folder), stack, options or [], steps)
         happened = 0
-        for verdict in nemesis.befall_until(faults, seed) if wanted is None else repeated(nemesis, seed, wanted):
+        for verdict in nemesis.run_until(faults, seed) if wanted is None else repeated(nemesis, seed, wanted):
             show(verdict)
             happened += len(verdict.happened)
             if verdict.wrong:
@@ -109,7 +109,7 @@ def find_surroundings(folder: Path, stack: ExitStack) -> tuple[Surroundings, Seq
     with said_if_missing("no disk fails"), failing_disk(folder / "trial"):
         needs.append(Need.DISK)
     if hasattr(resource, "prlimit"):
-        around.data = obedient_data(folder / "inside")
+        around.data = faulty_data(folder / "inside")
         needs.append(Need.LOADER)
     with said_if_missing("no shared memory is full"):
         around.shm = shared_memory()
@@ -154,12 +154,12 @@ def repeated(nemesis: Nemesis, seed: int, numbers: Collection[int]) -> Iterator[
     """Let the same faults of a seed befall some runs, since what happens at the same moment need not do the same."""
     schedule = nemesis.drawn(seed).only(numbers)
     for _ in range(TRIES if schedule.starts else 0):
-        yield nemesis.befall(schedule)
+        yield nemesis.run(schedule)
 
 
 def fails(nemesis: Nemesis, schedule: Schedule) -> bool:
     """Try a smaller schedule, and show how it ends."""
-    verdict = nemesis.befall(schedule)
+    verdict = nemesis.run(schedule)
     kept = ",".join(str(fault.number) for fault in schedule.faults)
     said = "\n".join(verdict.wrong).split("\n")[0] or "all is right"
     ERRORS.print(f"with {kept} alone: {escape(said)}", highlight=False)
@@ -170,8 +170,8 @@ def show(verdict: Verdict) -> None:
     """Show a run, start by start, and what was wrong with it."""
     mark = "[red]✗[/]" if verdict.wrong else "[green]✓[/]"
     ERRORS.print(f"{mark} seed {verdict.schedule.seed}: {len(verdict.happened)} faults")
-    for befallen in verdict.befallen:
-        ERRORS.print(f"    {escape(str(befallen))}", highlight=False)
+    for results in verdict.results:
+        ERRORS.print(f"    {escape(str(results))}", highlight=False)
     for wrong in verdict.wrong:
         ERRORS.print(f"  [red]{escape(wrong)}[/]", highlight=False)
 

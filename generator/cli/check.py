@@ -8,11 +8,8 @@ import typer
 from rich.console import Console
 
 from generator.check.pipeline import check as run_check
-from generator.check.reports.json_and_junit import write_json, write_junit
-from generator.check.reports.page import write_page
-from generator.check.reports.terminal import show
 from generator.check.results import STAGES
-from generator.check.work import Order
+from generator.check.state import CheckOptions
 from generator.cli.options import (
     Cover,
     Rotate,
@@ -24,6 +21,7 @@ from generator.cli.options import (
     show_progress,
     term_as_ctrl_c,
 )
+from generator.cli.reports import show, write_json, write_junit, write_page
 from generator.render.cache import Cache
 from generator.render.workers import Workers
 
@@ -58,7 +56,7 @@ def check(
     parts = [("rotate", rotate), ("cover", cover), ("shard", shard), ("changed since", since)]
     selection = [" ".join(wanted or []), *(f"{words} {value}" for words, value in parts if value)]
     with errors_in_one_line(), Workers() as workers, show_progress(STAGES) as progress:
-        order = Order(
+        order = CheckOptions(
             choose(workers, wanted, rotate, cover, shard, since),
             cache=Cache() if cache else None,
             keep=keep,

@@ -38,9 +38,6 @@ def diff(
         typer.Option(metavar="REV", help="Compare every combination with that of a git revision of the template."),
     ] = None,
     stat: Annotated[bool, typer.Option("--stat", help="Only count the lines that came and went in each file.")] = False,
-    exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="End with code 1 where there is a difference.")
-    ] = False,
 ) -> None:
     """Show what answers change in a project, or what your edits of the template change in every project.
 
@@ -49,15 +46,13 @@ def diff(
     """
     with errors_in_one_line():
         if since is None and sides:
-            differs = show_sides(sides, stat=stat)
+            show_sides(sides, stat=stat)
         else:
-            differs = show_since("HEAD" if since is None else since, sides or [], stat=stat)
-    if exit_code and differs:
-        raise typer.Exit(1)
+            show_since("HEAD" if since is None else since, sides or [], stat=stat)
 
 
-def show_sides(sides: Sequence[str], *, stat: bool) -> bool:
-    """Compare the projects of two sets of answers, and say whether they differ.
+def show_sides(sides: Sequence[str], *, stat: bool) -> None:
+    """Compare the projects of two sets of answers.
 
     Raises RenderError if answers are unknown or illegal, and SelectionError if there are more than two sets.
     """
@@ -72,11 +67,10 @@ def show_sides(sides: Sequence[str], *, stat: bool) -> bool:
         show_diff("".join(re.findall(r"^ .*\n", shown, flags=re.MULTILINE)), "bold")
     else:
         show_diff(shown)
-    return bool(shown)
 
 
-def show_since(revision: str, wanted: Sequence[str], *, stat: bool, template: Path = TEMPLATE) -> bool:
-    """Compare every chosen combination with that of a revision, and say whether anything differs.
+def show_since(revision: str, wanted: Sequence[str], *, stat: bool, template: Path = TEMPLATE) -> None:
+    """Compare every chosen combination with that of a revision.
 
     Raises RenderError if a version cannot be rendered, and SelectionError if the choice makes no sense.
     """
@@ -97,7 +91,6 @@ def show_since(revision: str, wanted: Sequence[str], *, stat: bool, template: Pa
         say(f"\n{count}", "bold magenta")
         show = show_counts if stat else show_diff
         show(group.diff)
-    return bool(found.groups or found.notes)
 
 
 def show_counts(diff: str) -> None:

@@ -39,5 +39,4 @@ for command in COMMANDS:
 
 
 def main() -> None:
-    """Run the command."""
     app()

@@ -12,13 +12,20 @@ from typing import Any
 
 import copier
 import yaml
-from copier.errors import CleanupWarning, CopierError, DirtyLocalWarning, ShallowCloneWarning
+from copier import errors
+from copier.errors import CopierError, DirtyLocalWarning, ShallowCloneWarning
 
 from generator.answers.ownership import Ownership
 from generator.answers.questions import TEMPLATE, read_questions
 
 ANSWERS_FILE = ".copier-answers.yml"
 NAME = {"project_name": "DDP project"}  # else the folder's name: the same answers make the same project anywhere
+
+HARMLESS = (
+    DirtyLocalWarning,  # rendering what is not committed yet is the point of trying the template out of a clone
+    ShallowCloneWarning,
+    getattr(errors, "CleanupWarning", DirtyLocalWarning),  # since Copier 9.18
+)
 
 Tree = dict[str, tuple[bool, bytes]]  # by path: whether the owner may execute it, and its content
 
@@ -77,8 +84,7 @@ def run_copier(
     """Let Copier write the project, or only find the answers, and return them. Raises RenderError if it refuses."""
     try:
         with warnings.catch_warnings():
-            # Rendering what is not committed yet is the point of trying the template out of a clone.
-            for harmless in (DirtyLocalWarning, ShallowCloneWarning, CleanupWarning):
+            for harmless in HARMLESS:
                 warnings.simplefilter("ignore", harmless)
             worker = copier.run_copy(
                 str(template),
@@ -96,7 +102,6 @@ def run_copier(
 
 
 def recorded_answers(project: Path) -> dict[str, Any]:
-    """Read the answers that a project was made from."""
     answers = yaml.safe_load((project / ANSWERS_FILE).read_text())
     return {key: value for key, value in answers.items() if not key.startswith("_")}
 

@@ -131,7 +131,6 @@ class Edit:
 
     @property
     def name(self) -> str:
-        """What tells it from all others."""
         return f"owners_edit_{self.number}"
 
     @property
@@ -148,7 +147,6 @@ class Edit:
 
     @property
     def edited(self) -> str:
-        """The old file with it."""
         lines = self.file.old.splitlines(keepends=True)
         return "".join([*lines[: self.place.line], self.line, *lines[self.place.line :]])
 

@@ -59,7 +59,6 @@ def update(project: Path, version: str | None = None, answers: Mapping[str, Any]
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return the words of an error."""
     return " ".join(str(error).split()) or type(error).__name__
 
 

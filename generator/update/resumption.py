@@ -11,7 +11,7 @@ from generator.check.train.forking import Ended, forking, run_forked, train_all
 from generator.check.train.modules import imports_of
 from generator.check.train.rank import Run
 from generator.check.train.samples import samples_of
-from generator.check.train.trial import environment
+from generator.check.train.training_case import environment
 from generator.render.project import recorded_answers
 
 STOP, END = 3, 5  # steps

@@ -506,10 +506,8 @@ def test_counts_are_those_of_the_diff() -> None:
     assert [row[2] for row in rows] == re.findall(r"^diff --git a/(\S+)", shown.stdout, flags=re.MULTILINE)
 
 
-def test_the_exit_code_is_that_of_git_diff() -> None:
-    assert diff("--exit-code", "amp=torch").exit_code == 1
-    assert diff("--exit-code", "--stat", "amp=torch").exit_code == 1
-    same = diff("--exit-code", "amp=none")
+def test_equal_answers_print_nothing() -> None:
+    same = diff("amp=none")
     assert (same.exit_code, same.stdout, same.stderr) == (0, "", "")
 
 
@@ -539,11 +537,11 @@ def test_the_command_groups_what_changed(
     template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(diff_command, "Cache", lambda: Cache(tmp_path / "cache"))
-    assert not diff_command.show_since("HEAD", [], stat=False, template=template)
+    diff_command.show_since("HEAD", [], stat=False, template=template)
     assert capfd.readouterr() == ("since HEAD: 0 of 5 combinations change\n", "")
     replace(template, MAIN, "cool\n", "cold\n")
     (template / "template" / "run.sh").unlink()
-    assert diff_command.show_since("HEAD", [], stat=True, template=template)
+    diff_command.show_since("HEAD", [], stat=True, template=template)
     assert capfd.readouterr() == (
         "since HEAD: 5 of 5 combinations change\n"
         "\nin all 5 projects\n+0 -1  run.sh (deleted file mode 100755)\n"

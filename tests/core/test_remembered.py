@@ -5,17 +5,13 @@ import shutil
 import tempfile
 from collections import namedtuple
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-import copier._template
 import pytest
 
 from generator.answers.combinations import Combination, greedy_cover
 from generator.answers.questions import TEMPLATE
 from generator.render.cache import Cache, Remembered
-from generator.render.project import run_copier
 from generator.render.scratch import IN_MEMORY, forget_killed, scratch_root
 from generator.render.snapshot import take_snapshot
 from generator.render.workers import Workers, legal_combinations
@@ -112,17 +108,3 @@ def test_a_cover_is_small_and_leaves_only_what_nothing_has() -> None:
     having = {"few": {1}, "many": {1, 2, 3}, "rest": {4, 5}, "none": {3}}
     assert greedy_cover(having, {1, 2, 3, 4, 9}) == ["many", "rest"]
     assert greedy_cover({}, {1}) == []
-
-
-def test_copier_reads_its_settings_by_the_private_function_that_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails with a newer Copier, keep_loaded() must go: all works without it, and asks three times as long."""
-    read: list[Path] = []
-    load = copier._template.load_template_config
-
-    def noted(file: Path, *arguments: Any) -> Any:
-        read.append(file)
-        return load(file, *arguments)
-
-    monkeypatch.setattr(copier._template, "load_template_config", noted)
-    run_copier(Path("nowhere"), {}, TEMPLATE, quiet=True, pretend=True)
-    assert [file.name for file in read] == ["copier.yml"], f"with copier {metadata.version('copier')}"

@@ -10,9 +10,9 @@ import pytest
 from generator.answers.combinations import Combination, shaping_questions
 from generator.check.static import source_files
 from generator.check.train.forking import forking, train_all
-from generator.check.train.judgement import Trained
 from generator.check.train.modules import imports_of
-from generator.check.train.trial import Trial, compare, first_uses, try_out
+from generator.check.train.training_case import TrainingCase, compare, first_uses, run_case
+from generator.check.train.verification import TrainingResult
 from tests.conftest import Render
 from tests.support.projects.mutants import MUTANTS, Mutant
 
@@ -22,7 +22,7 @@ def verdicts(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[
     """What is said of every mutant by its name, and of the sound projects that they were made of."""
     folder = tmp_path_factory.mktemp("mutants")
     sound = {repr(mutant.answers): mutant.answers for mutant in MUTANTS} | {"{}": {}}
-    trials: dict[str, Trial] = {}
+    trials: dict[str, TrainingCase] = {}
     for name, answers in sound.items():
         trials[name] = make_trial(folder / f"sound-{len(trials)}", project(**answers), answers)
     for mutant in MUTANTS:
@@ -34,18 +34,18 @@ def verdicts(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[
         for trial in trials.values():
             trial.first_use = uses.get(str(trial.combination["logging"]))
         named = {id(trial): name for name, trial in trials.items()}
-        trained = {named[id(trial)]: done for trial, done in train_all(try_out, trials.values(), 2)}
+        trained = {named[id(trial)]: done for trial, done in train_all(run_case, trials.values(), 2)}
     return {name: [*all_failures(trained[name], trained["{}"])] for name in trials}
 
 
-def make_trial(folder: Path, project: Path, answers: dict[str, object]) -> Trial:
+def make_trial(folder: Path, project: Path, answers: dict[str, object]) -> TrainingCase:
     """Copy a project to try it out, with a run without a stop."""
     shutil.copytree(project, folder / "project")
     defaults = {question.key: question.default for question in shaping_questions()}
-    return Trial(Combination.of(defaults | answers), folder, reference=True)
+    return TrainingCase(Combination.of(defaults | answers), folder, reference=True)
 
 
-def all_failures(trained: Trained, clean: Trained) -> Iterator[tuple[str, str]]:
+def all_failures(trained: TrainingResult, clean: TrainingResult) -> Iterator[tuple[str, str]]:
     """What is wrong with one alone, and in comparison with a sound one of the same numbers."""
     yield from trained.failures
     if not trained.failures:

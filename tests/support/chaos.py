@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from generator.chaos import inside
+from generator.chaos import faulty_dataset
 from generator.chaos.faults import Surroundings
 from generator.chaos.job import Job, Starter
 from generator.chaos.memory import SHM
@@ -33,8 +33,8 @@ def run_in_session() -> None:
         Path(group, "cgroup.procs").write_text("0")
     if OWN_SHM in os.environ:
         mount_own_shm()
-    if inside.ORDERS in os.environ:
-        inside.install()
+    if faulty_dataset.ORDERS in os.environ:
+        faulty_dataset.install()
     multiprocessing.set_start_method("fork", force=True)  # a forked process has that of its forking process
     run_train()
 
@@ -134,11 +134,11 @@ def befall(nemesis: Nemesis, faults: int, seed: int) -> Counter[str]:
     """
     happened: Counter[str] = Counter()
     drawn: Counter[str] = Counter()
-    for verdict in nemesis.befall_until(faults, seed):
-        story = "\n".join([f"seed {verdict.schedule.seed}", *map(str, verdict.befallen), *verdict.wrong])
+    for verdict in nemesis.run_until(faults, seed):
+        story = "\n".join([f"seed {verdict.schedule.seed}", *map(str, verdict.results), *verdict.wrong])
         assert not verdict.wrong, story
         happened.update(fault.kind for fault in verdict.happened)
-        drawn.update(fault.kind for befallen in verdict.befallen for fault in befallen.start.faults)
+        drawn.update(fault.kind for each in verdict.results for fault in each.start.faults)
     never = [f"{kind}, drawn {times} times" for kind, times in drawn.items() if times >= OFTEN and not happened[kind]]
     assert not never, f"never happened: {'; '.join(never)}"
     return happened

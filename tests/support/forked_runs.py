@@ -15,7 +15,7 @@ import torch
 from generator.check.train.forking import Ended, forking, run_forked, train_all
 from generator.check.train.rank import Run
 from generator.check.train.records import History, read_csv
-from generator.check.train.trial import environment
+from generator.check.train.training_case import environment
 from tests.conftest import Render
 from tests.support import reference
 from tests.support.processes import hang_timeout

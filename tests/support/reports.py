@@ -1,10 +1,8 @@
 """Verdicts that reports are made of, with texts that could do harm."""
 
 import itertools
-from collections.abc import Callable
 
 from generator.answers.combinations import Combination, shaping_questions
-from generator.answers.questions import Choice, Question
 from generator.check.results import STAGES, Failure, Outcome, Verdict
 
 HOSTILE = (
@@ -17,26 +15,18 @@ CLEANED = "red nul: bell: half: ]]> <!-- -->"
 NOTE = "apex is not installed"
 
 
-def make_question(key: str, size: int) -> Question:
-    """A question with so many choices."""
-    return Question(key, f"Which {key}", f"{key}0", tuple(Choice(f"{key}{i}", f"{i}", False) for i in range(size)))
+def failed_verdict() -> Verdict:
+    """A verdict on all questions of the template, on which every stage ran; every third combination was cached.
 
-
-def make_verdict(questions: list[Question], legal: Callable[[Combination], bool] = lambda _: True) -> Verdict:
-    """A verdict in which every stage ran on every legal combination, and nothing failed; every third was cached."""
-    rows = itertools.product(*([(question.key, choice.value) for choice in question.choices] for question in questions))
+    There are three failures in two combinations, and a note in some.
+    """
+    rows = itertools.product(*([(each.key, choice.value) for choice in each.choices] for each in shaping_questions()))
+    legal = (Combination(row) for row in rows if ("backend", "mpi") not in row or ("launcher", "mpirun") in row)
     outcomes = [
         Outcome(combination, seconds={stage: 0.25 * n for n, stage in enumerate(STAGES)}, cached=i % 3 == 0)
-        for i, combination in enumerate(filter(legal, map(Combination, rows)))
+        for i, combination in enumerate(legal)
     ]
-    return Verdict(
-        outcomes, questions, stages={stage: 75.0 for stage in STAGES}, wall=4000.0, versions={"torch": "2.9"}
-    )
-
-
-def failed_verdict() -> Verdict:
-    """A verdict on all questions of the template: three failures in two combinations, and a note in some."""
-    made = make_verdict(shaping_questions(), lambda one: one["backend"] != "mpi" or one["launcher"] == "mpirun")
+    made = Verdict(outcomes, stages={stage: 75.0 for stage in STAGES}, wall=4000.0, versions={"torch": "2.9"})
     first, second = made.outcomes[17], made.outcomes[99]
     first.failures += [Failure("train", HOSTILE, "/tmp/left/<b>here"), Failure("train", "and another")]
     second.failures += [

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 from generator.answers.combinations import SelectionError
 from generator.chaos import invariants
-from generator.chaos.calm import Calm, Pace, Unfit, Watch, follow
+from generator.chaos.baseline import Baseline, Pace, UnsuitableProject, Watch, follow
 from generator.chaos.disk import reason_in
-from generator.chaos.ends import wrong_failure
+from generator.chaos.exit_rules import unexpected_failure
 from generator.chaos.faults import DONE, FAULTS, KILLED, LOST, REFUSED, Need, NoVictim, Surroundings, possible_faults
 from generator.chaos.job import Job, environment, loader_workers
-from generator.chaos.nemesis import HANGS_AFTER, Befallen, Nemesis, Verdict, slowed, took_effect
+from generator.chaos.nemesis import HANGS_AFTER, Nemesis, StartResult, Verdict, slowed, took_effect
 from generator.chaos.schedule import TRAINING, Fault, Schedule, Start, draw
 from generator.cli.chaos import NEEDS, check_packages, fails, repeated, said_if_missing
 from generator.cli.main import app
@@ -107,9 +107,9 @@ def fault(kind: str, number: int = 0) -> Fault:
     return Fault(number, kind, TRAINING, saves=1, delay=0.0, victim=0.0, length=0.01)
 
 
-def calm_run(run_dir: Path, interval: float = 0.1) -> Calm:
+def baseline_run(run_dir: Path, interval: float = 0.1) -> Baseline:
     """Return a run of a pace."""
-    return Calm(run_dir, {}, starts_in=1.0, interval=interval, silence=3.0)
+    return Baseline(run_dir, {}, starts_in=1.0, interval=interval, silence=3.0)
 
 
 @dataclass
@@ -150,7 +150,7 @@ def nemesis_of(weights: Weights, folder: Path, **about: Any) -> Nemesis:
 def test_a_run_that_cannot_be_compared_with_is_unfit(code: int | None, step: int, said: str, tmp_path: Path) -> None:
     if step:
         save(tmp_path, step)
-    with pytest.raises(Unfit, match=said):
+    with pytest.raises(UnsuitableProject, match=said):
         follow(FakeJob(tmp_path, code), tmp_path, STEPS, limit=0.05)
 
 
@@ -166,7 +166,7 @@ def test_the_pace_of_a_run_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("interval", "pace"), [(0.05, 1.0), (0.5, 2.0), (60.0, 5.0)])
 def test_faults_last_longer_for_slow_projects(interval: float, pace: float, tmp_path: Path) -> None:
-    assert calm_run(tmp_path, interval).pace == pace
+    assert baseline_run(tmp_path, interval).pace == pace
     around = Surroundings(pace=pace)
     around.later(0.01, lambda: None)
     assert around.timers[0].interval == pytest.approx(0.01 * pace)
@@ -175,18 +175,18 @@ def test_faults_last_longer_for_slow_projects(interval: float, pace: float, tmp_
 def test_a_number_of_processes_that_does_not_divide_the_global_batch_is_not_used(tmp_path: Path) -> None:
     for size, accum_steps, fitting in [(64, 1, [1, 2, 4]), (6, 1, [1, 2]), (4, 2, [1, 2])]:
         (tmp_path / "config.json").write_text(json.dumps({"global_batch_size": size, "accum_steps": accum_steps}))
-        assert calm_run(tmp_path).numbers == fitting
+        assert baseline_run(tmp_path).numbers == fitting
 
 
 def test_two_runs_without_a_fault_that_differ_are_no_failure(tmp_path: Path) -> None:
     nemesis = nemesis_of(Weights(["one", "another", "a third"]), tmp_path)
-    with pytest.raises(Unfit, match=r"two runs without a fault differ: model is another$"):
-        nemesis.befall(Schedule(0, [Start(2, {}, [])]))
+    with pytest.raises(UnsuitableProject, match=r"two runs without a fault differ: model is another$"):
+        nemesis.run(Schedule(0, [Start(2, {}, [])]))
 
 
 def test_a_run_that_ends_otherwise_is_one_and_is_kept(tmp_path: Path) -> None:
     nemesis = nemesis_of(Weights(["one", "another", "one"]), tmp_path)
-    assert nemesis.befall(Schedule(0, [Start(2, {}, [])])).wrong == ["model is another than without faults"]
+    assert nemesis.run(Schedule(0, [Start(2, {}, [])])).wrong == ["model is another than without faults"]
     assert (tmp_path / "seed-0-0").exists()
 
 
@@ -196,46 +196,48 @@ def test_a_run_that_ends_otherwise_is_one_and_is_kept(tmp_path: Path) -> None:
 def test_a_launcher_may_kill_what_records(kinds: list[str], wrong: list[str], tmp_path: Path) -> None:
     nemesis = nemesis_of(Weights([]), tmp_path, read=lambda run_dir: {"loss": [(10, 0.5)]})
     nemesis.logger, nemesis.kinds = "wandb", kinds
-    nemesis.calm = Calm(tmp_path, {"loss": [(5, 1.0), (10, 0.5)]}, 1.0, 0.1, 3.0)
-    nemesis.second = nemesis.calm
+    nemesis.baseline = Baseline(tmp_path, {"loss": [(5, 1.0), (10, 0.5)]}, 1.0, 0.1, 3.0)
+    nemesis.second = nemesis.baseline
     save(tmp_path, STEPS)
     start = Start(2, {}, [fault("stop")])
-    verdict = Verdict(Schedule(0, [start]), [Befallen(start, [*start.faults], 75, 1.0), Befallen(start, [], 0, 1.0)])
+    verdict = Verdict(
+        Schedule(0, [start]), [StartResult(start, [*start.faults], 75, 1.0), StartResult(start, [], 0, 1.0)]
+    )
     assert nemesis._wrong_at_the_end(tmp_path, verdict) == wrong
 
 
 def test_a_run_that_is_right_takes_no_room_any_more(tmp_path: Path) -> None:
     nemesis = nemesis_of(Weights(["one", "one"]), tmp_path)
-    assert nemesis.befall(Schedule(0, [Start(2, {}, [])])).wrong == []
+    assert nemesis.run(Schedule(0, [Start(2, {}, [])])).wrong == []
     assert not (tmp_path / "seed-0-0").exists()
 
 
 def test_a_disk_without_room_is_told_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Calm, "size", 1 << 60)
-    with pytest.raises(Unfit, match=r"has no room for 4 run directories .*: let TMPDIR name"):
-        nemesis_of(Weights(["one"]), tmp_path).calm  # noqa: B018
+    monkeypatch.setattr(Baseline, "size", 1 << 60)
+    with pytest.raises(UnsuitableProject, match=r"has no room for 4 run directories .*: let TMPDIR name"):
+        nemesis_of(Weights(["one"]), tmp_path).baseline  # noqa: B018
 
 
 def test_a_logger_that_leaves_no_records_is_unfit(tmp_path: Path) -> None:
-    with pytest.raises(Unfit, match="leaves no records of logging=console"):
-        nemesis_of(Weights(["one"]), tmp_path, read=lambda run_dir: {"loss": []}).calm  # noqa: B018
+    with pytest.raises(UnsuitableProject, match="leaves no records of logging=console"):
+        nemesis_of(Weights(["one"]), tmp_path, read=lambda run_dir: {"loss": []}).baseline  # noqa: B018
 
 
 def test_the_file_of_the_project_that_was_changed_is_named(tmp_path: Path) -> None:
     weights = Weights(["one"] * 3)
     nemesis = nemesis_of(weights, tmp_path)
     (tmp_path / "project" / "data.csv").write_text("1")
-    assert nemesis.calm
+    assert nemesis.baseline
     (tmp_path / "project" / "cache").write_text("new files are no harm")
     (tmp_path / "project" / "data.csv").write_text("21")
     schedule = Schedule(0, [Start(2, {}, [])])
-    assert nemesis.befall(schedule).wrong == ["data.csv, a file of the project, was changed"]
-    assert nemesis.befall(schedule).wrong == [], "it is said once"
+    assert nemesis.run(schedule).wrong == ["data.csv, a file of the project, was changed"]
+    assert nemesis.run(schedule).wrong == [], "it is said once"
 
 
 def test_a_run_without_a_word_hangs(tmp_path: Path) -> None:
     nemesis = nemesis_of(Weights([]), tmp_path, slowness=lambda: 0.1 / HANGS_AFTER)
-    nemesis.calm = Calm(tmp_path, {}, 1.0, 0.1, silence=0.0)
+    nemesis.baseline = Baseline(tmp_path, {}, 1.0, 0.1, silence=0.0)
     assert nemesis._end_of(FakeJob(tmp_path, None, word=""), tmp_path, []) is None
     assert nemesis._end_of(FakeJob(tmp_path, 75, word=""), tmp_path, []) == 75
 
@@ -261,10 +263,10 @@ def test_only_the_last_change_of_a_thing_is_undone() -> None:
 
     change("slow", 0.01)
     change("cut", math.inf)
-    around.calm_down()
+    around.reset()
     assert states == ["sound", "slow", "cut"]
     change("slow", 0.01)
-    around.calm_down()
+    around.reset()
     assert states[-1] == "sound"
 
 
@@ -273,7 +275,7 @@ def test_a_rank_that_is_frozen_for_good_stays_so(tmp_path: Path) -> None:
     job = FakeJob(tmp_path, alive=ranks)
     for kind in ("freeze a rank for a moment", "freeze a rank for good"):
         FAULTS[kind].act(job, around, 0.0, 0.01)
-    around.calm_down()
+    around.reset()
     assert ranks[0].sent == [signal.SIGSTOP, signal.SIGSTOP]
 
 
@@ -284,7 +286,7 @@ def test_to_kill_nothing_is_no_fault(tmp_path: Path) -> None:
 
 def test_nothing_befalls_a_run_that_has_ended(tmp_path: Path) -> None:
     nemesis = nemesis_of(Weights([]), tmp_path)
-    nemesis.calm = calm_run(tmp_path)
+    nemesis.baseline = baseline_run(tmp_path)
     save(tmp_path, 10)
     ended = FakeJob(tmp_path, asked=5, alive=[FakeProcess()])
     assert not nemesis._happens(fault("kill a rank"), ended, tmp_path, Surroundings(), before=0)
@@ -395,7 +397,7 @@ def test_the_number_of_a_rank_is_what_its_launcher_says(
 def test_the_cause_that_is_said_is_the_true_one(
     kinds: list[str], hit: int | None, code: int, output: str, wrong: str
 ) -> None:
-    said = wrong_failure([fault(kind) for kind in kinds], hit, code, output, hides=())
+    said = unexpected_failure([fault(kind) for kind in kinds], hit, code, output, hides=())
     assert wrong in said
     assert bool(wrong) == bool(said)
 
@@ -447,9 +449,9 @@ def test_the_parts_of_a_checkpoint_are_compared_whatever_they_are() -> None:
 
 
 def test_other_numbers_of_processes_may_change_values_but_no_steps() -> None:
-    of_calm = invariants.only_steps({"loss": [(5, 1.0), (10, 0.5)]})
-    assert invariants.wrong_records(invariants.only_steps({"loss": [(5, 1.1), (10, 0.4)]}), of_calm) == []
-    assert invariants.wrong_records(invariants.only_steps({"loss": [(5, 1.1)]}), of_calm) == [
+    of_baseline = invariants.only_steps({"loss": [(5, 1.0), (10, 0.5)]})
+    assert invariants.wrong_records(invariants.only_steps({"loss": [(5, 1.1), (10, 0.4)]}), of_baseline) == []
+    assert invariants.wrong_records(invariants.only_steps({"loss": [(5, 1.1)]}), of_baseline) == [
         "loss is not recorded at step 10"
     ]
 
@@ -516,11 +518,11 @@ class Verdicts:
         """Return the same for every seed."""
         return self.schedule
 
-    def befall(self, schedule: Schedule) -> Verdict:
+    def run(self, schedule: Schedule) -> Verdict:
         """Return the next one."""
         return self.found.pop(0)
 
-    def befall_until(self, faults: int, seed: int) -> list[Verdict]:
+    def run_until(self, faults: int, seed: int) -> list[Verdict]:
         """Return all."""
         return self.found
 
@@ -549,7 +551,7 @@ def test_a_smaller_run_shows_what_is_wrong_with_it(capsys: pytest.CaptureFixture
 
 def test_a_kind_that_is_drawn_often_must_happen() -> None:
     start = Start(2, {}, [fault("kill a rank"), fault("stop", 1)])
-    drawn = Verdict(Schedule(1, [start]), [Befallen(start, [start.faults[1]], 75, 1.0)])
+    drawn = Verdict(Schedule(1, [start]), [StartResult(start, [start.faults[1]], 75, 1.0)])
     nemesis: Any = Verdicts([drawn] * OFTEN)
     with pytest.raises(AssertionError, match=f"never happened: kill a rank, drawn {OFTEN} times"):
         befall(nemesis, OFTEN, seed=1)
@@ -557,7 +559,7 @@ def test_a_kind_that_is_drawn_often_must_happen() -> None:
 
 def test_a_kind_need_not_happen_in_starts_that_were_not_needed() -> None:
     first, second = Start(2, {}, [fault("stop")]), Start(2, {}, [fault("kill a rank", 1)])
-    done_at_once = Verdict(Schedule(1, [first, second]), [Befallen(first, [*first.faults], 0, 1.0)])
+    done_at_once = Verdict(Schedule(1, [first, second]), [StartResult(first, [*first.faults], 0, 1.0)])
     nemesis: Any = Verdicts([done_at_once] * OFTEN)
     assert befall(nemesis, OFTEN, seed=1) == {"stop": OFTEN}
 
@@ -565,4 +567,4 @@ def test_a_kind_need_not_happen_in_starts_that_were_not_needed() -> None:
 def test_the_errors_of_a_disk_are_those_of_the_system() -> None:
     for kind, number in (("full disk", errno.ENOSPC), ("failing disk", errno.EIO), ("read-only disk", errno.EROFS)):
         said = f"error: a.pt could not be written: {os.strerror(number)}"
-        assert wrong_failure([fault(kind)], None, REFUSED, said, hides=()) == ""
+        assert unexpected_failure([fault(kind)], None, REFUSED, said, hides=()) == ""

@@ -4,21 +4,16 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ET
-from collections import Counter
-from datetime import datetime
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from generator.answers.combinations import Combination
-from generator.answers.questions import Choice, Question
-from generator.check.reports.json_and_junit import write_json, write_junit
-from generator.check.reports.page import arrange
-from generator.check.reports.summary import MANY, stages_of
-from generator.check.reports.terminal import show
 from generator.check.results import Failure, Outcome, Verdict, reproduce
-from tests.support.reports import CLEANED, HOSTILE, NOTE, failed_verdict, make_question, make_verdict
+from generator.cli.reports import MANY, show, write_json, write_junit, write_page
+from tests.support.reports import CLEANED, HOSTILE, NOTE, failed_verdict
 
 
 @pytest.fixture
@@ -111,7 +106,7 @@ def test_junit_has_a_test_for_each_combination_and_stage_that_ran(verdict: Verdi
     root = ET.parse(path).getroot()
     assert root.tag == "testsuites"
     cases = {(case.get("classname"), case.get("name")): case for case in root.iter("testcase")}
-    ran = {(f"ddp-template.{stage}", one.combination.name): one for one in verdict.outcomes for stage in stages_of(one)}
+    ran = {(f"ddp-template.{stage}", one.combination.name): one for one in verdict.outcomes for stage in one.stages}
     assert cases.keys() == ran.keys()
     assert len(cases) == len(list(root.iter("testcase"))) == int(root.get("tests", 0))
     for key, outcome in ran.items():
@@ -140,69 +135,48 @@ def test_junit_failures_have_text_and_no_forbidden_characters(verdict: Verdict, 
     assert "\x1b" not in path.read_text()
 
 
-def test_json_holds_the_whole_verdict(verdict: Verdict, tmp_path: Path) -> None:
+def test_json_holds_counts_times_and_outcomes(verdict: Verdict, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     write_json(verdict, path)
-    data = json.loads(path.read_text())
-    outcomes = [
-        Outcome(
-            Combination.of(one["answers"]),
-            [Failure(**failure) for failure in one["failures"]],
-            one["seconds"],
-            one["cached"],
-            one["weights"],
-            one["notes"],
-        )
-        for one in data["combinations"]
-    ]
-    questions = [
-        Question(one["key"], one["help"], one["default"], tuple(Choice(**choice) for choice in one["choices"]))
-        for one in data["questions"]
-    ]
-    started = datetime.fromisoformat(data["started"])
-    same = {key: data[key] for key in ("stages", "wall", "selection", "launchers", "versions")}
-    assert Verdict(outcomes, questions, started=started, **same) == verdict
-    assert data["passed"] is verdict.passed
-    assert data["counts"]["failed"] == len(verdict.failed)
-    assert [one["reproduce"] for one in data["combinations"]] == [reproduce(outcome) for outcome in verdict.outcomes]
+    report = json.loads(path.read_text())
+    assert (report["counts"], report["wall"], report["stages"]) == (verdict.counts, verdict.wall, verdict.stages)
+    for told, outcome in zip(report["combinations"], verdict.outcomes, strict=True):
+        combination = Combination.of(told["answers"])
+        failures = [Failure(**failure) for failure in told["failures"]]
+        names = "seconds", "cached", "weights", "notes", "trained_as"
+        assert Outcome(combination, failures, *(told[name] for name in names)) == outcome
+        assert told["name"] == outcome.combination.name
 
 
-@pytest.mark.parametrize(
-    "sizes", [(), (1,), (5,), (40,), (5, 4), (5, 4, 3, 2, 5), (30, 30), (2,) * 10, (3, 1, 7, 1, 3)], ids=str
-)
-def test_the_grid_has_a_place_for_each_combination(sizes: tuple[int, ...]) -> None:
-    questions = [make_question(f"q{number}", size) for number, size in enumerate(sizes)]
-    verdict = make_verdict(questions, lambda one: len(one.answers) < 2 or hash_of(one) % 3 > 0)
-    grid = arrange(questions, verdict.outcomes)
-    places = Counter(number for panel in grid.panels for number in panel.numbers)
-    assert places == Counter(range(len(verdict.outcomes)))
-    for panel in grid.panels:
-        widths = {len(row) for row in panel.rows}
-        assert widths == {len(question.words) * question.span for question in grid.columns} or not grid.columns
-        heights = {len(question.words) * question.span for question in grid.rows}
-        assert heights == {len(panel.rows)} or not grid.rows
-    shown = [key for key, _ in (*grid.fixed, *grid.panels[0].answers)]
-    shown += [question.key for question in (*grid.rows, *grid.columns)]
-    assert sorted(shown) == sorted(question.key for question in questions)
+class Tags(HTMLParser):
+    """The tags of a page, their attributes, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        """Take a tag."""
+        self.tags.add(tag)
+        self.attributes.update(name for name, _ in attributes)
+
+    def handle_data(self, data: str) -> None:
+        """Take text."""
+        self.text += data
 
 
-def hash_of(combination: Combination) -> int:
-    """A number that looks random, the same in every run."""
-    return sum(ord(letter) * (place + 1) ** 2 for place, letter in enumerate(combination.name))
-
-
-def test_a_cell_of_the_grid_stands_under_its_answers(verdict: Verdict) -> None:
-    grid = arrange(verdict.questions, verdict.outcomes)
-    assert grid.panels[0].rows[0][0] == 0, "the first choice comes first"
-    for panel in grid.panels:
-        for row, cells in enumerate(panel.rows):
-            side = {question.key: question.words[row // question.span] for question in grid.rows}
-            for column, number in enumerate(cells):
-                top = {question.key: question.words[column // question.span] for question in grid.columns}
-                if number is not None:
-                    answers = {**dict(grid.fixed), **dict(panel.answers), **side, **top}
-                    filters = verdict.outcomes[number].combination.as_filters
-                    assert {f"{key}={word}" for key, word in answers.items()} == set(filters.split())
-
-
-# The contrast of an element's text with what is behind it, as WCAG defines it.
+def test_the_page_has_each_failure_and_no_text_becomes_a_script(verdict: Verdict, tmp_path: Path) -> None:
+    verdict.outcomes = [*verdict.failed, *[outcome for outcome in verdict.outcomes if outcome.notes][:3]]
+    path = tmp_path / "report.html"
+    write_page(verdict, path)
+    page = Tags(path.read_text())
+    assert page.tags.isdisjoint({"script", "img", "iframe", "object", "link"})
+    assert not any(name.startswith("on") for name in page.attributes)
+    assert "src" not in page.attributes
+    for part in (*HOSTILE.splitlines()[:2], CLEANED, "and another", *map(reproduce, verdict.failed), NOTE):
+        assert part in page.text
+    for outcome in verdict.outcomes:
+        assert outcome.combination.name in page.text

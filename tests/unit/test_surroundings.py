@@ -10,8 +10,8 @@ import pytest
 import torch.multiprocessing  # by which ForkingPickler takes tensors
 from torch.utils.data import default_collate
 
-from generator.chaos import inside
-from generator.chaos.data import Data, obedient_data
+from generator.chaos import faulty_dataset
+from generator.chaos.data import Data, faulty_data
 from generator.chaos.memory import SharedMemory
 from generator.chaos.quota import PERIOD, Quota, parent_group
 
@@ -34,8 +34,8 @@ class Numbers:
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
     """Data that obeys in this process."""
-    data = obedient_data(tmp_path / "inside")
-    monkeypatch.setenv(inside.ORDERS, str(data.orders))
+    data = faulty_data(tmp_path / "inside")
+    monkeypatch.setenv(faulty_dataset.ORDERS, str(data.orders))
     return data
 
 
@@ -56,27 +56,27 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
 def test_what_cannot_be_sent_cannot_be_pickled(loaded: Any, is_batch: bool) -> None:
     ForkingPickler.dumps(loaded)
     with pytest.raises(Exception, match=r"pickle|requires_grad"):
-        ForkingPickler.dumps(inside.unsendable(loaded, is_batch=is_batch))
+        ForkingPickler.dumps(faulty_dataset.unsendable(loaded, is_batch=is_batch))
 
 
 def test_samples_that_cannot_be_sent_can_be_one_batch() -> None:
     sample = Sample(torch.ones(2), 1)
-    batch = default_collate([inside.unsendable(sample, is_batch=False) for _ in range(3)])
+    batch = default_collate([faulty_dataset.unsendable(sample, is_batch=False) for _ in range(3)])
     assert batch.image.shape == (3, 2)
     assert batch.image.requires_grad
 
 
 def test_data_obeys_in_the_processes_that_are_named(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inside, "unsendable", lambda loaded, is_batch: -loaded)
-    dataset, load = Numbers(), inside.obeying(Numbers.__getitem__, of_many=False)
+    monkeypatch.setattr(faulty_dataset, "unsendable", lambda loaded, is_batch: -loaded)
+    dataset, load = Numbers(), faulty_dataset.obeying(Numbers.__getitem__, of_many=False)
     assert load(dataset, 3) == 3
-    data.be("unsendable", [1, os.getpid() + 1])
+    data.set_state("unsendable", [1, os.getpid() + 1])
     assert load(dataset, 3) == 3
-    assert data.met() == set()
-    data.be("unsendable", [1, os.getpid()])
+    assert data.states_met() == set()
+    data.set_state("unsendable", [1, os.getpid()])
     assert load(dataset, 3) == -3
-    assert data.met() == {"unsendable"}
-    assert data.met() == set()
+    assert data.states_met() == {"unsendable"}
+    assert data.states_met() == set()
 
 
 def test_the_shared_memory_of_this_machine_is_never_filled() -> None:
@@ -128,4 +128,4 @@ def test_a_quota_has_an_effect_when_a_process_has_waited(tmp_path: Path) -> None
     quota = Quota(tmp_path)
     for throttled, met in ((0, set()), (2, {"throttled"}), (2, set())):
         (tmp_path / "cpu.stat").write_text(f"nr_periods 9\nnr_throttled {throttled}\n")
-        assert quota.met() == met
+        assert quota.states_met() == met

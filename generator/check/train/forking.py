@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from generator.check.train.environments import STARTS_ITS_RANKS, places
-from generator.check.train.rank import ALL_DATA, MODULES, SERVER, Run, Wires, be_rank, be_spawner, do_task
+from generator.check.train.rank import ALL_DATA, MODULES, SERVER, Pipes, Run, do_task, run_rank, run_spawner
 from generator.render.processes import interrupts_kept_from_children
 
 S = TypeVar("S")
@@ -42,7 +42,7 @@ ENDING = threading.Event()  # nothing is started any more
 PREPARATION = "generator.check.train.preparation"  # comes last
 # What programs and their libraries import late: without these every rank would import them anew.
 LATE_IMPORTS = (
-    "generator.check.train.judgement",
+    "generator.check.train.verification",
     "generator.check.train.hooks",
     "generator.check.train.rank",
     "torch._dynamo",
@@ -75,7 +75,7 @@ class Ended:
 
     codes: list[int | None]  # exit codes of the processes that were started; None: it was killed at the deadline
     output: list[str]  # of each rank, and after them of the program that starts them
-    seen: list[Any]  # of each rank its Observation, of a task its result; None where it did not get that far
+    seen: list[Any]  # of each rank its RankTrace, of a task its result; None where it did not get that far
     seconds: float
 
     @property
@@ -95,7 +95,7 @@ class Running:
 
     processes: list[BaseProcess]
     readers: dict[Connection, tuple[str, int]]  # what comes from where: output or report, of which process
-    ends: float  # when its deadline is
+    deadline: float
     started: float
     output: list[bytearray]
     seen: list[Any]
@@ -111,8 +111,8 @@ class Running:
         while None in (codes := self.codes()):
             if any(codes):
                 # As launchers do: where one has failed, the others get some seconds to end by themselves.
-                self.ends = min(self.ends, time.perf_counter() + GRACE)
-            patience = self.ends - time.perf_counter()
+                self.deadline = min(self.deadline, time.perf_counter() + GRACE)
+            patience = self.deadline - time.perf_counter()
             if patience < 0:
                 return
             alive = [each.sentinel for each, code in zip(self.processes, codes, strict=True) if code is None]
@@ -122,7 +122,6 @@ class Running:
                     self.take(reader)
 
     def take(self, reader: Connection) -> None:
-        """Read what has come."""
         kind, index = self.readers[reader]
         try:
             if kind == "output":
@@ -163,19 +162,18 @@ def kill(pid: int | None) -> None:
 
 
 def start(work: Run | Task) -> Running:
-    """Start the processes of a run or of a task."""
     starts_its_ranks = isinstance(work, Run) and work.launcher in STARTS_ITS_RANKS
     reporting = work.world_size if isinstance(work, Run) else 1
     pipes = [(FORKING.Pipe(duplex=False), FORKING.Pipe(duplex=False)) for _ in range(reporting + starts_its_ranks)]
-    wires = [Wires(output[1], report[1]) for output, report in pipes]
+    wires = [Pipes(output[1], report[1]) for output, report in pipes]
     if isinstance(work, Task):
         processes = [FORKING.Process(target=do_task, args=(work.function, work.arguments, wires[0]))]
     else:
         told = places(work.launcher, work.world_size, next(PORTS))
         if starts_its_ranks:
-            processes = [FORKING.Process(target=be_spawner, args=(work, told[0], wires[-1], wires[:-1]))]
+            processes = [FORKING.Process(target=run_spawner, args=(work, told[0], wires[-1], wires[:-1]))]
         else:
-            processes = [FORKING.Process(target=be_rank, args=(i, work, told[i], wires[i])) for i in range(reporting)]
+            processes = [FORKING.Process(target=run_rank, args=(i, work, told[i], wires[i])) for i in range(reporting)]
     for process in processes:
         process.start()
     for own in wires:
@@ -183,8 +181,8 @@ def start(work: Run | Task) -> Running:
         own.report.close()
     readers = {pipe[0]: (kind, i) for i, both in enumerate(pipes) for kind, pipe in zip(KINDS, both, strict=True)}
     now = time.perf_counter()
-    ends = now + work.deadline * slowness()
-    return Running([*processes], readers, ends, now, [bytearray() for _ in pipes], [None] * reporting)
+    deadline = now + work.deadline * slowness()
+    return Running([*processes], readers, deadline, now, [bytearray() for _ in pipes], [None] * reporting)
 
 
 def slowness() -> float:
@@ -236,7 +234,6 @@ def free_ports() -> Iterator[int]:
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens at a port."""
     with socket.socket() as probe:
         return can_bind(probe, ("127.0.0.1", port))
 

@@ -10,19 +10,19 @@ import torch.nn.functional
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from generator.check.train.judgement import Loss, Observation, Step
+from generator.check.train.verification import Loss, RankTrace, Step
 
 
-def observe() -> Observation:
+def trace() -> RankTrace:
     """Begin to watch this process."""
-    seen = Observation()
+    seen = RankTrace()
     register_optimizer_step_post_hook(functools.partial(note_step, seen))
     watch_loss(seen)
     watch_scaler(seen)
     return seen
 
 
-def note_step(seen: Observation, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def note_step(seen: RankTrace, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """What torch calls after each step of each optimizer."""
     whole = hashlib.sha256()
     for group in optimizer.param_groups:
@@ -33,14 +33,13 @@ def note_step(seen: Observation, optimizer: Optimizer, args: Any, kwargs: Any) -
     seen.steps.append(Step(whole.hexdigest(), collectives, len(seen.losses)))
 
 
-def watch_loss(seen: Observation) -> None:
+def watch_loss(seen: RankTrace) -> None:
     """Note the value of each cross-entropy and squared error, and how many labels or numbers it is over."""
     for name in ("cross_entropy", "mse_loss"):
         setattr(torch.nn.functional, name, noting(seen, getattr(torch.nn.functional, name)))
 
 
-def noting(seen: Observation, given: Any) -> Any:
-    """Wrap a loss."""
+def noting(seen: RankTrace, given: Any) -> Any:
 
     def noted(found: torch.Tensor, wanted: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss: torch.Tensor = given(found, wanted, *args, **kwargs)
@@ -52,7 +51,7 @@ def noting(seen: Observation, given: Any) -> Any:
     return noted
 
 
-def watch_scaler(seen: Observation) -> None:
+def watch_scaler(seen: RankTrace) -> None:
     """Note the scale after each update."""
     given = torch.amp.GradScaler.update
 

@@ -29,7 +29,7 @@ def imports_of(projects: Iterable[Sequence[SourceFile]]) -> list[str]:
     return sorted(module for module in modules if module.partition(".")[0] not in own)
 
 
-def lay_ready(projects: Iterable[Sequence[SourceFile]]) -> None:
+def precompile(projects: Iterable[Sequence[SourceFile]]) -> None:
     """Put bytecode where Python looks for it and would write it itself, after compiling each distinct module once.
 
     Whoever loads bytecode puts the path of the module in. What does not compile is left to fail when it is run.

@@ -40,14 +40,14 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Wires:
+class Pipes:
     """How a rank tells what it does."""
 
     output: Connection  # takes standard output and standard error
-    report: Connection  # takes its process number at the start and its Observation at the end
+    report: Connection  # takes its process number at the start and its RankTrace at the end
 
 
-def connect(wires: Wires, *, forks: bool = False) -> None:
+def connect(wires: Pipes, *, forks: bool = False) -> None:
     """Write to the wires from here on, tell who this is, and die with the parent."""
     if not forks:
         # The forking process ends when nobody holds this any more: then it ends with the command, and this one with it.
@@ -60,13 +60,12 @@ def connect(wires: Wires, *, forks: bool = False) -> None:
     wires.report.send(os.getpid())
 
 
-def do_task(function: Callable[..., Any], arguments: tuple[Any, ...], wires: Wires) -> None:
-    """Call a function, and report what it returns."""
+def do_task(function: Callable[..., Any], arguments: tuple[Any, ...], wires: Pipes) -> None:
     connect(wires)
     wires.report.send(function(*arguments))
 
 
-def enter(run: Run, place: Place, wires: Wires, *, forks: bool = False) -> None:
+def enter(run: Run, place: Place, wires: Pipes, *, forks: bool = False) -> None:
     """Take the environment, folder, output and command line that a shell would give."""
     connect(wires, forks=forks)
     multiprocessing.set_start_method(None, force=True)  # of its own processes, such as those that load data
@@ -86,8 +85,7 @@ def run_program(project: Path) -> None:
     exec(code, vars(main))
 
 
-def be_rank(rank: int, run: Run, place: Place, wires: Wires) -> None:
-    """Be a rank that a launcher has started."""
+def run_rank(rank: int, run: Run, place: Place, wires: Pipes) -> None:
     enter(run, place, wires)
     with Watch(rank, run, wires):
         run_program(run.project)
@@ -99,28 +97,28 @@ class Watch:
 
     rank: int
     run: Run
-    wires: Wires
+    wires: Pipes
 
     def __enter__(self) -> None:
-        from generator.check.train.hooks import observe
+        from generator.check.train.hooks import trace
 
         sys.dont_write_bytecode = self.rank > 0
         if self.rank > 0 and self.run.one_writes:
             # Whoever writes a byte to a file gets the error "File too large".
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-        self.seen = observe()
+        self.seen = trace()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        from generator.check.train.judgement import look_at
+        from generator.check.train.verification import read_output
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         ended_well = error is None or (isinstance(error, SystemExit) and not error.code)
         if self.rank == 0 and self.run.run_dir and ended_well:
-            self.seen.left = look_at(self.run.run_dir, self.run.logger)
+            self.seen.left = read_output(self.run.run_dir, self.run.logger)
         self.wires.report.send(self.seen)
 
 
-def be_spawner(run: Run, place: Place, wires: Wires, wires_of_ranks: list[Wires]) -> None:
+def run_spawner(run: Run, place: Place, wires: Pipes, wires_of_ranks: list[Pipes]) -> None:
     """Be a program that starts its ranks itself, by torch.multiprocessing.spawn."""
     from torch import multiprocessing as torch_multiprocessing
 
@@ -132,13 +130,15 @@ def be_spawner(run: Run, place: Place, wires: Wires, wires_of_ranks: list[Wires]
         # Like "spawn" this starts from a process that has not run the program, pickles what it is given, and passes on
         # the environment as the program has changed it.
         every = (fn, run, replace(place, env=dict(os.environ)), wires_of_ranks, args)
-        return torch_multiprocessing.start_processes(be_spawned, every, nprocs, join, daemon, start_method="forkserver")
+        return torch_multiprocessing.start_processes(
+            run_spawned_rank, every, nprocs, join, daemon, start_method="forkserver"
+        )
 
     vars(torch_multiprocessing)["spawn"] = spawn
     run_program(run.project)
 
 
-def be_spawned(rank: int, fn: Any, run: Run, place: Place, wires: list[Wires], args: tuple[Any, ...]) -> None:
+def run_spawned_rank(rank: int, fn: Any, run: Run, place: Place, wires: list[Pipes], args: tuple[Any, ...]) -> None:
     """Be a rank that the program has started; a forked process has no shell's environment of its own."""
     enter(run, place, wires[rank])
     with Watch(rank, run, wires[rank]):

@@ -23,7 +23,6 @@ def read_jsonl(run_dir: Path) -> History:
 
 
 def read_csv(run_dir: Path) -> History:
-    """Read metrics.csv."""
     history: History = defaultdict(list)
     with open(run_dir / "metrics.csv", newline="") as file:
         for row in csv.DictReader(file, strict=True):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from generator.check.train.forking import Ended
-from generator.check.train.judgement import OF_EVALUATIONS
+from generator.check.train.verification import OF_EVALUATIONS
 from tests.conftest import Render
 from tests.support.forked_runs import TELLING, Program, fetched, metrics, run_all, state
 from tests.support.training import differences

@@ -16,7 +16,7 @@ import pytest
 
 from generator.answers.combinations import SelectionError
 from generator.chaos import clock
-from generator.chaos.data import obedient_data
+from generator.chaos.data import faulty_data
 from generator.chaos.disk import Disk, failing_disk
 from generator.chaos.faults import FAULTS as KINDS
 from generator.chaos.faults import LOST, Need, Surroundings, possible_faults
@@ -57,7 +57,7 @@ def test_what_nobody_chose_is_survived(seed: int, needs: list[Need], project: Re
 @pytest.fixture
 def surroundings(tmp_path: Path) -> Iterator[Surroundings]:
     """Data that obeys, shared memory that can be full and a quota, as far as they are to be had; some must be."""
-    around = Surroundings(data=obedient_data(tmp_path / "inside"))
+    around = Surroundings(data=faulty_data(tmp_path / "inside"))
     with ExitStack() as stack:
         for part, make in (("shm", shared_memory), ("quota", lambda: stack.enter_context(cpu_quota()))):
             try:
@@ -75,16 +75,16 @@ def test_what_keeps_batches_from_coming_is_named(surroundings: Surroundings, pro
     start, options = forked(place, tmp_path, around), ("--timeout", str(math.ceil(scaled(3))))
     nemesis = Nemesis(place, start, "csv", tmp_path, kinds, options=options, slowness=lambda: scaled(2))
     nemesis.data, nemesis.shm, nemesis.quota = around.data, around.shm, around.quota
-    one, every = 0.5, 0.501  # ranks that are befallen, in turn
+    one, every = 0.5, 0.501  # ranks that the faults hit, in turn
     victims = zip(range(len(kinds)), kinds, cycle([every, one]))
     faults = [Fault(number, kind, TRAINING, 1, 0.0, victim, 0.1) for number, kind, victim in victims]
-    verdict = nemesis.befall(Schedule(0, [Start(2, {"workers": "1"}, [fault]) for fault in faults]))
-    assert not verdict.wrong, "\n".join([*map(str, verdict.befallen), *verdict.wrong])
+    verdict = nemesis.run(Schedule(0, [Start(2, {"workers": "1"}, [fault]) for fault in faults]))
+    assert not verdict.wrong, "\n".join([*map(str, verdict.results), *verdict.wrong])
     assert [fault.kind for fault in verdict.happened] == kinds
 
 
 def test_what_python_runs_when_it_starts_hides_nothing_of_the_user(tmp_path: Path) -> None:
-    data = obedient_data(tmp_path / "inside")
+    data = faulty_data(tmp_path / "inside")
     (tmp_path / "sitecustomize.py").write_text("print('of the user')")
     places = f"{data.orders.parent}{os.pathsep}{tmp_path}"
     program = "from multiprocessing.process import BaseProcess; print(BaseProcess.run.__name__)"
@@ -99,17 +99,17 @@ def test_a_disk_tells_which_of_its_states_have_changed_a_call(needs: list[Need],
         pytest.skip("no disk fails here")
     with failing_disk(tmp_path / "place") as disk:
         for state in ("full", "short"):
-            disk.be(state)
+            disk.set_state(state)
             wait_until(lambda: met_by_write(disk) == {state})  # noqa: B023  # an order needs a moment to come
-        disk.be("slow")
-        assert disk.met() == set()
+        disk.set_state("slow")
+        assert disk.states_met() == set()
 
 
 def met_by_write(disk: Disk) -> set[str]:
     """Write to a disk that may be full, and return which of its states has changed that."""
     with suppress(OSError), open(disk.mount / "file", "wb", buffering=0) as file:
         file.write(b"two")
-    return disk.met()
+    return disk.states_met()
 
 
 def test_a_clock_that_does_not_jump_is_not_to_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

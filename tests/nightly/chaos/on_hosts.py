@@ -24,7 +24,7 @@ class HostLink:
 
     hosts: tuple[Host, Host]
 
-    def be(self, state: str) -> None:
+    def set_state(self, state: str) -> None:
         """Be "sound", "cut", "slow" or "lossy" from now on."""
         for host in self.hosts:
             host.set_link("down" if state == "cut" else "up")

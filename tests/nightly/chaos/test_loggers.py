@@ -35,7 +35,7 @@ class Server:
         """Where it is."""
         return f"http://127.0.0.1:{self.port}"
 
-    def be(self, state: str) -> None:
+    def set_state(self, state: str) -> None:
         """Be "sound", "gone" or "silent" from now on."""
         name = f"ddp_{os.getpid()}"
         subprocess.run(["nft", f"delete table inet {name}"], capture_output=True)  # if there is one
@@ -57,7 +57,7 @@ def server(free_port: int, tmp_path: Path) -> Iterator[Server]:
     server.folder.mkdir()
     with mlflow_server(server.folder, free_port):
         yield server
-        server.be("sound")
+        server.set_state("sound")
 
 
 @pytest.mark.parametrize("logger", ["csv", "tensorboard", "mlflow", "wandb"])

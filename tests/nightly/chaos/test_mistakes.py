@@ -63,7 +63,7 @@ def test_a_mistake_is_found(name: str, own_project: Render, tmp_path: Path) -> N
     mistake.edit.apply(place / "ddp_project" / mistake.file)
     kinds = possible_faults(Need.DISK)
     nemesis = Nemesis(place, forked(place, tmp_path), "csv", tmp_path, kinds, slowness=slowness)
-    verdicts = nemesis.befall_until(AT_MOST, seed=0)
+    verdicts = nemesis.run_until(AT_MOST, seed=0)
     wrong = next(verdict.wrong for verdict in verdicts if verdict.wrong)
     assert re.search(mistake.said, "\n".join(wrong))
 

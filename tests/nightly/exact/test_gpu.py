@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import waits_of_a_step
-from generator.check.train.judgement import OF_EVALUATIONS
+from generator.check.train.verification import OF_EVALUATIONS
 from tests.conftest import Render
 from tests.support import reference
 from tests.support.forked_runs import relative_difference, state

@@ -13,9 +13,9 @@ from typing import Any
 
 from generator.answers.combinations import Combination
 from generator.check.train.forking import Task, run_forked
-from generator.check.train.judgement import Observation, Trained, judge
 from generator.check.train.rank import Run
 from generator.check.train.records import FIRST_USES
+from generator.check.train.verification import RankTrace, TrainingResult, verify
 
 # An epoch has 89 samples (see preparation.py), so 89 // 12 = 7 micro-batches and 4 steps, the last of them on one
 # micro-batch alone. The stop is within the first epoch, the end within the second.
@@ -79,7 +79,7 @@ def first_uses(loggers: set[str], folder: Path) -> Mapping[str, Path]:
 
 
 @dataclass
-class Trial:
+class TrainingCase:
     """One combination, and where it is tried."""
 
     combination: Combination
@@ -101,7 +101,9 @@ class Trial:
         launcher, logger = self.combination.launcher, self.combination.logger
         return Run(self.folder / "project", launcher, every, env, run_dir if look else None, logger)
 
-    def start(self, name: str, stage: str, trained: Trained, *options: str, look: bool = True) -> list[Observation]:
+    def start(
+        self, name: str, stage: str, trained: TrainingResult, *options: str, look: bool = True
+    ) -> list[RankTrace]:
         """Start it, write down what the processes print, and return what its ranks did; none if it has failed."""
         ended = run_forked(self.run(name, *options, look=look))
         for index, text in enumerate(ended.output):
@@ -118,25 +120,25 @@ class Trial:
         return [] if complaint else ended.seen
 
 
-def try_out(trial: Trial) -> Trained:
+def run_case(case: TrainingCase) -> TrainingResult:
     """Train a combination, stop it half-way, resume it, and judge what it left."""
-    trained, of_whole = Trained(), Trained()
-    resumed, whole, logger = [], [], trial.combination.logger
-    half = trial.start("run", "train", trained, "--max-steps", str(STOP), look=False)
+    trained, of_whole = TrainingResult(), TrainingResult()
+    resumed, whole, logger = [], [], case.combination.logger
+    half = case.start("run", "train", trained, "--max-steps", str(STOP), look=False)
     if half:
-        resumed = trial.start("run", "resume", trained, "--max-steps", str(END), "--resume")
-    if resumed and trial.reference:
-        whole = trial.start("whole", "train", trained, "--max-steps", str(END))
+        resumed = case.start("run", "resume", trained, "--max-steps", str(END), "--resume")
+    if resumed and case.reference:
+        whole = case.start("whole", "train", trained, "--max-steps", str(END))
     if not trained.failures:
-        judge(trained, logger, [half, resumed], [STOP, END])
+        verify(trained, logger, [half, resumed], [STOP, END])
     if whole and not trained.failures:
-        judge(of_whole, logger, [whole], [END])
+        verify(of_whole, logger, [whole], [END])
         trained.failures += of_whole.failures
         trained.whole = {key: asdict(of_whole)[key] for key in ("trail", "scales", "parts")}
     return trained
 
 
-def compare(trained: Trained, reference: Trained, own: bool, name: str) -> tuple[str, str] | None:
+def compare(trained: TrainingResult, reference: TrainingResult, own: bool, name: str) -> tuple[str, str] | None:
     """Compare a run over a stop with the one without, of the same combination or of one that must be equal.
 
     Returns the stage and the text of what is wrong, if anything.

@@ -22,22 +22,24 @@ def shown(happened: Sequence[Fault], output: str) -> str:
     return "\n".join([f"after {names}", *lines[-SHOWN:]])
 
 
-def wrong_failure(happened: Sequence[Fault], hit: int | None, code: int, output: str, hides: Collection[int]) -> str:
+def unexpected_failure(
+    happened: Sequence[Fault], hit: int | None, code: int, output: str, hides: Collection[int]
+) -> str:
     """Return in what an end that is a failure is none that these faults lead to; nothing if it is right.
 
     If the only fault has hit a rank, its number must be said. Codes that a launcher hides others by may mean any end.
     """
-    ends = [FAULTS[fault.kind].ends for fault in happened]
-    if not any(code in each for each in [*ends, hides]):
+    exits = [FAULTS[fault.kind].exits for fault in happened]
+    if not any(code in each for each in [*exits, hides]):
         return f"exit code {code}"
-    causes = [each[code] for each in ends if code in each]
+    causes = [each[code] for each in exits if code in each]
     if code in hides:
-        causes += [cause for each in ends for cause in each.values()]
+        causes += [cause for each in exits for cause in each.values()]
     if len(happened) == 1 and hit is not None:
         causes = [cause.replace(VICTIM, str(hit)) for cause in causes]
     if not any(re.search(cause, output, re.DOTALL) for cause in causes):
         return f"exit code {code}, and no line that has the cause,"
-    hidden = code in hides and any(FAILED in each for each in ends)
+    hidden = code in hides and any(FAILED in each for each in exits)
     by_itself = code in BY_ITSELF and not hidden
     tracebacks = output.count(TRACEBACK) - output.count(ON_PURPOSE)
     if by_itself and tracebacks and not any(thread in output for thread in THREADS):

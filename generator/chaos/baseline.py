@@ -19,13 +19,13 @@ USUAL = 0.25  # seconds between two saves, for which the lengths of faults are m
 SLOWEST = 5.0  # times as long as that a fault lasts at most: what passes must not take as long as --timeout
 
 
-class Unfit(SelectionError):
+class UnsuitableProject(SelectionError):
     """A project whose runs do not tell what a fault has changed."""
 
 
 @dataclass(frozen=True)
-class Calm:
-    """A run that nothing has befallen, and how fast it was (seconds)."""
+class Baseline:
+    """A run without a fault, and how fast it was (seconds)."""
 
     run_dir: Path
     recorded: History
@@ -56,7 +56,6 @@ class Watch:
     """Looks at a run now and then: its newest checkpoint, and for how long it has made no progress."""
 
     def __init__(self, job: Job, run_dir: Path) -> None:
-        """Begin."""
         self.job = job
         self.run_dir = run_dir
         self.step = 0
@@ -104,18 +103,18 @@ class Pace:
 
 
 def follow(job: Job, run_dir: Path, steps: int, limit: float) -> Pace:
-    """Wait for the end of a run without a fault. Raises Unfit if it does not come in time, or is not that of a run."""
+    """Wait until a run without a fault is done. Raises UnsuitableProject if it takes too long, or ends otherwise."""
     pace, watch = Pace(time.monotonic()), Watch(job, run_dir)
     while (code := job.code()) is None:
         if time.monotonic() > pace.began + limit:
-            raise Unfit(f"a run without a fault was not done in {limit:.0f} s: give fewer --steps")
+            raise UnsuitableProject(f"a run without a fault was not done in {limit:.0f} s: give fewer --steps")
         silence = watch.silence()
         pace.note(watch.step, silence)
         time.sleep(0.01)
     if code in (DONE, STOPPED) and (step := newest_step(run_dir)) != steps:
         sooner = "leave out what ends it sooner, such as --epochs, --patience or --max-hours"
-        raise Unfit(f"a run without a fault ended at step {step} of {steps}: {sooner}")
+        raise UnsuitableProject(f"a run without a fault ended at step {step} of {steps}: {sooner}")
     if code != DONE:
-        raise Unfit(f"exit code {code} without a fault: {job.output().strip()[-2000:]}")
+        raise UnsuitableProject(f"exit code {code} without a fault: {job.output().strip()[-2000:]}")
     pace.note(steps, watch.silence())
     return pace

@@ -35,7 +35,7 @@ class Loss:
 
 
 @dataclass
-class Left:
+class RunOutput:
     """What a run has left in its run directory."""
 
     parts: dict[str, str] = field(default_factory=dict)  # hash of each part of the last checkpoint
@@ -44,17 +44,17 @@ class Left:
 
 
 @dataclass
-class Observation:
+class RankTrace:
     """What one rank did in one start: a trail that two runs can be compared by."""
 
     steps: list[Step] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
-    left: Left | None = None  # of rank 0, at the end
+    left: RunOutput | None = None  # of rank 0, at the end
     scales: list[tuple[float, int]] = field(default_factory=list)  # torch's GradScaler: scale and age, at each update
 
 
 @dataclass
-class Trained:
+class TrainingResult:
     """What is known of a combination after its runs."""
 
     failures: list[tuple[str, str]] = field(default_factory=list)  # stage and text
@@ -67,9 +67,9 @@ class Trained:
     whole: dict[str, Any] = field(default_factory=dict)  # trail, scales and parts of the run without a stop
 
 
-def look_at(run_dir: Path, logger: str) -> Left:
+def read_output(run_dir: Path, logger: str) -> RunOutput:
     """Read the last checkpoint and the records. Called where torch and the logger are imported already."""
-    left = Left()
+    left = RunOutput()
     try:
         left.parts = checkpoint_parts(run_dir / "checkpoints" / "last.pt")
     except Exception as error:  # a damaged file makes torch.load raise nearly anything
@@ -81,7 +81,7 @@ def look_at(run_dir: Path, logger: str) -> Left:
     return left
 
 
-def judge(trained: Trained, logger: str, starts: Sequence[Sequence[Observation]], ends: Sequence[int]) -> None:
+def verify(trained: TrainingResult, logger: str, starts: Sequence[Sequence[RankTrace]], ends: Sequence[int]) -> None:
     """Look at what the ranks did in each start of a run, up to its last step, and at what they left; note all of it."""
     if any(rank is None for ranks in starts for rank in ranks):
         trained.failures.append(("train", "a rank ended with code 0, but has not trained"))
@@ -93,7 +93,7 @@ def judge(trained: Trained, logger: str, starts: Sequence[Sequence[Observation]]
         trained.failures += [(stage, text) for text in complaints_of_ranks(ranks, end - begin, end != ends[-1])]
     if trained.failures:
         return
-    left = starts[-1][0].left or Left(complaints=["nobody has looked at what it left"])
+    left = starts[-1][0].left or RunOutput(complaints=["nobody has looked at what it left"])
     trained.parts = left.parts
     trained.recorded = [*left.history.get("train/loss", [])]
     if logger not in READERS:
@@ -107,7 +107,7 @@ def judge(trained: Trained, logger: str, starts: Sequence[Sequence[Observation]]
     trained.failures += [("train", text) for text in wrong]
 
 
-def complaints_of_ranks(ranks: Sequence[Observation], expected: int, counted: bool) -> Iterator[str]:
+def complaints_of_ranks(ranks: Sequence[RankTrace], expected: int, counted: bool) -> Iterator[str]:
     """What the ranks did in one start; counted: whether nothing but training lies between its last two steps."""
     counts = [len(rank.steps) for rank in ranks]
     if counts != [expected] * len(ranks):
@@ -126,7 +126,7 @@ def complaints_of_ranks(ranks: Sequence[Observation], expected: int, counted: bo
             yield f"a step of two micro-batches takes {reductions} collectives, and should take 1, at its end"
 
 
-def losses_of_steps(starts: Sequence[Sequence[Observation]]) -> list[tuple[list[Loss], list[Loss]]]:
+def losses_of_steps(starts: Sequence[Sequence[RankTrace]]) -> list[tuple[list[Loss], list[Loss]]]:
     """Return for each step the losses of all ranks: those of the step itself, and those of an evaluation after it."""
     found = []
     for ranks in starts:
@@ -142,7 +142,6 @@ def losses_of_steps(starts: Sequence[Sequence[Observation]]) -> list[tuple[list[
 
 
 def mean(losses: Iterable[Loss]) -> float:
-    """The mean over all samples."""
     values = [*losses]
     return sum(loss.value * loss.samples for loss in values) / sum(loss.samples for loss in values)
 

@@ -1,7 +1,7 @@
 """Serves a folder of this machine through FUSE, as a disk that is sound, full, slow or worse.
 
-python -m generator.chaos.fuse FOLDER MOUNT obeys lines on its standard input: each is a state of disk.STATES, until the
-next line. Once a state has changed a call, it is a line on standard output.
+python -m generator.chaos.faulty_filesystem FOLDER MOUNT takes lines on its standard input: each is a state of
+disk.STATES, until the next line. Once a state has changed a call, it is a line on standard output.
 """
 
 import errno
@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from threading import Thread
 from typing import IO, Any
 
@@ -19,7 +20,17 @@ TIMES = ("atime", "mtime", "ctime")
 FACTS = ("st_mode", "st_nlink", "st_size", "st_uid", "st_gid", "st_ino", "st_dev")
 
 
-class FailingFolder(mfusepy.Operations):  # type: ignore[misc]
+def changing(system_call: Callable[..., None]) -> Callable[..., None]:
+    """Return an operation that makes a system call for the same file of the folder, unless the disk is read-only."""
+
+    def operation(self: "FaultyFilesystem", path: str, *arguments: Any) -> None:
+        self._changes()
+        system_call(self.folder + path, *arguments)
+
+    return operation
+
+
+class FaultyFilesystem(mfusepy.Operations):  # type: ignore[misc]
     """Passes each call on to the same file of a folder, unless the state of the disk makes it fail."""
 
     use_ns = True
@@ -34,9 +45,6 @@ class FailingFolder(mfusepy.Operations):  # type: ignore[misc]
         for line in orders:
             self.state, self.is_told = line.strip(), False
         os.kill(os.getpid(), signal.SIGTERM)  # whereupon libfuse unmounts it
-
-    def _at(self, path: str) -> str:
-        return self.folder + path
 
     def _tell(self, state: str) -> None:
         """Say that this state has changed a call."""
@@ -61,37 +69,30 @@ class FailingFolder(mfusepy.Operations):  # type: ignore[misc]
             time.sleep(SLOW)
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
-        """Return what stat does."""
-        stat = os.lstat(self._at(path))
+        stat = os.lstat(self.folder + path)
         times = {f"st_{name}": getattr(stat, f"st_{name}_ns") for name in TIMES}
         return {name: getattr(stat, name) for name in FACTS} | times
 
     def statfs(self, path: str) -> dict[str, Any]:
-        """Return how much room there is."""
-        stat = os.statvfs(self._at(path))
+        stat = os.statvfs(self.folder + path)
         return {name: getattr(stat, name) for name in dir(stat) if name.startswith("f_") and name != "f_fsid"}
 
     def readdir(self, path: str, fh: int) -> list[str]:
-        """List a folder."""
-        return [".", "..", *os.listdir(self._at(path))]
+        return [".", "..", *os.listdir(self.folder + path)]
 
     def create(self, path: str, mode: int, fi: Any = None) -> int:
-        """Make a file, which takes no room of a full disk."""
-        self._changes()
-        return os.open(self._at(path), os.O_RDWR | os.O_CREAT | os.O_TRUNC, mode)
+        self._changes()  # a new file takes no room of a full disk
+        return os.open(self.folder + path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, mode)
 
     def open(self, path: str, flags: int) -> int:
-        """Open a file."""
         if flags & (os.O_WRONLY | os.O_RDWR):
             self._changes()
-        return os.open(self._at(path), flags & ~os.O_APPEND)  # the kernel says where to write
+        return os.open(self.folder + path, flags & ~os.O_APPEND)  # the kernel says where to write
 
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
-        """Read from a file."""
         return os.pread(fh, size, offset)
 
     def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
-        """Write to a file."""
         self._stores()
         if self.state == "short" and len(data) > 1:
             self._tell("short")
@@ -99,58 +100,32 @@ class FailingFolder(mfusepy.Operations):  # type: ignore[misc]
         return os.pwrite(fh, data, offset)
 
     def fsync(self, path: str, datasync: int, fh: int) -> None:
-        """Bring a file to the disk; the files are only as safe as the tests need them."""
+        """Fail or take long, as the state says; the files are only as safe as the tests need them."""
         if self.state != "full":
             self._stores()
 
     def release(self, path: str, fh: int) -> None:
-        """Close a file."""
         os.close(fh)
 
-    def truncate(self, path: str, length: int, fh: int | None = None) -> None:
-        """Cut a file."""
-        self._changes()
-        os.truncate(self._at(path), length)
-
-    def mkdir(self, path: str, mode: int) -> None:
-        """Make a folder."""
-        self._changes()
-        os.mkdir(self._at(path), mode)
-
-    def rmdir(self, path: str) -> None:
-        """Remove a folder."""
-        self._changes()
-        os.rmdir(self._at(path))
-
-    def unlink(self, path: str) -> None:
-        """Remove a file."""
-        self._changes()
-        os.unlink(self._at(path))
-
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name."""
         self._changes()
-        os.replace(self._at(old), self._at(new))
+        os.replace(self.folder + old, self.folder + new)
 
     def link(self, target: str, source: str) -> None:
-        """Give a file one more name."""
         self._changes()
-        os.link(self._at(source), self._at(target))
+        os.link(self.folder + source, self.folder + target)
 
-    def chmod(self, path: str, mode: int) -> None:
-        """Change who may use a file."""
-        self._changes()
-        os.chmod(self._at(path), mode)
-
-    def utimens(self, path: str, times: tuple[int, int] | None = None) -> None:
-        """Change the times of a file."""
-        self._changes()
-        os.utime(self._at(path), ns=times or (time.time_ns(), time.time_ns()))
+    mkdir = changing(os.mkdir)
+    rmdir = changing(os.rmdir)
+    unlink = changing(os.unlink)
+    chmod = changing(os.chmod)
+    truncate = changing(lambda path, length, fh=None: os.truncate(path, length))
+    utimens = changing(lambda path, times=None: os.utime(path, ns=times or (time.time_ns(), time.time_ns())))
 
 
 def serve(folder: str, mount: str) -> None:
     """Be the disk until it is unmounted."""
-    disk = FailingFolder(folder)
+    disk = FaultyFilesystem(folder)
     Thread(target=disk.obey, args=(sys.stdin,), daemon=True).start()
     mfusepy.FUSE(disk, mount, foreground=True, fsname="ddp-chaos")
 

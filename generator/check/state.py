@@ -10,20 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from generator.answers.combinations import Combination, shaping_questions
+from generator.answers.combinations import Combination
 from generator.answers.questions import TEMPLATE
 from generator.check.cache_key import versions
 from generator.check.results import Advance, Failure, Outcome, Verdict
 from generator.check.static import SourceFile
 from generator.check.train.forking import forking
-from generator.check.train.judgement import Trained
-from generator.check.train.trial import numeric_class
+from generator.check.train.training_case import numeric_class
+from generator.check.train.verification import TrainingResult
 from generator.render.cache import Cache, Remembered
 from generator.render.workers import Workers
 
 
 @dataclass(frozen=True)
-class Order:
+class CheckOptions:
     """What to check, and how."""
 
     combinations: Sequence[Combination]
@@ -35,23 +35,23 @@ class Order:
     selection: str = "all"
 
 
-class Work:
+class CheckState:
     """One check while it goes on; ``stack`` ends what must end with it."""
 
-    def __init__(self, order: Order, folder: Path, workers: Workers, stack: ExitStack) -> None:
-        self.order = order
+    def __init__(self, options: CheckOptions, folder: Path, workers: Workers, stack: ExitStack) -> None:
+        self.options = options
         self.folder = folder
         self.left_at = Path(tempfile.gettempdir()) / folder.name  # where it is for people to look at, in the end
         self.workers = workers
         # Starts the process that ranks are forked from, unless it runs already: it has much to import.
         self.begin_forking = functools.cache(lambda: stack.enter_context(forking()))
-        self.outcomes = {each: Outcome(each) for each in order.combinations}
-        about: dict[str, Any] = {"selection": order.selection, "launchers": order.launchers, "versions": versions()}
-        self.verdict = Verdict([*self.outcomes.values()], shaping_questions(order.template), **about)
+        self.outcomes = {each: Outcome(each) for each in options.combinations}
+        about: dict[str, Any] = {"selection": options.selection, "launchers": options.launchers, "versions": versions()}
+        self.verdict = Verdict([*self.outcomes.values()], **about)
         self.snapshot = folder / "template"  # all projects are written from it
         self.known_trees: Remembered  # what is known of the projects that it writes
         self.digests: dict[Combination, str] = {}  # of rendered trees
-        self.trained: dict[Combination, Trained] = {}
+        self.trained: dict[Combination, TrainingResult] = {}
         self.code: dict[Combination, str] = {}  # hashes of the template's part of them
         self.own: dict[Combination, str] = {}  # hashes of their owners' files
         self.fresh: list[Combination] = []  # rendered, and not known from the cache
@@ -60,22 +60,18 @@ class Work:
         self.references: list[Combination] = []  # of the chosen ones, those that run without a stop, too
 
     def place(self, combination: Combination) -> Path:
-        """Return the folder of a combination."""
         return self.folder / combination.name
 
     def project(self, combination: Combination) -> Path:
-        """Return the rendered project of a combination."""
         return self.place(combination) / "project"
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Measure a stage."""
         started = time.perf_counter()
         yield
         self.verdict.stages[name] = time.perf_counter() - started
 
     def fail(self, combination: Combination, stage: str, text: str) -> None:
-        """Note what is wrong with a combination."""
         said = text.replace(str(self.folder), str(self.left_at))
         self.outcomes[combination].failures.append(Failure(stage, said, str(self.left_at / combination.name)))
 
@@ -93,11 +89,11 @@ class Work:
     def tidy(self) -> Path | None:
         """Take away what nobody wants to look at, and return where the rest is."""
         unwanted = [self.folder / name for name in ("template", "types", "first-use", "samples")]
-        if not self.order.keep:
+        if not self.options.keep:
             unwanted += [self.place(each) for each, outcome in self.outcomes.items() if outcome.passed]
         for each in unwanted:
             shutil.rmtree(each, ignore_errors=True)
-        if not self.order.keep and not any(self.folder.iterdir()):
+        if not self.options.keep and not any(self.folder.iterdir()):
             self.folder.rmdir()
         elif self.folder != self.left_at:
             shutil.move(self.folder, self.left_at)

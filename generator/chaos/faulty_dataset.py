@@ -52,8 +52,8 @@ def obeying(method: Callable[[Any, Any], Any], *, of_many: bool) -> Callable[[An
     """Return a method that loads a sample, or many of them, and does what the orders say."""
 
     def load(dataset: Any, indices: Any) -> Any:
-        state, *befallen = orders() or ["sound"]
-        if str(os.getpid()) not in befallen:
+        state, *affected = orders() or ["sound"]
+        if str(os.getpid()) not in affected:
             return method(dataset, indices)
         tell(state)
         while state == "stuck":
