@@ -236,7 +236,7 @@ def test_the_file_of_the_project_that_was_changed_is_named(tmp_path: Path) -> No
 
 
 def test_a_run_without_a_word_hangs(tmp_path: Path) -> None:
-    nemesis = nemesis_of(Weights([]), tmp_path, slowness=lambda: 0.1 / HANGS_AFTER)
+    nemesis = nemesis_of(Weights([]), tmp_path, slowness=lambda: 1.0 / HANGS_AFTER)
     nemesis.baseline = Baseline(tmp_path, {}, 1.0, 0.1, silence=0.0)
     assert nemesis._end_of(FakeJob(tmp_path, None, word=""), tmp_path, []) is None
     assert nemesis._end_of(FakeJob(tmp_path, 75, word=""), tmp_path, []) == 75
