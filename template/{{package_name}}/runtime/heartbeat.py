@@ -41,7 +41,10 @@ class Whereabouts:
         return f"{self.phase}, after step {self.step}"
 
 
-MISMATCH = "ranks must call the same collectives, on tensors of the same shapes: see compute(), and code of one rank"
+MISMATCH = (
+    "ranks must call the same collectives, on tensors of the same shapes: see compute(), and code of one rank; in an "
+    "evaluation, batches have one size on all ranks if the number of samples is a multiple of that of the ranks"
+)
 KEPT: list[object] = []  # what C calls, and Python would forget
 OWN_WAIT = SimpleNamespace(what=None)  # a function, new for each wait, that says for what this rank itself waits
 HERE = Whereabouts()  # the training loop only sets it, which costs nothing; a thread tells the others

@@ -1,5 +1,6 @@
 """Which rank gets which samples, in which order."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ class Batch(NamedTuple):
 
     indices: list[int]
     rng_key: tuple[int, ...]  # seeds the generators: another one for every batch of the training
-    counts: bool = True  # else it only takes part in an evaluation, since ranks cannot have equally many samples
+    counts: bool = True  # else it only takes part, in an evaluation of fewer samples than ranks
 
 
 class ResumableDistributedSampler(Sampler[Batch]):
@@ -63,33 +64,27 @@ class ResumableDistributedSampler(Sampler[Batch]):
 
 
 class Batches(Sampler[Batch]):
-    """Deals a set out to the ranks for an evaluation: each sample counts once, and batch i has one size on all ranks.
+    """Deals a set out to the ranks for an evaluation: each sample once, and equally many batches to each rank.
 
-    So collectives in compute() meet, on tensors of the same shapes. Of n samples, each of r ranks has n // r in as few
-    batches as hold them. If n % r are left, as many ranks have a last batch of one sample. Those of the other ranks are
-    of a sample that another rank has, and do not count.
+    Let there be b batches for each of r ranks, n samples and c = b * r cells. Then batch i of rank k is cell i*r + k,
+    and each cell has n // c samples or, if it is one of the first n % c, one more: so at most one batch is larger on
+    some ranks than on others. A cell without any gets one of another rank, and does not count.
     """
 
     def __init__(self, samples: int, batch_size: int, world: World) -> None:
         self.samples = samples
         self.world = world
-        self.of_each_rank, self.left = divmod(samples, world.world_size)
-        self.full = -(-self.of_each_rank // batch_size)  # batches, but for the last one
+        self.cells = math.ceil(samples / (batch_size * world.world_size)) * world.world_size
 
     def __len__(self) -> int:
         """Batches of each rank."""
-        return self.full + (self.left > 0)
+        return self.cells // self.world.world_size
 
     def __iter__(self) -> Iterator[Batch]:
-        rank, ranks, begun = self.world.rank, self.world.world_size, 0
-        for i in range(self.full):
-            size = self.of_each_rank // self.full + (i < self.of_each_rank % self.full)
-            first = begun + rank * size
-            yield Batch([*range(first, first + size)], (first,))
-            begun += ranks * size
-        if self.left:
-            index = min(begun + rank, self.samples - 1)
-            yield Batch([index], (index,), counts=rank < self.left)
+        size, larger = divmod(self.samples, self.cells)
+        for cell in range(self.world.rank, self.cells, self.world.world_size):
+            first, own = min(cell * size + min(cell, larger), self.samples - 1), size + (cell < larger)
+            yield Batch([*range(first, first + max(own, 1))], (first,), counts=own > 0)
 
 
 def evaluation_batches(samples: int, batch_size: int, world: World) -> Batches:
