@@ -30,7 +30,7 @@ class Average:
         self.averages = [
             weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True) for weight in self.weights
         ]
-        self.infinite = [i for i, weight in enumerate(self.weights) if not weight.isfinite().all()]  # masks, say
+        self.infinite = places_with_infinity(self.weights)
         self.steps = torch.zeros((), device=self.averages[0].device)
         last = getattr(optimizer, "optimizers", [optimizer])[-1]  # of several, when all have taken their step
         last.register_step_post_hook(self._follow)
@@ -77,3 +77,8 @@ class Average:
 
     def _stepped(self) -> list[Tensor]:
         return [weight for group in self.optimizer.param_groups for weight in group["params"]]
+
+
+def places_with_infinity(weights: list[Tensor]) -> list[int]:
+    """Return which weights hold -inf, such as masks that are trained."""
+    return [i for i, weight in enumerate(weights) if not weight.isfinite().all()]

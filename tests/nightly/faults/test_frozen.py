@@ -74,7 +74,7 @@ STUCK = """
 def stuck(self: Digits, indices: list[int]) -> Any:
     \"\"\"Wait for ever on rank 1, at the third step.\"\"\"
     global fetches
-    fetches += 1
+    fetches += len(indices) > 1  # no sample by which ranks are compared
     if fetches == 3 and os.environ["RANK"] == "1":
         time.sleep(99)
     return fetched(self, indices)

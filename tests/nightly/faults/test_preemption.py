@@ -315,11 +315,11 @@ time.sleep(60)
 @NEEDS["MPICH"]
 def test_the_launch_script_tells_of_a_stop_though_mpich_forgets_it(project: Render, tmp_path: Path) -> None:
     env = environment("MPICH", tmp_path)
-    shutil.copy(project(launcher="mpirun") / "launch.sh", tmp_path)
-    (tmp_path / "train.py").write_text(AT_ONCE)
+    place = shutil.copytree(project(launcher="mpirun"), tmp_path / "project")
+    (place / "train.py").write_text(AT_ONCE)
     for _ in range(12):  # before 4.1, it forgets the codes one time in four where all ranks leave at once
         with subprocess.Popen(
-            ["./launch.sh", "2"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+            ["./launch.sh", "2"], cwd=place, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
         ) as process:
             read_until(process, "ready.", times=2)
             process.send_signal(signal.SIGTERM)
