@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from generator.chaos.faults import FAULTS, Need, possible_faults
-from generator.chaos.invariants import last_step_told, wrong_records
+from generator.chaos.invariants import wrong_records
 from generator.chaos.schedule import TOGETHER, Schedule, draw, shrink
 from generator.cli.main import app
 
@@ -61,12 +61,6 @@ def test_a_failure_that_comes_once_in_two_times_is_made_smaller_too() -> None:
 )
 def test_records_other_than_those_of_a_calm_run_are_named(found: list[tuple[int, float]], said: list[str]) -> None:
     assert wrong_records({"loss": found}, {"loss": [(5, 1.0), (10, 0.5)]}) == said
-
-
-def test_the_last_step_that_was_told_is_read_from_the_log() -> None:
-    log = "2026-01-01 rank 0 INFO step 5  train/loss 2.1\n2026-01-01 rank 0 INFO step 10  train/loss 2.0\nstep 99\n"
-    assert last_step_told(log) == 10
-    assert last_step_told("") == 0
 
 
 @pytest.mark.parametrize(

@@ -47,13 +47,9 @@ def test_terminal_shows_the_verdict_at_any_width(verdict: Verdict, width: int) -
     types = next(line for line in lines if line.split()[:1] == ["types"])
     assert re.search(rf"{total - 1} +1 +1 min 15 s", types)
     assert "left in /tmp/left/<b>here" in output
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\ud800-\udfff]", output)
-
-
-def test_terminal_names_the_line_that_says_most(verdict: Verdict) -> None:
-    output = printed(verdict, 200)
     for said in ("train.py:12: error: no", "KeyError: 1", "</script><script>window.harmed = 1</script>"):
-        assert said in output
+        assert width < 200 or said in output, "the line that says most"
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\ud800-\udfff]", output)
 
 
 @pytest.mark.parametrize("launchers", ["forked", "real"])
@@ -74,29 +70,6 @@ def test_equal_failures_become_one_when_there_are_many(verdict: Verdict, launche
     assert f"{len(broken)} combinations, all with amp=apex, such as {broken[0].combination.name}" in output
     commands = [line for line in output.splitlines() if line.startswith("ddp-template check")]
     assert commands == [reproduce(broken[0], launchers), reproduce(other, launchers)]
-
-
-def test_few_failures_are_shown_one_by_one(verdict: Verdict) -> None:
-    for outcome in verdict.outcomes:
-        outcome.failures = []
-    for outcome in verdict.outcomes[:MANY]:
-        outcome.failures = [Failure("lint", "the same")]
-    commands = [line for line in printed(verdict, 80).splitlines() if line.startswith("ddp-template check")]
-    assert commands == [reproduce(outcome) for outcome in verdict.outcomes[:MANY]]
-
-
-def test_the_terminal_says_how_many_kinds_of_failure_it_leaves_out(verdict: Verdict) -> None:
-    for number, outcome in enumerate(verdict.outcomes):
-        outcome.failures = [Failure("lint", "x" * (number + 1))]
-    output = printed(verdict, 80)
-    shown = output.count("ddp-template check")
-    assert 0 < shown < len(verdict.outcomes)
-    assert f"and {len(verdict.outcomes) - shown} more kinds of failure" in output
-
-
-def test_a_check_without_failures_prints_no_command(verdict: Verdict) -> None:
-    verdict.outcomes = [outcome for outcome in verdict.outcomes if outcome.passed]
-    assert "ddp-template check" not in printed(verdict, 80)
 
 
 def test_junit_has_a_test_for_each_combination_and_stage_that_ran(verdict: Verdict, tmp_path: Path) -> None:

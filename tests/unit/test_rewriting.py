@@ -1,11 +1,10 @@
 """Edits by syntax change one place, named by a pattern and perhaps a function, or say why they cannot."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-from tools.rewriting import Rewrite, RewriteError, extend
+from tools.rewriting import Rewrite, RewriteError
 
 CODE = '''"""A module: é, 日本 and 😀."""
 
@@ -65,13 +64,6 @@ def test_what_a_pattern_finds_is_replaced_and_all_else_stays(edit: Rewrite, old:
     assert edit.applied(CODE) == with_another(old, new)
 
 
-@pytest.mark.parametrize("function", ["area", "Shape.area", "area_of"])
-def test_the_function_chooses_among_equal_places(function: str) -> None:
-    edited = Rewrite("math.sqrt($X)", "$X", function).applied(CODE)
-    method, _, rest = edited.partition("def area_of")
-    assert ("math.sqrt" in method, "math.sqrt" in rest) == (function == "area_of", function != "area_of")
-
-
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
@@ -83,23 +75,3 @@ def test_the_function_chooses_among_equal_places(function: str) -> None:
 def test_a_place_that_is_not_there_once_is_told(edit: Rewrite, said: str) -> None:
     with pytest.raises(RewriteError, match=f"^{re.escape(said)}$"):
         edit.applied(CODE)
-
-
-def test_files_are_edited_or_left_alone(tmp_path: Path) -> None:
-    file = tmp_path / "code.py"
-    file.write_text(CODE)
-    with pytest.raises(RewriteError, match=re.escape(f"is in {file} 0 times")):
-        Rewrite("nothing()", "").apply(file)
-    assert file.read_text() == CODE
-    Rewrite("by=3", "by=4").apply(file)
-    assert file.read_text() == with_another("by=3", "by=4")
-
-
-@pytest.mark.parametrize("head", ["", "# A comment.\n", '"""A docstring."""\n\n', CODE.partition("import math")[0]])
-def test_imports_go_above_all_statements_that_may_follow_others(head: str, tmp_path: Path) -> None:
-    file = tmp_path / "code.py"
-    for code in ("", "@cache\ndef f(): ...\n", "import re\n"):
-        file.write_text(head + code)
-        extend(file, "g = 1\n", imports="import os\nimport sys\n")
-        assert file.read_text() == f"{head}import os\nimport sys\n{code}g = 1\n"
-        compile(file.read_text(), file, "exec")
