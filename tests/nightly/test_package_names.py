@@ -68,7 +68,7 @@ def test_no_project_is_called_like_one_of_its_dependencies(
 
 
 def test_every_title_gives_a_legal_package_name(questionnaire: Questionnaire) -> None:
-    texts = [text for text in TEXTS.values() if not questionnaire.problem("project_name", text)]
+    texts = [text for text in TEXTS if not questionnaire.problem("project_name", text)]
     words = [*sys.stdlib_module_names, *keyword.kwlist, *TAKEN_NAMES, "types tqdm", "test train"]
     titles = [*texts, *words, *map(str.upper, words), *(f"1. {word}!" for word in words)]
     lengths = ["_".join(["abcdefghi"] * 4)[:length] + tail for length in range(1, 40) for tail in ("", "_", " x")]
