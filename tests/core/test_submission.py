@@ -109,10 +109,8 @@ def test_a_job_that_is_refused_leaves_nothing(place: Path, launch: Launch, tmp_p
 @pytest.mark.parametrize("request_", ["--nodes=2 --wait", "-W"])
 def test_to_wait_for_a_held_job_is_refused(request_: str, place: Path, launch: Launch, tmp_path: Path) -> None:
     done = launch(REQUEST=request_)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: REQUEST cannot have --wait: sbatch would wait for a job that is still held\n",
-    )
+    said = "error: REQUEST cannot have --wait: sbatch would wait for a job that is still held\n"
+    assert (done.returncode, done.stderr) == (2, said)
     assert not (place / "runs").exists()
     assert not (tmp_path / "calls").exists()
 
@@ -130,14 +128,8 @@ def test_a_job_runs_its_copy_with_the_options_of_its_submission(place: Path, lau
     write(place, "fast.yaml", "runs/1/config.json")
     assert launch().returncode == 0
     (tmp_path / "calls").unlink()
-    options = [
-        "--config",
-        "fast.yaml",
-        f"--config={place}/fast.yaml",
-        "--config=runs/1/config.json",
-        "--data",
-        "train.py",
-    ]
+    options = ["--config", "fast.yaml", f"--config={place}/fast.yaml", "--config=runs/1/config.json"]
+    options += ["--data", "train.py"]
     job = {"SLURM_JOB_ID": "78", "SLURM_ARRAY_JOB_ID": "77", "SLURM_SUBMIT_DIR": str(place), "PYTHONPATH": "elsewhere"}
     done = launch(*options, **job)
     copy = f"{place}/runs/77/code"
