@@ -53,8 +53,10 @@ def test_the_tables_have_every_question_and_choice_and_every_stage_and_mutant() 
         assert all(re.search(mutant.words, said) for said in words.split(" or ")), words
 
 
-TOLD_IN_WORDS = ("On GPUs", "A disk", "A worker of a sweep", "A job of Kubernetes", "A run that", "Security", "Chaos")
-TOLD_IN_WORDS += ("Code of the owner", "Surroundings")
+TOLD_IN_WORDS = (
+    *("On GPUs", "A disk", "A worker of a sweep", "A job of Kubernetes", "A run that", "Security", "Chaos"),
+    *("Code of the owner", "Surroundings"),
+)
 
 
 @pytest.mark.parametrize("page", ["exact", "faults"])

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.site import served
 from generator.answers.combinations import Combination, covering
-from generator.answers.questions import TEMPLATE, read_questions
+from generator.answers.questions import TEMPLATE
 from generator.render.project import NAME, Tree, read_files, read_tree
 from generator.render.workers import Workers
 from website.build import build_preview, unpack_packages
@@ -92,16 +92,6 @@ def test_every_combination_has_the_bytes_of_copier(snapshot: Path, legal: list[C
                 form = template.ask({**NAME, **dict(combination.answers)})
                 assert template.render(form) == read_files(place), combination.name
                 shutil.rmtree(place)
-
-
-def test_what_is_legal_is_what_copier_accepts(snapshot: Path, legal: list[Combination]) -> None:
-    template = Template(snapshot, str(snapshot))
-    accepted = {combination.answers for combination in legal}
-    rows: list[tuple[tuple[str, Any], ...]] = [()]
-    for question in read_questions(snapshot):
-        if question.choices:
-            rows = [(*row, (question.key, choice.value)) for row in rows for choice in question.choices]
-    assert {row for row in rows if not template.ask(dict(row)).problems} == accepted
 
 
 def test_a_browser_renders_the_bytes_of_copier(

@@ -18,13 +18,11 @@ from benchmarks.contenders.recording import COUNTING
 from benchmarks.contenders.workloads import WORKLOADS
 from benchmarks.guards import PARTS, measure_guards
 from benchmarks.runner import CommandError, in_turn, ratios
-from benchmarks.speed import pinned_versions
 from benchmarks.step_parts import PARTS as STEP_PARTS
-from benchmarks.trials import Contender, Trial, check_same, counted, measured, render_project
+from benchmarks.trials import Contender, Trial, check_same, render_project
 from generator.answers.questions import TEMPLATE
 from tests.support.processes import output_of
-from tools.docs.speed import block_table, guard_table, optimization_table, part_table, speed_table, versions_line
-from tools.rewriting import Rewrite
+from tools.docs.speed import block_table, part_table
 
 STEPS = 4
 Notes = list[dict[str, Any]]
@@ -86,25 +84,6 @@ def test_collectives_and_host_reads_of_a_step_are_counted(trained: Trained) -> N
     assert found["tutorial"] == [3, 3]
 
 
-def test_what_is_measured_leaves_the_warm_up_out() -> None:
-    workload = replace(WORKLOADS["small_cnn"], steps=5, warm_up=2)
-    notes = [
-        {"forwards": [10.0, 12.0, 13.0, 13.5, 14.0], "peak_memory": 5},
-        {"forwards": [10.0, 11.0, 13.0, 13.5, 14.0], "peak_memory": 7},
-    ]
-    assert measured(notes, workload, started=8.0) == {"samples_per_second": 64, "to_first_step": 4, "peak_memory": 7}
-    with pytest.raises(CommandError, match="trained 5 steps, not 1200"):
-        measured(notes, WORKLOADS["small_cnn"], started=8.0)
-
-
-def test_counts_are_those_of_the_rank_that_does_most() -> None:
-    notes = [
-        {"collectives": [3 * step for step in range(40)], "reads": [0] * 40, "about": {"batch": 16}},
-        {"collectives": [3 * step for step in range(40)], "reads": [*range(40)], "about": {}},
-    ]
-    assert counted(notes) == {"collectives": 3, "reads": 1, "about": {"batch": 16}}
-
-
 def test_all_run_in_every_round_in_turn_and_are_compared_within_it() -> None:
     order: list[str] = []
 
@@ -125,11 +104,6 @@ def test_each_edit_finds_its_line_and_leaves_python(edit: Edit, project: Path, t
     before = project / file.relative_to(edited)
     assert file.read_text() != before.read_text()
     compile(file.read_text(), file, "exec")
-
-
-def test_an_edit_that_finds_nothing_says_so(project: Path, tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match=r"^gone: 'no_such_call\(\)' is in train.py 0 times, not once$"):
-        Edit("gone", "train.py", Rewrite("no_such_call()", "")).apply(project, tmp_path / "edited")
 
 
 def test_blocks_of_steps_are_compared_within_their_turn(tmp_path: Path) -> None:
@@ -174,43 +148,3 @@ def test_each_guard_is_measured(tmp_path: Path) -> None:
     assert "train/loss" in log.read_text()
     [recorded] = tmp_path.glob("csv/*/run/metrics.csv")
     assert recorded.read_text().count("train/loss") == 1 + PARTS, "the first part warms up"
-
-
-def test_the_table_of_contenders_has_the_fastest_first() -> None:
-    numbers = {"to_first_step": [3.14], "wall": [7.64], "peak_memory": [300 * 2**20], "collectives": 1.1, "reads": 0.1}
-    rates = {"minimal": [9000, 8925, 8582], "generated": [10800, 11156, 11157], "hf_trainer_tuned": [9000, 8925, 8582]}
-    contenders = [
-        {"workload": "small_cnn", "contender": name, "samples_per_second": rate, **numbers}
-        for name, rate in rates.items()
-    ]
-    lines = speed_table({"measurements": contenders}, "small_cnn").splitlines()
-    cells = "11,156 | 1.25 (1.20 to 1.30) | 3.1 s | 7.6 s | 300 MiB | 1.1 | 0.1 |"
-    assert lines[2] == f"| **generated project** | {cells}"
-    assert lines[3].startswith("| minimal DDP loop | 8,925 | 1 |")
-    assert lines[4].startswith("| Hugging Face Trainer, tuned |")
-    assert versions_line({"machine": {"frameworks": pinned_versions()}}).startswith("With torch 2.")
-
-
-def test_the_table_of_optimizations_leaves_empty_what_was_not_measured() -> None:
-    memory = {"as generated": [4.0, 5.0, 10.0], "fewer threads": [4.8, 6.5, 12.5], "no batches": [4.8, 6.5, 12.5]}
-    records = [
-        {"part": "optimizations", "workload": workload, "edit": edit, what: numbers}
-        for workload, what in (("small_cnn", "peak_memory"), ("resnet", "peak_memory"), ("wide", "samples_per_second"))
-        for edit, numbers in memory.items()
-        if workload == "small_cnn" or edit != "no batches"
-    ]
-    lines = optimization_table({"measurements": records}, "peak_memory").splitlines()
-    assert lines[0] == "| edit | `small_cnn` | `resnet` |"
-    assert lines[2:] == [
-        "| fewer threads | 1.25 (1.20 to 1.30) | 1.25 (1.20 to 1.30) |",
-        "| no batches | 1.25 (1.20 to 1.30) |  |",
-    ]
-
-
-def test_the_table_of_guards_gives_percent() -> None:
-    record = {"part": "guards", "workload": "small_cnn", "guard": "signs of life"}
-    measured = {**record, "share": [-0.001, 0.0123, 0.02], "microseconds": [-2.0, 33.3, 50.0]}
-    other = {**measured, "workload": "resnet", "guard": "the log"}
-    lines = guard_table({"measurements": [measured, other]}).splitlines()
-    assert lines[0] == "|  | `small_cnn`: a step | of its time | `resnet`: a step | of its time |"
-    assert lines[2] == "| signs of life | 33 µs | 1.2% (-0.1% to 2.0%) |  |  |"

@@ -4,12 +4,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from generator.chaos.faults import FAULTS, Need, possible_faults
 from generator.chaos.invariants import wrong_records
 from generator.chaos.schedule import TOGETHER, Schedule, draw, shrink
-from generator.cli.main import app
+from tests.support.cli import ddp_template
 
 KINDS = possible_faults(*Need)
 
@@ -76,7 +75,6 @@ def test_a_folder_that_is_not_to_be_started_is_refused(arguments: list[str], sai
     for folder, answers in (("slurm", "launcher: slurm\nlogging: csv\n"), ("conflict", "<<<<<<< before\n- a: b: c\n")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / ".copier-answers.yml").write_text(answers)
-    done = CliRunner().invoke(app, ["chaos", str(tmp_path / arguments[0]), *arguments[1:]])
-    assert done.exit_code == 2
+    done = ddp_template("chaos", tmp_path / arguments[0], *arguments[1:], code=2)
     assert said in done.stderr
     assert done.stderr.count("\n") == 1

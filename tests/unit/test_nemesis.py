@@ -9,7 +9,6 @@ from typing import Any
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
 from generator.chaos import invariants
 from generator.chaos.baseline import Baseline, UnsuitableProject, follow
@@ -20,8 +19,8 @@ from generator.chaos.memory import SharedMemory
 from generator.chaos.nemesis import HANGS_AFTER, Nemesis, StartResult, Verdict, took_effect
 from generator.chaos.schedule import TRAINING, Fault, Schedule, Start, draw
 from generator.cli.chaos import NEEDS, repeated
-from generator.cli.main import app
 from tests.support.chaos import OFTEN, befall
+from tests.support.cli import ddp_template
 
 STEPS = 20
 TRACEBACK = "Traceback (most recent call last):\n"
@@ -301,8 +300,7 @@ def test_a_command_that_repeats_nothing_fails_and_says_so(monkeypatch: pytest.Mo
     nemesis = Verdicts([Verdict(Schedule(7, []))] * 2)
     monkeypatch.setattr("generator.cli.chaos.prepare", lambda *about: nemesis)
     for numbers in ("3", "4"):
-        done = CliRunner().invoke(app, ["chaos", ".", "--seed", "7", "--only", numbers])
-        assert done.exit_code == 1
+        done = ddp_template("chaos", ".", "--seed", "7", "--only", numbers, code=1)
         assert done.stderr.splitlines()[-1] == "none of these faults of seed 7 has happened here"
     assert nemesis.found == []
 

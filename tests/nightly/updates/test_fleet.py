@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from generator.cli.main import app
 from generator.render.git import run
 from generator.render.project import ANSWERS_FILE
 from generator.update.fleet import examine_all
 from generator.update.history import NEXT, History
 from generator.update.replay import commit_all, copy_project, put_under_git
+from tests.support.cli import ddp_template
 from tests.support.projects.edits import new_option
 from tests.support.versions import MadeUp, change_many_files, replace
 
@@ -62,10 +61,9 @@ def projects(history: History, tmp_path_factory: pytest.TempPathFactory) -> Path
 def fleet(folder: Path, *arguments: str) -> tuple[int, str, dict[str, dict[str, Any]]]:
     """Run the command, and return its exit code, what it prints and its reports by project."""
     file = folder.parent / "reports.json"
-    file.unlink(missing_ok=True)
-    done = CliRunner().invoke(app, ["fleet", "--json", str(file), *arguments])
-    reports = json.loads(file.read_text()) if file.exists() else []
-    return done.exit_code, done.output, {Path(report["project"]).name: report for report in reports}
+    done = ddp_template("fleet", "--json", file, *arguments, code=None)
+    reports = {Path(report["project"]).name: report for report in json.loads(file.read_text())}
+    return done.exit_code, done.output, reports
 
 
 def test_each_project_is_told_of_and_none_is_touched(projects: Path) -> None:
@@ -120,14 +118,11 @@ def test_what_fleet_foretells_is_what_an_update_does(history: History, tmp_path:
     assert all(line in printed for line in reports["own"]["changes"])
 
 
-def test_a_version_to_update_to_can_be_chosen(projects: Path) -> None:
+def test_a_version_to_update_to_can_be_chosen_or_is_refused_in_one_line(projects: Path) -> None:
     code, _, reports = fleet(projects, str(projects / "edited"), str(projects / "conflicting"), "--to", "1.0.0")
     assert (code, {report["state"] for report in reports.values()}) == (0, {"nothing to do"})
-
-
-def test_a_version_that_is_none_is_refused_in_one_line(projects: Path) -> None:
-    done = CliRunner().invoke(app, ["fleet", str(projects / "edited"), "--to", "v9"])
-    assert (done.exit_code, done.stdout) == (2, "")
+    done = ddp_template("fleet", projects / "edited", "--to", "v9", code=2)
+    assert done.stdout == ""
     assert done.stderr.startswith("error: 'v9' is no revision that this clone has")
     assert done.stderr.count("\n") == 1
 

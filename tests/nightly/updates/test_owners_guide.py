@@ -123,10 +123,8 @@ def test_a_conflict_stops_the_owner_and_ci_and_can_be_solved(project: Path, made
     assert "<<<<<<< before updating" in shell(ci_step(project), copy, code=1)
     program = (copy / "train.py").read_text()
     begin, middle, end = (program.index(mark) for mark in ("<<<<<<< ", "=======\n", ">>>>>>> "))
-    solved = (
-        program[:begin] + program[program.index("\n", begin) + 1 : middle] + program[program.index("\n", end) + 1 :]
-    )
-    (copy / "train.py").write_text(solved)
+    first, rest = program.index("\n", begin) + 1, program.index("\n", end) + 1
+    (copy / "train.py").write_text(program[:begin] + program[first:middle] + program[rest:])
     shell(f"git add --all && git commit -m Solved && {ci_step(project)}", copy)
     shell(f"cd {copy}; {guide.take_over}", project)
     (project / "edit.rej").touch()
@@ -237,9 +235,8 @@ def test_files_that_git_ignores_are_not_overwritten(project: Path, made_up: Made
 
 
 def test_a_package_behind_a_symbolic_link_is_refused(project: Path, made_up: MadeUp, shell: Shell) -> None:
-    shell(
-        "mkdir src && git mv ddp_project src/ && ln -s src/ddp_project && git add --all && git commit -m Moved", project
-    )
+    move = "mkdir src && git mv ddp_project src/ && ln -s src/ddp_project && git add --all && git commit -m Moved"
+    shell(move, project)
     release_next(made_up)
     printed = shell(read_guide(project).start, project, code=1)
     assert "ddp_project is a symbolic link" in printed

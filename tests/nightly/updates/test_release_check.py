@@ -9,9 +9,8 @@ from tests.support.versions import MadeUp
 
 def test_the_gate_as_a_command(ready: MadeUp, tmp_path: Path) -> None:
     ready.replace("template/README.md.jinja", "## Start\n", "## Start [/bold] {{ range(10 ** 5) | random }}\n")
-    only = [
-        word for answer in ("task=digits", "launcher=spawn", "amp=none", "logging=csv") for word in ("--only", answer)
-    ]
+    answers = ("task=digits", "launcher=spawn", "amp=none", "logging=csv")
+    only = [word for answer in answers for word in ("--only", answer)]
     report = tmp_path / "report.json"
     done = run_command(ready.folder, "update-check", "v1.0.0", *only, "--pairs", "1", "--json", str(report))
     assert done.returncode == 1, done.stderr
