@@ -50,7 +50,6 @@ NAMES += ["x" * 41, "x" * 40, "x", "match", "digits_of_2_writers"]
 
 
 def named(text: str) -> str:
-    """How a test is called."""
     return ascii(text)[1:40]
 
 
@@ -68,7 +67,6 @@ def name_fits(name: str) -> bool:
 
 
 def copy(snapshot: Path, destination: Path, **answers: object) -> None:
-    """Let Copier make a project of these answers and the defaults, without trust."""
     copier.run_copy(str(snapshot), destination, data=NAME | answers, defaults=True, quiet=True, unsafe=False)
 
 

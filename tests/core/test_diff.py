@@ -12,7 +12,7 @@ from generator.answers.combinations import Combination, describe, select
 from generator.answers.questions import Choice, Question
 from generator.cli import diff as diff_command
 from generator.diff.answers import compare_answers, read_side
-from generator.diff.changes import VersionDiff, changed_combinations, compare_versions
+from generator.diff.changes import VersionDiff, compare_versions
 from generator.diff.versions import Version, read_version
 from generator.render.cache import Cache
 from generator.render.git import run
@@ -63,7 +63,6 @@ Edit = Callable[[str, str, str], None]
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
-    """Two processes for all tests."""
     with Workers(2) as processes:
         yield processes
 
@@ -81,7 +80,6 @@ def template(tmp_path: Path) -> Path:
 
 
 def replace(template: Path, path: str, old: str, new: str) -> None:
-    """Edit one file, in which the old text must be."""
     content = (template / path).read_text()
     assert old in content
     (template / path).write_text(content.replace(old, new, 1))
@@ -107,7 +105,6 @@ def compare(template: Path, tmp_path: Path, workers: Workers) -> Callable[..., t
 
 
 def body(diff: str) -> list[str]:
-    """The lines that a diff removes and adds."""
     return [line for line in diff.splitlines() if re.match(r"[+-](?!(--|\+\+) )", line)]
 
 
@@ -256,28 +253,6 @@ def test_a_template_that_cannot_be_rendered_is_told_with_the_place(
 # ---- what changed, for CI ----
 
 
-def test_changed_combinations_are_those_whose_trees_differ(template: Path, tmp_path: Path, workers: Workers) -> None:
-    replace(template, MAIN, "cool\n", "cold\n")
-    replace(template, "copier.yml", "    blue: {value: blue}\n", "    blue: {value: blue}\n    pink: {value: pink}\n")
-    (template / "partials" / "pink.jinja").write_text("pink\n")
-    old, new = versions(template, tmp_path, workers)
-    digests = {}
-    for version, combination in ((side, one) for side in (old, new) for one in side.combinations):
-        project = tmp_path / version.folder.name / combination.name
-        render(project, dict(combination.answers), template=version.folder)
-        digests[version.folder, combination] = tree_digest(project)
-    expected = [
-        combination
-        for combination in new.combinations
-        if digests[new.folder, combination] != digests.get((old.folder, combination))
-    ]
-    assert changed_combinations(old, new, new.combinations, workers) == expected
-    assert [one.name for one in expected] == ["green-small", "green-large", "blue-small", "pink-small", "pink-large"]
-    large = [combination for combination in new.combinations if combination["size"] == "large"]
-    only_large = changed_combinations(old, new, large, workers)
-    assert [one.name for one in only_large] == ["green-large", "pink-large"]
-
-
 # ---- revisions ----
 
 
@@ -319,7 +294,6 @@ def test_every_filter_selects_what_it_describes() -> None:
 
 
 def apply(project: Path, diff: str) -> None:
-    """Let git change a project by a diff."""
     done = subprocess.run(
         ["git", "apply", "-"], cwd=project, input=diff.encode(errors="surrogateescape"), capture_output=True
     )

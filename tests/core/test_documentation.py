@@ -27,7 +27,6 @@ MADE_FILES += ["docs/matrix.md", "docs/speed.md", "docs/updates.md"]
 
 @pytest.fixture(scope="module")
 def made() -> dict[Path, str]:
-    """The made files as they should be."""
     return documented_files()
 
 

@@ -159,7 +159,6 @@ def test_a_new_choice_moves_few_combinations_to_another_shard(
 
 
 def favourite(combination: Combination, parts: int) -> int:
-    """The shard that a combination would be in if all had room."""
     return max(range(1, parts + 1), key=lambda part: digest(combination.name, part))
 
 
@@ -191,7 +190,6 @@ def test_chosen_projects_are_written_as_copier_writes_them(tmp_path: Path, proje
 
 
 def everything_in(folder: Path) -> dict[str, bytes]:
-    """All paths below a folder, and what the files hold."""
     return {str(path): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
 
 

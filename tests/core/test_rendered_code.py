@@ -74,7 +74,6 @@ def first_legal(project: Render, choice: Choice) -> Path:
 
 
 def name(choice: Choice) -> str:
-    """How a test calls the project of a choice."""
     return "default" if choice == DEFAULT else "-".join(map(str, choice))
 
 
@@ -82,7 +81,6 @@ each_variant = pytest.mark.parametrize("choice", VARIANTS, ids=name)
 
 
 def python_files(project: Path) -> list[Path]:
-    """All Python files, sorted."""
     return sorted(project.rglob("*.py"))
 
 

@@ -18,7 +18,6 @@ Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def place(own_project: Render) -> Path:
-    """A project for Slurm."""
     return own_project(launcher="slurm")
 
 
@@ -41,12 +40,10 @@ def launch(place: Path, tmp_path: Path) -> Launch:
 
 
 def files_in(folder: Path) -> set[str]:
-    """The names of all that is no folder."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
 
 
 def write(place: Path, *names: str) -> None:
-    """Write files, and the folders that they are in."""
     for name in names:
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(name)

@@ -40,19 +40,16 @@ def read(name: str) -> dict[str, Any]:
 
 
 def steps_of(name: str) -> Iterator[dict[str, Any]]:
-    """All steps of a workflow."""
     for job in read(name)["jobs"].values():
         yield from job["steps"]
 
 
 def script_of(name: str, job: str) -> str:
-    """The only script of a job."""
     (script,) = [step["run"] for step in read(name)["jobs"][job]["steps"] if "run" in step]
     return str(script)
 
 
 def run(script: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a script as GitHub does."""
     (folder / "script.sh").write_text(script)
     own = {**os.environ, **environment}
     return subprocess.run(["bash", "-e", "script.sh"], cwd=folder, env=own, capture_output=True, text=True)

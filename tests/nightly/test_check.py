@@ -25,7 +25,6 @@ ONE = (*LOGGERS[:-1], "logging=csv")
 
 @pytest.fixture
 def clone() -> Iterator[Path]:
-    """A copy of this repository whose template a test may change."""
     with clone_of_the_template() as place:
         yield place
 

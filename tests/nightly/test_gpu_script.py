@@ -32,7 +32,6 @@ NO_NETWORK |= {"PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_RETRIES": "0", "APEX_
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of this repository."""
     left_out = shutil.ignore_patterns(".git", ".venv", ".cache", ".*_cache", "__pycache__", "*.egg-info", "gpu-results")
     return shutil.copytree(TEMPLATE, tmp_path_factory.mktemp("copy") / "repository", ignore=left_out)
 

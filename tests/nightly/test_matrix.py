@@ -102,7 +102,6 @@ def processes_of(group: int) -> list[str]:
 
 
 def rendering_has_begun(folder: Path, group: int) -> bool:
-    """Whether some projects are there."""
     return len(list(folder.glob("*/.ddp-template-*/projects/*/train.py"))) >= 5
 
 
@@ -136,13 +135,3 @@ def test_an_interrupt_ends_it_at_once_and_leaves_nothing(
     assert "Traceback" not in told
     wait_until(lambda: not processes_of(running.pid), 5)
     assert everything_in(tmp_path) == {}
-
-
-def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    command: list[str | Path] = [COMMAND, "render", tmp_path / "new" / "projects"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as running:
-        wait_until(lambda: rendering_has_begun(tmp_path, running.pid))
-        assert len(processes_of(running.pid)) >= 2
-        running.kill()
-    wait_until(lambda: not processes_of(running.pid), 10)
-    assert not (tmp_path / "new" / "projects").exists()

@@ -33,24 +33,20 @@ def cluster() -> Iterator[RayCluster]:
 
 @pytest.fixture(scope="module")
 def reference(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The checkpoint of a short run under torchrun."""
     return checkpoint_of(project(), tmp_path_factory.mktemp("reference") / "run", *STEPS)
 
 
 @pytest.fixture(scope="module")
 def unbroken(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The checkpoint of a long run under torchrun that nothing interrupts."""
     return checkpoint_of(project(), tmp_path_factory.mktemp("unbroken") / "run", *MANY)
 
 
 def checkpoint_of(place: Path, run_dir: Path, *options: str) -> dict[str, Any]:
-    """Train under torchrun, and return the last checkpoint."""
     train(place, run_dir, *options)
     return checkpoint(run_dir)
 
 
 def code_of(process: subprocess.Popen[bytes], output: Path, timeout: float = 120) -> int:
-    """Wait until launch.sh has ended. Returns its exit code."""
     try:
         return process.wait(timeout=scaled(timeout))
     except subprocess.TimeoutExpired:

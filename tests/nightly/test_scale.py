@@ -61,24 +61,6 @@ def test_the_memory_of_an_epoch_does_not_grow_with_the_samples(
     assert peak(lambda: first_of(many)) < 3 * peak(lambda: first_of(few))
 
 
-@pytest.mark.parametrize("samples", [FEW, MANY])
-@pytest.mark.parametrize("place", [0, 0.99])
-def test_no_more_of_the_order_is_computed_than_is_used_soon(
-    place: float, samples: int, package: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scramble, computed = package("runtime.permutation").Permutation.scramble, 0
-
-    def counting(self: Any, numbers: Any) -> Any:
-        nonlocal computed
-        computed += numbers.size
-        return scramble(self, numbers)
-
-    monkeypatch.setattr(package("runtime.permutation").Permutation, "scramble", counting)
-    next(iter(training(package, samples, place, 1)))
-    # Numbers that fall out of range are computed again, of four at most three.
-    assert computed <= 4 * 1.1 * package("runtime.sampling").COMPUTED_AT_ONCE
-
-
 @pytest.mark.parametrize("ranks", [1, MANY_RANKS])
 def test_the_memory_of_an_evaluation_does_not_grow_with_the_samples(ranks: int, package: Callable[..., Any]) -> None:
     def evaluate(samples: int, ranks: int) -> int:

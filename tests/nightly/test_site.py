@@ -20,7 +20,6 @@ from generator.answers.questions import TEMPLATE
 from generator.render.project import NAME, Tree, read_files, read_tree
 from generator.render.workers import Workers
 from website.build import build_preview, unpack_packages
-from website.excerpts import Variants
 from website.render import Template
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ LOADED = 120_000  # milliseconds until Python is there, on a machine with much t
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The packages of npm, with those for tests."""
     if not shutil.which("npm"):
         pytest.skip("no npm here: install Node.js")
     return unpack_packages(tmp_path_factory.mktemp("npm"))
@@ -40,7 +38,6 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def site(snapshot: Path, packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a site that has the preview."""
     folder = tmp_path_factory.mktemp("site")
     build_preview(folder / "preview", snapshot, str(snapshot), None)
     with served(folder) as address:
@@ -66,12 +63,10 @@ def opened(browser: "Browser", address: str, **options: Any) -> Iterator["Page"]
 
 
 def wait_for(page: "Page", command: str) -> None:
-    """Wait until the page has the project of a command that has this in it."""
     page.locator("#command", has_text=command).wait_for(timeout=LOADED)
 
 
 def downloaded(page: "Page") -> Tree:
-    """Return the files of the zip."""
     with page.expect_download(timeout=LOADED) as download:
         page.click("#zip")
     with zipfile.ZipFile(io.BytesIO(Path(download.value.path()).read_bytes())) as archive:
@@ -111,17 +106,6 @@ def without_source(files: Tree) -> Tree:
     executable, content = files[".copier-answers.yml"]
     own = b"".join(line for line in content.splitlines(True) if not line.startswith(b"_"))
     return files | {".copier-answers.yml": (executable, own)}
-
-
-def test_the_first_project_is_there_without_python(site: str, browser: "Browser") -> None:
-    asked: list[str] = []
-    page = browser.new_page()
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto(site)
-    page.locator("#code .row").first.wait_for()
-    assert "train.py" in page.inner_text("#path")
-    assert not [url for url in asked if "pyodide" in url or "engine" in url]
-    page.close()
 
 
 def test_the_form_by_keyboard(site: str, browser: "Browser") -> None:
@@ -178,7 +162,6 @@ def test_impossible_answers_say_why(site: str, browser: "Browser") -> None:
 
 
 def violations(page: "Page", axe: str) -> Any:
-    """Return what axe finds wrong with a page."""
     page.evaluate(axe)
     script = "axe.run().then(found => found.violations.map(each => [each.id, each.nodes.map(node => node.html)]))"
     return page.evaluate(script)
@@ -201,7 +184,6 @@ def test_the_preview_is_accessible(
 
 @pytest.fixture(scope="module")
 def whole_site(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of the whole site, with a report."""
     if find_spec("furo") is None:
         pytest.skip('pip install -e ".[site]" installs Sphinx')
     folder = tmp_path_factory.mktemp("whole")
@@ -229,7 +211,6 @@ def test_the_whole_site(whole_site: str, browser: "Browser", packages: dict[str,
 
 
 def code_of(page: "Page", name: str) -> str:
-    """Return a part of the code as a reader sees it."""
     return page.locator(f".excerpt[data-name='{name}'] pre").text_content() or ""
 
 
@@ -256,19 +237,6 @@ def test_the_page_on_the_loop_switches_its_code_by_keyboard(whole_site: str, bro
         assert code_of(page, "train_step") in written
         page.select_option("select[name=amp]", "none")
         assert code_of(page, "train_step") == before
-
-
-def test_each_answer_shows_its_code_on_the_page_on_the_loop(whole_site: str, browser: "Browser") -> None:
-    variants = Variants(Template(TEMPLATE, "source"))
-    with opened(browser, f"{whole_site}/loop.html") as page:
-        for key in variants.projects:
-            for name, value in zip(("launcher", "amp"), key.split("-"), strict=True):
-                page.select_option(f"select[name={name}]", value)
-            for name, source in {
-                "train_step": "train.py:train_step",
-                "rendezvous": "runtime/process_group.py:rendezvous",
-            }.items():
-                assert (variants.find(source, key) or ("", ""))[1] == code_of(page, name), key
 
 
 def test_the_page_on_the_loop_needs_no_script(whole_site: str, browser: "Browser") -> None:

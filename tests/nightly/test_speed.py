@@ -31,7 +31,6 @@ Trained = dict[str, tuple[Notes, dict[str, Tensor]]]
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A generated project with the network and the data of the workloads."""
     return render_project(tmp_path_factory.mktemp("rendered") / "project")
 
 

@@ -32,7 +32,6 @@ def imported(project: Path, *arguments: str, code: int = 0) -> tuple[set[str], s
 
 
 def third_party(names: set[str]) -> set[str]:
-    """The packages among them that are no part of Python."""
     tops = {name.partition(".")[0] for name in names}
     return {top for top in tops if top not in sys.stdlib_module_names and not top.startswith("_")}
 
@@ -74,7 +73,6 @@ def test_the_program_imports_what_it_depends_on_and_no_more(logging: str, projec
 
 
 def requirements(package: str) -> list[str]:
-    """The packages that one needs."""
     lines = map(Requirement, metadata.requires(package) or [])
     return [
         canonicalize_name(line.name) for line in lines if line.marker is None or line.marker.evaluate({"extra": ""})
@@ -82,6 +80,5 @@ def requirements(package: str) -> list[str]:
 
 
 def import_names(package: str) -> list[str]:
-    """The names under which a package is imported."""
     found = metadata.packages_distributions().items()
     return [name for name, owners in found if package in [str(canonicalize_name(owner)) for owner in owners]]

@@ -53,7 +53,6 @@ def trained(cluster: Cluster, folder: Path, run_dir: Path, *options: str) -> dic
 
 
 def result(run_dir: Path) -> dict[str, Any]:
-    """How a run ended."""
     read: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
     return read
 

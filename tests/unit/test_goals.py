@@ -24,7 +24,6 @@ SITE = {
 
 
 def results(measurements: list[dict[str, Any]], **machine: Any) -> dict[str, Any]:
-    """What a benchmark has written."""
     return {"machine": machine, "measurements": measurements}
 
 
@@ -34,20 +33,17 @@ def contender(rates: list[float], first: float = 3.0, memory: int = 100) -> dict
 
 
 def records_of(workload: str, **contenders: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Records in which only one network was measured."""
     measured = [{"workload": workload, "contender": name, **numbers} for name, numbers in contenders.items()]
     return EMPTY | {"speed": results(measured)}
 
 
 def small_cnn(generated: dict[str, Any], **others: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Records in which only the small network was measured."""
     contenders = {name: contender([100.0] * 3) for name in ("minimal", "lightning_trainer", "hf_accelerate")}
     contenders |= {"ignite_engine": contender([100.0] * 3), "generated": generated, **others}
     return records_of("small_cnn", **contenders)
 
 
 def verdicts(table: str) -> dict[str, tuple[str, str]]:
-    """What was measured of each goal, and whether it is met."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
     return {what: (measured, met) for what, _, measured, met in rows}
 

@@ -16,7 +16,6 @@ WORKLOAD = WORKLOADS["resnet_gpu"]
 
 
 def event(name: str, category: str, begin: float, duration: float = 1.0) -> dict[str, Any]:
-    """An event of a trace that lasts."""
     return {"ph": "X", "name": name, "cat": category, "ts": begin, "dur": duration}
 
 

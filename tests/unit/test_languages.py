@@ -21,7 +21,6 @@ def shape(text: str) -> list[str]:
 
 
 def parts(token: Token) -> Iterator[str]:
-    """The same of a token."""
     if token.type == "fence" and token.info.startswith("{drawing}"):
         yield token.info
         yield from shape(token.content)

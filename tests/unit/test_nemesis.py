@@ -37,24 +37,19 @@ class FakeJob(Job):
     alive: Sequence[Any] = ()
 
     def launchers(self) -> list[psutil.Process]:
-        """Return none."""
         return []
 
     def ranks(self) -> list[psutil.Process]:
-        """Return all of it."""
         return [*self.alive]
 
     def processes(self) -> list[psutil.Process]:
-        """Return all of it."""
         return [*self.alive]
 
     def code(self) -> int | None:
-        """Return the code, the third time."""
         self.asked += 1
         return self.ends_with if self.asked > 2 else None
 
     def output(self) -> str:
-        """Return a word for each time."""
         return self.word * self.asked
 
     def end(self) -> None:
@@ -62,7 +57,6 @@ class FakeJob(Job):
 
 
 def save(run_dir: Path, step: int, **parts: Any) -> None:
-    """Write what counts as a checkpoint here."""
     folder = run_dir / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
     for name in (f"step-{step:08d}.pt", "last.pt"):
@@ -71,7 +65,6 @@ def save(run_dir: Path, step: int, **parts: Any) -> None:
 
 
 def fault(kind: str, number: int = 0) -> Fault:
-    """Return a fault of a kind."""
     return Fault(number, kind, TRAINING, saves=1, delay=0.0, victim=0.0, length=0.01)
 
 
@@ -83,7 +76,6 @@ class Weights:
     steps: int = STEPS
 
     def start(self, run_dir: Path, processes: int, options: Sequence[str]) -> Job:
-        """Be a run at its end."""
         save(run_dir, self.steps, model=self.of_runs.pop(0))
         return FakeJob(run_dir)
 
@@ -96,7 +88,6 @@ def _checkpoints_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def nemesis_of(weights: Weights, folder: Path, **about: Any) -> Nemesis:
-    """Return one whose runs end with these weights."""
     (folder / "project").mkdir()
     return Nemesis(folder / "project", weights.start, "console", folder, possible_faults(), steps=STEPS, **about)
 
@@ -278,15 +269,12 @@ class Verdicts:
     schedule: Schedule = field(default_factory=lambda: Schedule(7, [Start(2, {}, [fault("kill a rank", 3)])]))
 
     def drawn(self, seed: int) -> Schedule:
-        """Return the same for every seed."""
         return self.schedule
 
     def run(self, schedule: Schedule) -> Verdict:
-        """Return the next one."""
         return self.found.pop(0)
 
     def run_until(self, faults: int, seed: int) -> list[Verdict]:
-        """Return all."""
         return self.found
 
 

@@ -18,12 +18,10 @@ from tests.support.reports import CLEANED, HOSTILE, NOTE, failed_verdict
 
 @pytest.fixture
 def verdict() -> Verdict:
-    """A verdict with failures and notes."""
     return failed_verdict()
 
 
 def printed(verdict: Verdict, width: int, reports: dict[str, Path] | None = None) -> str:
-    """What the terminal shows."""
     console = Console(file=io.StringIO(), width=width)
     show(verdict, console, reports or {})
     assert isinstance(console.file, io.StringIO)
@@ -122,8 +120,6 @@ def test_json_holds_counts_times_and_outcomes(verdict: Verdict, tmp_path: Path) 
 
 
 class Tags(HTMLParser):
-    """The tags of a page, their attributes, and its text."""
-
     def __init__(self, page: str) -> None:
         super().__init__()
         self.tags: set[str] = set()
@@ -132,12 +128,10 @@ class Tags(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        """Take a tag."""
         self.tags.add(tag)
         self.attributes.update(name for name, _ in attributes)
 
     def handle_data(self, data: str) -> None:
-        """Take text."""
         self.text += data
 
 

@@ -53,7 +53,6 @@ def test_the_first_version_has_nothing_to_update_from(ready: MadeUp) -> None:
 
 
 def changes_say_nothing(heading: str) -> Change:
-    """Let CHANGELOG.md have nothing under a heading."""
     return lambda ready: ready.replace("CHANGELOG.md", f"{heading}\n\n- Nothing.\n", f"{heading}\n")
 
 
@@ -67,7 +66,6 @@ def ignored_file(ready: MadeUp) -> None:
 
 
 def moved_tag(ready: MadeUp) -> None:
-    """Move the tag of the released version."""
     commit_all(ready.folder)
     run(ready.folder, "tag", "--force", "v1.0.0")
 

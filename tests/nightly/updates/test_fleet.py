@@ -36,7 +36,6 @@ def _of_the_made_up_clone(history: History, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="module")
 def projects(history: History, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with projects in all states."""
     folder = tmp_path_factory.mktemp("fleet")
     for name in ("edited", "conflicting", "dirty", "unknown", "without-git", "no-answers"):
         copy_project(history.folder, "v1.0.0", {}, folder / name)

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from generator.render.project import read_files
 from generator.update.history import NEXT, History
-from generator.update.replay import commit_all, copy_project, differing, put_under_git
+from generator.update.replay import commit_all, copy_project, put_under_git
 from tests.support.hardware import small_disk
 from tests.support.processes import PATH, scaled
 from tests.support.projects.edits import EDITS
@@ -33,11 +32,9 @@ class Owner:
     elsewhere: Path  # takes temporary files
 
     def environment(self) -> Mapping[str, str]:
-        """What a shell of the owner has."""
         return {**os.environ, "PATH": PATH, "TMPDIR": str(self.elsewhere), "HOME": str(self.elsewhere)}
 
     def begin(self, commands: str) -> subprocess.Popen[bytes]:
-        """Type commands, in a process group of their own."""
         return subprocess.Popen(
             ["bash", "-c", commands],
             cwd=self.project,
@@ -48,7 +45,6 @@ class Owner:
         )
 
     def type_in(self, commands: str) -> int:
-        """Type commands, and wait for how the last of them ends."""
         return self.begin(commands).wait(timeout=scaled(120))
 
     @contextmanager
@@ -79,13 +75,11 @@ def make_owner(project: Path, elsewhere: Path, template: Path) -> Owner:
 
 @pytest.fixture
 def owner(history: History, tmp_path: Path) -> Owner:
-    """An owner, and a disk with room."""
     return make_owner(tmp_path / "project", tmp_path / "elsewhere", history.folder)
 
 
 @pytest.fixture(scope="module")
 def new_guide(history: History, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project whose README has the section on updates."""
     place = tmp_path_factory.mktemp("guide") / "project"
     copy_project(history.folder, NEXT, {}, place)
     return place
@@ -117,23 +111,6 @@ def test_a_killed_update_leaves_the_project_as_it_was(owner: Owner, new_guide: P
     assert owner.type_in(guide.start) == 0
 
 
-def test_a_killed_update_in_the_project_itself_can_be_undone(owner: Owner) -> None:
-    before, moments, half_done, kills = read_files(owner.project), random.Random(0), 0, 0
-    undo = "rm -f .git/index.lock && git reset --hard && git clean -d --force"
-    started = time.perf_counter()
-    assert owner.type_in("copier update --defaults") == 0
-    takes = time.perf_counter() - started
-    while kills < KILLS or half_done < 2:  # how long it takes, and so when it is half done, depends on the load
-        assert kills < 10 * KILLS, "no kill came while files were written"
-        assert owner.type_in(undo) == 0
-        assert differing(read_files(owner.project), before) == []
-        killed = kill(owner.begin("copier update --defaults"), moments.uniform(takes / 2, takes))
-        half_done += killed and read_files(owner.project) != before
-        kills += 1
-    assert owner.type_in(undo) == 0
-    assert differing(read_files(owner.project), before) == []
-
-
 @pytest.mark.parametrize("room", [0, 200, 500, 1000, 2000, 4000])
 def test_a_full_disk_leaves_the_project_as_it_was(room: int, history: History, new_guide: Path, tmp_path: Path) -> None:
     guide = read_guide(new_guide)
@@ -151,6 +128,5 @@ def test_a_full_disk_leaves_the_project_as_it_was(room: int, history: History, n
 
 
 def stuff(file: Path, left: int) -> None:
-    """Fill a disk, but for so many bytes."""
     space = os.statvfs(file.parent)
     file.write_bytes(bytes(max(0, space.f_bavail * space.f_frsize - left)))

@@ -16,7 +16,6 @@ OldProject = Callable[..., Path]
 
 
 def edited(project: Path, *names: str) -> Path:
-    """Do and commit edits."""
     for name in names:
         EDITS[name](project)
     commit_all(project)

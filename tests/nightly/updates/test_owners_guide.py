@@ -42,7 +42,6 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
 
 @pytest.fixture
 def project(made_up: MadeUp, tmp_path: Path) -> Path:
-    """A project of version 1.0.0 with real edits, all committed."""
     folder = tmp_path / "project"
     copy_project(made_up.folder, "v1.0.0", {}, folder)
     put_under_git(folder)
@@ -53,7 +52,6 @@ def project(made_up: MadeUp, tmp_path: Path) -> Path:
 
 
 def release_next(versions: MadeUp) -> None:
-    """Release 1.1.0, which changes something in many files."""
     change_many_files(versions)
     versions.release("1.1.0")
 
@@ -105,7 +103,6 @@ def conflicting(project: Path, versions: MadeUp) -> None:
 
 
 def ci_step(project: Path) -> str:
-    """The first command of the project's own CI."""
     workflow = yaml.safe_load((project / ".github" / "workflows" / "ci.yml").read_text())
     command: str = next(step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step)
     return command

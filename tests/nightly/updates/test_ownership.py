@@ -32,12 +32,10 @@ OWNERS_LINE = "# The owner's line.\n"
 
 
 def line_after(pattern: str) -> Callable[[Path], None]:
-    """What writes the owner's line after a statement of Python."""
     return Rewrite(pattern, f"{{}}\n{OWNERS_LINE.rstrip()}").apply
 
 
 def line_in_batch_script(file: Path) -> None:
-    """Write the owner's line after one that sbatch reads."""
     replace(file, "#SBATCH --nodes=1\n", f"#SBATCH --nodes=1\n{OWNERS_LINE}")
 
 

@@ -18,7 +18,6 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """Its name as a folder."""
         return self.mistake.replace(" ", "-")
 
 

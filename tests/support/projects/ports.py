@@ -68,18 +68,15 @@ def options(project: Path, defaults: Mapping[str, object]) -> None:
 
 
 def other_defaults(project: Path) -> None:
-    """Give every option another default."""
     save_file({"features.0.1.bias": torch.zeros(32)}, project / str(OTHER_DEFAULTS["init_from"]))
     options(project, OTHER_DEFAULTS)
 
 
 def static_graph(project: Path) -> None:
-    """Promise DDP the same graph in each step."""
     options(project, {"static_graph": True})
 
 
 def in_compute(project: Path, pattern: str, replacement: str) -> None:
-    """Edit compute()."""
     Rewrite(pattern, replacement, "compute").apply(project / PACKAGE / "task.py")
 
 
@@ -250,7 +247,6 @@ def load_data(config, load=load_data):
 
 
 def plain_lists(project: Path) -> None:
-    """Give lists of samples."""
     extend(project / PACKAGE / "data.py", LISTS)
 
 
@@ -318,22 +314,18 @@ def small_model():
 
 
 def attention(project: Path) -> None:
-    """Train a model with attention."""
     in_small_task(project, ATTENTION)
 
 
 def optimizer(project: Path, code: str) -> None:
-    """Build another optimizer."""
     Rewrite("return AdamW($$$A)", f"return {code}", "build_optimizer").apply(project / PACKAGE / "task.py")
 
 
 def sgd(project: Path) -> None:
-    """Train by SGD."""
     optimizer(project, "torch.optim.SGD(model.parameters(), lr=config.lr, momentum=0.9, nesterov=True)")
 
 
 def adafactor(project: Path) -> None:
-    """Train by Adafactor."""
     optimizer(project, "torch.optim.Adafactor(model.parameters(), lr=config.lr)")
 
 
@@ -347,7 +339,6 @@ def several_optimizers(project: Path) -> None:
 
 
 def double(project: Path) -> None:
-    """Compute in float64."""
     in_compute(project, "images, labels = batch", "{}\nimages = images.double()")
     Rewrite("return $X", "return ($X).double()", "build_model").apply(project / PACKAGE / "model.py")
     small = project / "tests" / "task.py"
