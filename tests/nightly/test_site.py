@@ -19,6 +19,7 @@ from generator.answers.combinations import Combination, covering
 from generator.answers.questions import TEMPLATE
 from generator.render.project import NAME, Tree, read_files, read_tree
 from generator.render.workers import Workers
+from tests.support.processes import output_of
 from website.build import build_preview, unpack_packages
 from website.render import Template
 
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1360, "height": 860}
 LOADED = 120_000  # milliseconds until Python is there, on a machine with much to do
+
+
+@pytest.fixture(scope="module")
+def axe(packages: dict[str, Path]) -> str:
+    """The script that finds what is not accessible."""
+    return (packages["axe-core"] / "axe.min.js").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -161,18 +168,21 @@ def test_impossible_answers_say_why(site: str, browser: "Browser") -> None:
         page.locator("#question-package_name-problem", has_text="try torch_ddp").wait_for()
 
 
+each_view = pytest.mark.parametrize(
+    ("scheme", "viewport"), [("light", DESK), ("dark", PHONE)], ids=["light, on a desk", "dark, on a phone"]
+)
+
+
 def violations(page: "Page", axe: str) -> Any:
     page.evaluate(axe)
     script = "axe.run().then(found => found.violations.map(each => [each.id, each.nodes.map(node => node.html)]))"
     return page.evaluate(script)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+@each_view
 def test_the_preview_is_accessible(
-    scheme: str, viewport: dict[str, int], site: str, browser: "Browser", packages: dict[str, Path]
+    scheme: str, viewport: dict[str, int], site: str, browser: "Browser", axe: str
 ) -> None:
-    axe = (packages["axe-core"] / "axe.min.js").read_text()
     with opened(browser, site, color_scheme=scheme, viewport=viewport) as page:
         page.locator("#code .row").first.wait_for()
         assert violations(page, axe) == []
@@ -197,8 +207,7 @@ def whole_site(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
         yield address
 
 
-def test_the_whole_site(whole_site: str, browser: "Browser", packages: dict[str, Path]) -> None:
-    axe = (packages["axe-core"] / "axe.min.js").read_text()
+def test_the_whole_site_is_linked_searched_and_accessible(whole_site: str, browser: "Browser", axe: str) -> None:
     for scheme in ("light", "dark"):
         with opened(browser, f"{whole_site}/index.html", color_scheme=scheme) as page:
             assert violations(page, axe) == []
@@ -245,13 +254,11 @@ def test_the_page_on_the_loop_needs_no_script(whole_site: str, browser: "Browser
         assert not page.is_visible(".choices")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+@each_view
 @pytest.mark.parametrize("name", ["loop", "loop.zh"])
 def test_the_page_on_the_loop_is_accessible(
-    name: str, scheme: str, viewport: dict[str, int], whole_site: str, browser: "Browser", packages: dict[str, Path]
+    name: str, scheme: str, viewport: dict[str, int], whole_site: str, browser: "Browser", axe: str
 ) -> None:
-    axe = (packages["axe-core"] / "axe.min.js").read_text()
     with opened(browser, f"{whole_site}/{name}.html", color_scheme=scheme, viewport=viewport) as page:
         assert violations(page, axe) == []
         page.select_option("select[name=launcher]", "kubernetes")
@@ -266,7 +273,6 @@ def test_the_page_on_the_loop_is_accessible(
 def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     command = [sys.executable, "-m", "website.build", str(tmp_path)]
-    refused = subprocess.run(command, cwd=TEMPLATE, capture_output=True, text=True)
-    assert refused.returncode == 1
-    assert refused.stderr == f"{tmp_path} holds something else: give a new or empty folder\n"
+    refused = output_of(command, TEMPLATE, code=1)
+    assert refused == f"{tmp_path} holds something else: give a new or empty folder\n"
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]

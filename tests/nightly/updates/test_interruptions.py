@@ -5,7 +5,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 
 from generator.update.history import NEXT, History
 from generator.update.replay import commit_all, copy_project, put_under_git
+from tests.core.test_matrix import everything_in
 from tests.support.hardware import small_disk
 from tests.support.processes import PATH, scaled
 from tests.support.projects.edits import EDITS
@@ -26,22 +27,17 @@ TOGETHER = ("new_option", "added_metric", "added_dependency", "own_file")
 
 @dataclass
 class Owner:
-    """A project with edits and a run, the template that it can be updated to, and what the owner types."""
+    """A project with edits and a run, and what the owner types there. Temporary files go elsewhere."""
 
     project: Path
-    elsewhere: Path  # takes temporary files
-
-    def environment(self) -> Mapping[str, str]:
-        return {**os.environ, "PATH": PATH, "TMPDIR": str(self.elsewhere), "HOME": str(self.elsewhere)}
+    elsewhere: Path
 
     def begin(self, commands: str) -> subprocess.Popen[bytes]:
+        env = {**os.environ, "PATH": PATH, "TMPDIR": str(self.elsewhere), "HOME": str(self.elsewhere)}
+        output = subprocess.DEVNULL
+        command = ["bash", "-c", commands]
         return subprocess.Popen(
-            ["bash", "-c", commands],
-            cwd=self.project,
-            env=self.environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            command, cwd=self.project, env=env, stdout=output, stderr=output, start_new_session=True
         )
 
     def type_in(self, commands: str) -> int:
@@ -49,14 +45,10 @@ class Owner:
 
     @contextmanager
     def nothing_changes(self) -> Iterator[None]:
-        """Compare the project after what happens inside with what it was before."""
-        before = self.state()
+        """Compare all files of the project, also those of git, after what happens inside with what they were."""
+        before = everything_in(self.project)
         yield
-        assert self.state() == before
-
-    def state(self) -> object:
-        """All that is in its folder, what git keeps there and what it ignores among it, but for times."""
-        return {path: path.read_bytes() for path in sorted(self.project.rglob("*")) if path.is_file()}
+        assert everything_in(self.project) == before
 
 
 def make_owner(project: Path, elsewhere: Path, template: Path) -> Owner:
@@ -71,11 +63,6 @@ def make_owner(project: Path, elsewhere: Path, template: Path) -> Owner:
     (project / "runs" / "default").mkdir(parents=True)
     (project / "runs" / "default" / "train.log").write_text("a run that git ignores\n")
     return Owner(project, elsewhere)
-
-
-@pytest.fixture
-def owner(history: History, tmp_path: Path) -> Owner:
-    return make_owner(tmp_path / "project", tmp_path / "elsewhere", history.folder)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +82,8 @@ def kill(process: subprocess.Popen[bytes], delay: float) -> bool:
     return at_work
 
 
-def test_a_killed_update_leaves_the_project_as_it_was(owner: Owner, new_guide: Path) -> None:
+def test_a_killed_update_leaves_the_project_as_it_was(history: History, new_guide: Path, tmp_path: Path) -> None:
+    owner = make_owner(tmp_path / "project", tmp_path / "elsewhere", history.folder)
     guide = read_guide(new_guide)
     started = time.perf_counter()
     with owner.nothing_changes():
@@ -118,15 +106,11 @@ def test_a_full_disk_leaves_the_project_as_it_was(room: int, history: History, n
         owner = make_owner(disk / "project", disk / "elsewhere", history.folder)
         stuffing = disk / "stuffing"
         with owner.nothing_changes():
-            stuff(stuffing, room * 1000)
+            space = os.statvfs(disk)
+            stuffing.write_bytes(bytes(max(0, space.f_bavail * space.f_frsize - room * 1000)))
             ended = owner.type_in(f"set -e\n{guide.start}")
             if room <= 500:
                 assert ended != 0
             stuffing.unlink()
             owner.type_in(guide.give_up)
         assert owner.type_in(guide.start) == 0
-
-
-def stuff(file: Path, left: int) -> None:
-    space = os.statvfs(file.parent)
-    file.write_bytes(bytes(max(0, space.f_bavail * space.f_frsize - left)))

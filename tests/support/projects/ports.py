@@ -127,7 +127,7 @@ CYCLE = """torch.optim.lr_scheduler.OneCycleLR(
 
 
 def scheduler(project: Path) -> None:
-    """Follow a scheduler of PyTorch, which changes more than the learning rate, instead of lr_at()."""
+    """Follow a scheduler of PyTorch, which changes more than the learning rate, and delete lr_at()."""
     train = project / "train.py"
     Rewrite("self.optimizer = $X", f"{{}}\nself.scheduler = {CYCLE}", "Run.__init__").apply(train)
     Rewrite(
@@ -137,11 +137,6 @@ def scheduler(project: Path) -> None:
     Rewrite("lr = task.lr_at($$$A)", "lr = run.scheduler.get_last_lr()[0]").apply(train)
     Rewrite('for group in run.optimizer.param_groups:\n    group["lr"] = $X', "").apply(train)
     Rewrite("progress.advance($$$A)", "{}\nrun.scheduler.step()", "train_epoch").apply(train)
-
-
-def scheduler_alone(project: Path) -> None:
-    """The same, with lr_at() deleted."""
-    scheduler(project)
     extend(project / PACKAGE / "task.py", "\n\ndel lr_at\n")
 
 
@@ -346,31 +341,11 @@ def double(project: Path) -> None:
     Rewrite("images, labels = batch", "{}\nimages = images.double()", "plain_loss").apply(small)
 
 
-PORTS: dict[str, Callable[[Path], None]] = {
-    port.__name__: port
-    for port in (
-        other_defaults,
-        static_graph,
-        smoothing_in_training,
-        metric_without_samples,
-        another_best,
-        asks_for_the_rank,
-        scheduler,
-        scheduler_alone,
-        renamed_schedule,
-        uneven_samples,
-        plain_lists,
-        rows_of_dicts,
-        attention,
-        sgd,
-        adafactor,
-        several_optimizers,
-        double,
-    )
-}
 # Edits that go together, so that few runs try all.
 TOGETHER = (
-    (other_defaults, smoothing_in_training, metric_without_samples, scheduler_alone, plain_lists),
+    (other_defaults, smoothing_in_training, metric_without_samples, scheduler, plain_lists),
     (uneven_samples, another_best, renamed_schedule, sgd),
     (rows_of_dicts, asks_for_the_rank, attention, several_optimizers, static_graph),
+    (adafactor, double),
 )
+PORTS: dict[str, Callable[[Path], None]] = {port.__name__: port for ports in TOGETHER for port in ports}
