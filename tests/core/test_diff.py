@@ -13,14 +13,14 @@ from generator.answers.questions import Choice, Question
 from generator.cli import diff as diff_command
 from generator.diff.answers import compare_answers, read_side
 from generator.diff.changes import VersionDiff, compare_versions
-from generator.diff.versions import Version, read_version
+from generator.diff.versions import read_version
 from generator.render.cache import Cache
-from generator.render.git import run
 from generator.render.project import RenderError, render, tree_digest
 from generator.render.snapshot import snapshot_of_revision, take_snapshot
 from generator.render.workers import Workers
 from generator.update.replay import commit_all, put_under_git
 from tests.support.cli import ddp_template
+from tests.support.versions import replace
 
 # A template of six combinations, of which five are legal.
 FILES = {
@@ -58,7 +58,6 @@ size:
     "partials/blue.jinja": "partial\nblue\n",
 }
 MAIN = "template/main.txt.jinja"
-Edit = Callable[[str, str, str], None]
 
 
 @pytest.fixture(scope="module")
@@ -79,25 +78,19 @@ def template(tmp_path: Path) -> Path:
     return folder
 
 
-def replace(template: Path, path: str, old: str, new: str) -> None:
-    content = (template / path).read_text()
-    assert old in content
-    (template / path).write_text(content.replace(old, new, 1))
-
-
-def versions(template: Path, tmp_path: Path, workers: Workers) -> tuple[Version, Version]:
-    """The template's last commit, and its working tree."""
-    old = snapshot_of_revision(tmp_path / "snapshots" / "old", "HEAD", template)
-    new = take_snapshot(tmp_path / "snapshots" / "new", template)
-    return read_version(old, workers), read_version(new, workers)
+Compare = Callable[..., tuple[VersionDiff, list[str]]]
 
 
 @pytest.fixture
-def compare(template: Path, tmp_path: Path, workers: Workers) -> Callable[..., tuple[VersionDiff, list[str]]]:
+def compare(template: Path, tmp_path: Path, workers: Workers) -> Compare:
     """Return what differs since the last commit, and in words where each group of edits is."""
 
     def get(*wanted: str) -> tuple[VersionDiff, list[str]]:
-        old, new = versions(template, tmp_path, workers)
+        snapshots = tmp_path / "snapshots"
+        before, after = snapshot_of_revision(snapshots / "old", "HEAD", template), take_snapshot(
+            snapshots / "new", template
+        )
+        old, new = read_version(before, workers), read_version(after, workers)
         found = compare_versions(old, new, wanted, workers)
         return found, [describe(group.combinations, found.compared, new.questions) for group in found.groups]
 
@@ -106,12 +99,6 @@ def compare(template: Path, tmp_path: Path, workers: Workers) -> Callable[..., t
 
 def body(diff: str) -> list[str]:
     return [line for line in diff.splitlines() if re.match(r"[+-](?!(--|\+\+) )", line)]
-
-
-# ---- since a revision ----
-
-
-Compare = Callable[..., tuple[VersionDiff, list[str]]]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +117,7 @@ def test_an_edit_is_shown_once_with_the_answers_of_its_projects(
     path: str, edits: dict[str, str], words: list[str], lines: list[str], template: Path, compare: Compare
 ) -> None:
     for old, new in edits.items():
-        replace(template, path, old, new)
+        replace(template / path, old, new)
     found, said = compare()
     assert said == words
     assert [line for group in found.groups for line in body(group.diff)] == lines
@@ -139,8 +126,8 @@ def test_an_edit_is_shown_once_with_the_answers_of_its_projects(
 
 
 def test_groups_are_apart_and_the_largest_is_first(template: Path, compare: Compare) -> None:
-    replace(template, "partials/red.jinja", "partial\n", "part\n")
-    replace(template, MAIN, "begin\n", "start\n")
+    replace(template / "partials/red.jinja", "partial\n", "part\n")
+    replace(template / MAIN, "begin\n", "start\n")
     found, words = compare()
     assert words == ["", "colour=red"]
     assert body(found.groups[0].diff) == ["-begin", "+start"]
@@ -190,7 +177,7 @@ def test_what_comes_goes_or_becomes_legal_has_a_line(
     old: str, new: str, notes: list[str], template: Path, compare: Compare
 ) -> None:
     (template / "partials" / "pink.jinja").write_text("pink\n")
-    replace(template, "copier.yml", old, new)
+    replace(template / "copier.yml", old, new)
     found, words = compare()
     assert (words, found.notes) == ([], notes)
 
@@ -214,12 +201,12 @@ def test_a_question_that_comes_or_goes_is_compared_at_its_default(
 def test_the_edits_together_make_the_new_project_of_the_old_one(
     template: Path, tmp_path: Path, compare: Compare
 ) -> None:
-    replace(template, MAIN, "line 3\n", "line three\n")
-    replace(template, MAIN, "line 7\n", "")
-    replace(template, MAIN, "line 9\n", "line nine\nand a half\n")
-    replace(template, MAIN, "line 13\n", "line 13\ninserted\n")
-    replace(template, MAIN, "cool\n", "cold\n")
-    replace(template, "template/{{ name }}/plain.txt", "two\n", "two")
+    replace(template / MAIN, "line 3\n", "line three\n")
+    replace(template / MAIN, "line 7\n", "")
+    replace(template / MAIN, "line 9\n", "line nine\nand a half\n")
+    replace(template / MAIN, "line 13\n", "line 13\ninserted\n")
+    replace(template / MAIN, "cool\n", "cold\n")
+    replace(template / "template/{{ name }}/plain.txt", "two\n", "two")
     (template / "template" / "latin.txt").write_bytes(b"caf\xe9\n")
     (template / "template" / "run.sh").unlink()
     found, _ = compare()
@@ -245,29 +232,9 @@ def test_the_edits_together_make_the_new_project_of_the_old_one(
 def test_a_template_that_cannot_be_rendered_is_told_with_the_place(
     template: Path, compare: Compare, path: str, old: str, new: str, reason: str
 ) -> None:
-    replace(template, path, old, new)
+    replace(template / path, old, new)
     with pytest.raises(RenderError, match=f"^{reason}[^\n]*$"):
         compare("colour=red", "size=small")
-
-
-# ---- what changed, for CI ----
-
-
-# ---- revisions ----
-
-
-def test_a_revision_is_what_a_checkout_of_it_has(template: Path, tmp_path: Path) -> None:
-    replace(template, MAIN, "begin\n", "start\n")
-    commit_all(template)
-    replace(template, MAIN, "start\n", "not committed\n")
-    run(tmp_path, "clone", "--quiet", str(template), "clone")
-    run(tmp_path / "clone", "checkout", "--quiet", "HEAD~1")
-    checkout = take_snapshot(tmp_path / "checkout", tmp_path / "clone")
-    assert tree_digest(snapshot_of_revision(tmp_path / "revision", "HEAD~1", template)) == tree_digest(checkout)
-    assert "begin" in (tmp_path / "revision" / MAIN).read_text()
-
-
-# ---- words ----
 
 
 def test_every_filter_selects_what_it_describes() -> None:
@@ -290,14 +257,9 @@ def test_every_filter_selects_what_it_describes() -> None:
                 assert select(combinations, words.split(), questions) == list(chosen)
 
 
-# ---- two sets of answers ----
-
-
 def apply(project: Path, diff: str) -> None:
-    done = subprocess.run(
-        ["git", "apply", "-"], cwd=project, input=diff.encode(errors="surrogateescape"), capture_output=True
-    )
-    assert done.returncode == 0, done.stderr.decode() + diff
+    command = ["git", "apply", "-"]
+    subprocess.run(command, cwd=project, input=diff.encode(errors="surrogateescape"), check=True)
 
 
 @pytest.mark.parametrize(
@@ -324,16 +286,9 @@ def test_git_applies_what_is_shown(template: Path, tmp_path: Path, old: str, new
     assert tree_digest(tmp_path / "old") == tree_digest(tmp_path / "new")
 
 
-# ---- the command ----
-
-
-def test_one_side_is_compared_with_the_defaults() -> None:
-    assert ddp_template("diff", "amp=torch").stdout == ddp_template("diff", "", "amp=torch").stdout != ""
-    assert ddp_template("diff", "amp=none").output == ""
-
-
-def test_counts_are_those_of_the_diff() -> None:
+def test_one_side_is_compared_with_the_defaults_and_counts_are_those_of_the_diff() -> None:
     sides = ["launcher=slurm amp=torch", "launcher=slurm"]
+    assert ddp_template("diff", "amp=torch").stdout == ddp_template("diff", "", "amp=torch").stdout != ""
     shown, counted = ddp_template("diff", *sides), ddp_template("diff", "--stat", *sides)
     rows = re.findall(r"^ *\+(\d+) +-(\d+)  (\S+)$", counted.stdout, flags=re.MULTILINE)
     changed = body(shown.stdout)
@@ -371,7 +326,7 @@ def test_the_command_groups_what_changed(
     monkeypatch.setattr(diff_command, "Cache", lambda: Cache(tmp_path / "cache"))
     diff_command.show_since("HEAD", [], stat=False, template=template)
     assert capfd.readouterr() == ("since HEAD: 0 of 5 combinations change\n", "")
-    replace(template, MAIN, "cool\n", "cold\n")
+    replace(template / MAIN, "cool\n", "cold\n")
     (template / "template" / "run.sh").unlink()
     diff_command.show_since("HEAD", [], stat=True, template=template)
     assert capfd.readouterr() == (

@@ -9,15 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.answers.combinations import (
-    Combination,
-    assign,
-    covering,
-    rotate,
-    shaping_questions,
-    shard,
-    text,
-)
+from generator.answers.combinations import Combination, assign, covering, rotate, shaping_questions, shard, text
 from generator.answers.questions import TEMPLATE
 from generator.cli.matrix import SIZE_OF_SHARD, shard_sizes
 from generator.cli.render import write_projects

@@ -49,12 +49,7 @@ def test_the_version_is_recorded_as_by_copier(snapshot: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "answers",
-    [
-        {"backend": "mpi"},
-        {"launcher": "carrier_pigeon"},
-        {"package_name": "torch"},
-        {"project_name": "two\nlines"},
-    ],
+    [{"backend": "mpi"}, {"launcher": "carrier_pigeon"}, {"package_name": "torch"}, {"project_name": "two\nlines"}],
 )
 def test_what_copier_refuses_is_refused_for_the_same_reason(
     answers: dict[str, str], snapshot: Path, tmp_path: Path

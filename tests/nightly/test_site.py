@@ -17,11 +17,9 @@ import pytest
 from benchmarks.site import served
 from generator.answers.combinations import Combination, covering
 from generator.answers.questions import TEMPLATE
-from generator.render.project import NAME, Tree, read_files, read_tree
-from generator.render.workers import Workers
+from generator.render.project import NAME, Tree, read_tree
 from tests.support.processes import output_of
 from website.build import build_preview, unpack_packages
-from website.render import Template
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -80,20 +78,6 @@ def downloaded(page: "Page") -> Tree:
         modes = {entry.filename: bool(entry.external_attr >> 16 & 0o100) for entry in archive.infolist()}
         files = {name.removeprefix("myproj/"): (modes[name], archive.read(name)) for name in archive.namelist()}
     return files
-
-
-def test_every_combination_has_the_bytes_of_copier(snapshot: Path, legal: list[Combination], tmp_path: Path) -> None:
-    template = Template(snapshot, str(snapshot))
-    with Workers() as workers:
-        for start in range(0, len(legal), 100):  # they need not all lie there at once
-            some = {each: tmp_path / each.name for each in legal[start : start + 100]}
-            for written in [workers.render(snapshot, each, place) for each, place in some.items()]:
-                written.result()
-            for combination, place in some.items():
-                template.conf["dst_path"] = place
-                form = template.ask({**NAME, **dict(combination.answers)})
-                assert template.render(form) == read_files(place), combination.name
-                shutil.rmtree(place)
 
 
 def test_a_browser_renders_the_bytes_of_copier(
