@@ -11,7 +11,7 @@ import pytest
 
 from generator.answers.combinations import Combination, assign, covering, rotate, shaping_questions, shard, text
 from generator.answers.questions import TEMPLATE
-from generator.cli.matrix import SIZE_OF_SHARD, shard_sizes
+from generator.cli.matrix import shard_sizes
 from generator.cli.render import write_projects
 from generator.render.project import RenderError
 from generator.render.workers import Workers, legal_combinations
@@ -27,14 +27,6 @@ def test_the_matrix_has_no_illegal_pair_and_misses_nothing_else(all_names: list[
     launchers, backends = len(ANSWERS["launcher"]), len(ANSWERS["backend"])
     assert len(illegal) == len(PRODUCT) // (launchers * backends) * (launchers - 1)
     assert all_names == [name for answers in PRODUCT if (name := name_of(answers)) not in illegal]
-
-
-def test_the_table_has_a_numbered_row_for_each_and_says_how_many_there_are(all_names: list[str]) -> None:
-    lines = ddp_template("matrix").stdout.splitlines()
-    cells = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in lines if line[0] in "│┃"]
-    assert cells[0] == ["#", *ANSWERS]
-    assert cells[1:] == [[str(number), *name.split("-")] for number, name in enumerate(all_names, start=1)]
-    assert lines[-1] == f"{len(all_names)} legal of {len(PRODUCT)} combinations"
 
 
 def test_json_is_one_line_that_a_job_matrix_can_take() -> None:
@@ -89,21 +81,9 @@ def test_shards_are_disjoint_complete_and_balanced(parts: int, legal: list[Combi
     listed = ddp_template("matrix", "--shards", str(parts), "--format", "json").stdout
     rows = [{"shard": f"{part}/{parts}", "combinations": size} for part, size in enumerate(sizes, start=1)]
     assert json.loads(listed) == {"include": rows}
-
-
-@pytest.mark.parametrize("shards", ["1", "7", "256", "auto"])
-def test_every_shard_has_combinations_and_all_are_in_one(shards: str, legal: list[Combination]) -> None:
-    for some in (legal[::8], legal[:5]):
-        sizes = shard_sizes(some, shards)
-        assert sum(sizes.values()) == len(some)
-        assert min(sizes.values()) > 0
-        assert len(sizes) <= len(some)
-        for part, size in list(sizes.items())[:8]:
-            number, parts = map(int, part.split("/"))
-            assert len(shard(some, number, parts)) == size
-    if shards == "auto":
-        parts = math.ceil(len(legal) / SIZE_OF_SHARD)
-        assert list(shard_sizes(legal, shards)) == [f"{part}/{parts}" for part in range(1, parts + 1)]
+    for shards in ("auto", "256"):
+        few = shard_sizes(legal[:5], shards).values()
+        assert (sum(few), min(few) > 0) == (5, True), "no job has nothing to do"
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.support.cli import COMMAND, check, environment, flowing
+from tests.support.cli import COMMAND, check, environment, flowing, members
 from tests.support.processes import scaled, wait_until
 from tests.support.versions import append, append_to_last_block, clone_of_the_template, left_behind, replace
 from tools.rewriting import Rewrite, extend
@@ -68,12 +68,6 @@ def test_an_added_choice_is_checked_with_no_other_edit(clone: Path) -> None:
     printed = check(clone, *ONE[1:5], "logging=jsonl", "launcher=torchrun,slurm")
     assert "2 combinations: 2 passed, 0 failed" in printed
     assert "logging=jsonl: only its metrics.jsonl was read" in flowing(printed)
-
-
-def members(session: int) -> list[str]:
-    """The processes of a session that are not yet gone."""
-    listed = subprocess.run(["ps", "-ww", "-o", "stat=,pid=,args=", "-s", str(session)], capture_output=True, text=True)
-    return [line for line in listed.stdout.splitlines() if not line.startswith("Z")]
 
 
 def training(session: int) -> bool:

@@ -15,7 +15,7 @@ from generator.answers.combinations import Combination, covering, shard
 from generator.answers.questions import TEMPLATE
 from generator.render.workers import Workers, ask, legal_combinations
 from tests.core.test_matrix import everything_in
-from tests.support.cli import COMMAND
+from tests.support.cli import COMMAND, members
 from tests.support.combinations import PRODUCT, names
 from tests.support.processes import scaled, wait_until
 
@@ -88,26 +88,13 @@ def test_what_differs_from_a_revision_is_chosen_then_covered_then_divided(
     assert matrix_of(clone, *since, "--cover", "1", "--shard", "2/2").split() == names(second)
 
 
-def processes_of(group: int) -> list[str]:
-    """The processes of a group that are still there; those that ended and wait to be collected do not count."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, its_group = status.read_text().rpartition(") ")[2].split()[:3]
-        except OSError:
-            continue
-        if int(its_group) == group and state != "Z":
-            found.append((status.parent / "cmdline").read_text())
-    return found
-
-
 def rendering_has_begun(folder: Path, group: int) -> bool:
     return len(list(folder.glob("*/.ddp-template-*/projects/*/train.py"))) >= 5
 
 
 def workers_are_starting(folder: Path, group: int) -> bool:
     """Whether there are the first workers, which load what they need for some tenths of a second."""
-    if not any("spawn_main" in process for process in processes_of(group)):
+    if not any("spawn_main" in process for process in members(group)):
         return False
     time.sleep(0.2)
     return True
@@ -133,5 +120,5 @@ def test_an_interrupt_ends_it_at_once_and_leaves_nothing(
     assert running.returncode == 130
     assert printed == ""
     assert "Traceback" not in told
-    wait_until(lambda: not processes_of(running.pid), 5)
+    wait_until(lambda: not members(running.pid), 5)
     assert everything_in(tmp_path) == {}

@@ -13,7 +13,6 @@ from packaging.utils import canonicalize_name
 
 from generator.answers.questions import read_questions
 from tests.conftest import Render
-from tests.support.training import launch_command
 
 CHOICES = {question.key: [choice.value for choice in question.choices] for question in read_questions()}
 # What torch itself imports and what imports of it the program cannot help.
@@ -44,21 +43,6 @@ def test_help_and_refusals_do_without_torch(
     names, printed = imported(project(launcher=launcher), "train.py", option, code=code)
     assert answer in printed
     assert not {"torch", "numpy", "tqdm"} & names
-
-
-def test_a_refused_rank_under_its_launcher_does_without_torch(project: Render, tmp_path: Path) -> None:
-    """Each rank, not only the one that speaks."""
-    folder = project()
-    *launcher, program = launch_command("torchrun", 2, tmp_path)
-    logs = ["--log-dir", str(tmp_path / "logs"), "--redirects", "3"]
-    env = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
-    subprocess.run([*launcher, *logs, program, "--lrr", "1"], cwd=folder, env=env, capture_output=True)
-    told = [file.read_text() for file in (tmp_path / "logs").rglob("stderr.log")]
-    assert len(told) == 2
-    assert sum("error:" in text for text in told) == 1
-    for text in told:
-        assert "import time:" in text
-        assert not re.search(r"\| +torch$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("logging", CHOICES["logging"])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import chdir
@@ -49,6 +50,12 @@ def check_report(
     assert report.exists(), printed
     combinations: list[dict[str, Any]] = json.loads(report.read_text())["combinations"]
     return combinations
+
+
+def members(session: int) -> list[str]:
+    """The processes of a session that are not yet gone."""
+    listed = subprocess.run(["ps", "-ww", "-o", "stat=,pid=,args=", "-s", str(session)], capture_output=True, text=True)
+    return [line for line in listed.stdout.splitlines() if not line.startswith("Z")]
 
 
 def flowing(printed: str) -> str:

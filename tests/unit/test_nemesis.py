@@ -19,7 +19,7 @@ from generator.chaos.job import Job, environment
 from generator.chaos.memory import SharedMemory
 from generator.chaos.nemesis import HANGS_AFTER, Nemesis, StartResult, Verdict, took_effect
 from generator.chaos.schedule import TOGETHER, TRAINING, Fault, Schedule, Start, draw, shrink
-from generator.cli.chaos import NEEDS, repeated
+from generator.cli.chaos import NEEDS
 from tests.support.chaos import OFTEN, befall
 from tests.support.cli import ddp_template
 
@@ -278,12 +278,6 @@ class Verdicts:
 
     def run_until(self, faults: int, seed: int) -> list[Verdict]:
         return self.found
-
-
-def test_what_is_repeated_is_tried_twice_unless_nothing_of_it_can_be_here() -> None:
-    nemesis: Any = Verdicts([Verdict(Schedule(7, [])), Verdict(Schedule(7, []), wrong=["lost"])])
-    assert [verdict.wrong for verdict in repeated(nemesis, 7, {3})] == [[], ["lost"]]
-    assert [*repeated(nemesis, 7, {4})] == []
 
 
 def test_a_command_that_repeats_nothing_fails_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

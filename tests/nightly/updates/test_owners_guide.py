@@ -130,17 +130,6 @@ def test_a_conflict_stops_the_owner_and_ci_and_can_be_solved(project: Path, made
     assert "run.model.eval()  # mine" in (project / "train.py").read_text()
 
 
-def test_an_update_is_given_up(project: Path, made_up: MadeUp, shell: Shell) -> None:
-    conflicting(project, made_up)
-    guide, before, head = read_guide(project), read_files(project), run(project, "rev-parse", "HEAD")
-    shell(f"{guide.start}cd -\n{guide.give_up}", project)
-    assert read_files(project) == before
-    assert run(project, "rev-parse", "HEAD") == head
-    assert not (project.parent / "project-update").exists()
-    shell("copier update --defaults --quiet && git reset --quiet --hard && git clean --quiet -d --force", project)
-    assert read_files(project) == before
-
-
 def test_a_package_that_was_renamed_is_updated_under_its_new_name(project: Path, made_up: MadeUp, shell: Shell) -> None:
     another_model(project)
     another_data_set(project)

@@ -12,7 +12,7 @@ from generator.answers.ownership import read_ownership
 from generator.cli.render import record_origin
 from generator.render.git import run
 from generator.render.project import ANSWERS_FILE, NAME, read_files, render
-from generator.update.history import NEXT, History
+from generator.update.history import NEXT
 from generator.update.replay import (
     UpdateError,
     commit_all,
@@ -136,18 +136,6 @@ def test_a_new_file_of_the_template_and_one_of_the_owner_meet_in_a_conflict(old_
     update(project, NEXT)
     assert conflicts(read_files(project)) == [new]
     assert "# mine\n" in (project / new).read_text()
-
-
-def test_no_answer_renames_the_package(history: History, tmp_path: Path) -> None:
-    project = tmp_path / "runs [v1] *"
-    copy_project(history.folder, NEXT, {}, project)
-    put_under_git(project)
-    before = read_files(project)
-    with pytest.raises(UpdateError, match="no update renames the package ddp_project"):
-        update(project, NEXT, {"package_name": "my_net"})
-    assert differing(read_files(project), before) == []
-    update(project, NEXT, {"project_name": "Another title"})
-    assert (project / "README.md").read_text().startswith("# Another title\n")
 
 
 def test_copies_of_untagged_versions_are_updated_to_the_first_tag(made_up: MadeUp, tmp_path: Path) -> None:
