@@ -67,16 +67,13 @@ def matrix_of(clone: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_where_nothing_differs_from_a_revision_there_is_no_job(clone: Path) -> None:
+def test_what_differs_from_a_revision_is_chosen_then_covered_then_divided(
+    clone: Path, legal: list[Combination]
+) -> None:
     assert matrix_of(clone, "--since", "HEAD", "--format", "json") == '{"include":[]}\n'
     assert matrix_of(clone, "--since", "HEAD", "--shards", "auto", "--format", "json") == '{"include":[]}\n'
     assert matrix_of(clone, "--since", "HEAD", "--cover", "2", "--shard", "1/2", "--format", "names") == ""
     assert matrix_of(clone, "--since", "HEAD").splitlines()[-1].startswith("0 chosen of ")
-
-
-def test_what_differs_from_a_revision_is_chosen_then_covered_then_divided(
-    clone: Path, legal: list[Combination]
-) -> None:
     answers = {"task": "digits", "launcher": "mpirun", "amp": "none", "sync_bn": False}
     changed = [one for one in legal if answers.items() <= dict(one.answers).items()]
     assert len(changed) == 20
