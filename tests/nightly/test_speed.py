@@ -1,7 +1,5 @@
 """The comparisons of speed are fair, say what they mean, and still find what they measure."""
 
-import json
-import os
 import sys
 from dataclasses import replace
 from functools import partial
@@ -14,18 +12,13 @@ from torch import Tensor
 
 from benchmarks.ablation import EDITS, Edit
 from benchmarks.blocks import GENERATED, OPTIONS, PLAIN, PLAIN_STATIC, STEPS_OF_BLOCK, measure, quartiles
-from benchmarks.contenders.recording import COUNTING
 from benchmarks.contenders.workloads import WORKLOADS
 from benchmarks.guards import PARTS, measure_guards
 from benchmarks.runner import in_turn, ratios
-from benchmarks.step_parts import PARTS as STEP_PARTS
 from benchmarks.trials import Contender, Trial, render_project
-from generator.answers.questions import TEMPLATE
-from tests.support.processes import output_of
 
 STEPS = 4
-Notes = list[dict[str, Any]]
-Trained = dict[str, tuple[Notes, dict[str, Tensor]]]
+Trained = dict[str, dict[str, Tensor]]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +28,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """The notes of the ranks, and the weights at the end, of each contender that needs no framework.
+    """The weights at the end of each contender that needs no framework.
 
     An epoch is a single batch: so it does not matter in which order a contender takes the samples.
     """
@@ -51,27 +44,17 @@ def trained(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     found = {}
     for name, (contender, checkpoint) in contenders.items():
         out = tmp_path_factory.mktemp(name)
-        notes = trial.train(contender, out, {COUNTING: "1"})
-        found[name] = notes, torch.load(out / checkpoint, weights_only=True)["model"]
+        trial.train(contender, out)
+        found[name] = torch.load(out / checkpoint, weights_only=True)["model"]
     return found
 
 
 @pytest.mark.parametrize(("name", "tolerance"), [("tutorial", 0), ("bare_tuned", 1e-4), ("generated", 1e-4)])
 def test_contenders_end_with_the_same_weights(name: str, tolerance: float, trained: Trained) -> None:
-    (_, wanted), (_, found) = trained["minimal"], trained[name]
+    wanted, found = trained["minimal"], trained[name]
     assert found.keys() == wanted.keys()
     for key in wanted:
         torch.testing.assert_close(found[key], wanted[key], rtol=0, atol=tolerance)
-
-
-def test_collectives_and_host_reads_of_a_step_are_counted(trained: Trained) -> None:
-    found = {
-        name: [notes[0][what][3] - notes[0][what][2] for what in ("collectives", "reads")]
-        for name, (notes, _) in trained.items()
-    }
-    # Each step begins an epoch here, for which the sampler and the loader read two tensors.
-    assert found["minimal"] == found["bare_tuned"] == [2, 2]
-    assert found["tutorial"] == [3, 3]
 
 
 def test_all_run_in_every_round_in_turn_and_are_compared_within_it() -> None:
@@ -106,14 +89,6 @@ def test_blocks_of_steps_are_compared_within_their_turn(tmp_path: Path) -> None:
     log = "".join(file.read_text() for file in tmp_path.glob("*/run/train.log"))
     assert f"step {3 * STEPS_OF_BLOCK['tiny_mlp']}  train/loss" in log, "the first block does not count"
     assert quartiles([1.0, 1.0, 1.0], [2.0, 1.0, 4.0]) == [0.25, 0.5, 1]
-
-
-def test_each_part_of_a_step_is_measured(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks", "step_parts", "--rounds", "1", "--steps", "20"]
-    output_of([*command, "--out", str(tmp_path / "parts.json")], TEMPLATE, os.environ)
-    records = json.loads((tmp_path / "parts.json").read_text())["measurements"]
-    assert [record["part"] for record in records] == [*STEP_PARTS]
-    assert all(record["microseconds"][0] > 0 for record in records), "a part is not called by this name"
 
 
 def test_each_guard_is_measured(tmp_path: Path) -> None:
