@@ -12,11 +12,9 @@ import pytest
 import yaml
 
 from generator.answers.questions import TEMPLATE, read_questions
-from generator.check.results import STAGES
 from tests.conftest import Render
 from tests.support.maintaining import read_page
 from tests.support.processes import PATH, output_of
-from tests.support.projects.mutants import MUTANTS
 from tests.support.training import LAUNCHERS
 from tools.docs.check import NOT_MEASURED
 from tools.docs.pages import documented_files
@@ -34,22 +32,6 @@ def made() -> dict[Path, str]:
 def test_made_documentation_is_up_to_date(path: str, made: dict[Path, str]) -> None:
     assert sorted(map(str, made)) == MADE_FILES
     assert (TEMPLATE / path).read_text() == made[Path(path)], "run: ddp-template docs"
-
-
-def test_the_tables_have_every_question_and_choice_and_every_stage_and_mutant() -> None:
-    readme = (TEMPLATE / "README.md").read_text()
-    for question in read_questions():
-        row = next(line for line in readme.splitlines() if line.startswith(f"| `{question.key}` |"))
-        for choice in question.choices:
-            assert f"`{str(choice.value).lower()}`" in row
-    rows = [line.split(" | ") for line in (TEMPLATE / "docs" / "matrix.md").read_text().splitlines()]
-    assert {row[0].strip("| `") for row in rows if len(row) == 2} >= STAGES.keys()
-    told = [(row[0].strip("| "), row[3].strip("`")) for row in rows if len(row) == 5]
-    assert told[-len(MUTANTS) :] == [(mutant.mistake, mutant.stage) for mutant in MUTANTS]
-    shown = [(row[1].strip("`"), row[4].removesuffix(" |")) for row in rows if len(row) == 5][-len(MUTANTS) :]
-    for mutant, (file, words) in zip(MUTANTS, shown, strict=True):
-        assert mutant.file.endswith(file)
-        assert all(re.search(mutant.words, said) for said in words.split(" or ")), words
 
 
 TOLD_IN_WORDS = (

@@ -82,7 +82,7 @@ def test_edits_after_the_submission_change_nothing_but_the_next_one(
     wait_for_line(run_dir / "train.log", "resumed from")
     ended = slurm_cluster.wait(job)
     assert (ended.state, ended.exit_code, ended.restarts) == ("COMPLETED", 0, 1), log.read_text()
-    assert "other code than before" not in run_dir / "train.log".read_text()
+    assert "other code than before" not in (run_dir / "train.log").read_text()
 
     (clean / "options.yaml").write_text("lr: 0.002\n")
     unedited = trained(slurm_cluster, clean, clean / "run", *options)

@@ -71,35 +71,28 @@ def test_each_project_is_told_of_and_none_is_touched(projects: Path) -> None:
     code, printed, reports = fleet(projects, *(str(projects / name) for name in names))
     assert everything(projects) == before
     assert code == 1
-    states = {name: (report["version"], report["state"]) for name, report in reports.items()}
-    assert states == {
-        "edited": ("v1.0.0", "clean"),
-        "conflicting": ("v1.0.0", "conflicts"),
-        "dirty": ("v1.0.0", "clean"),
-        "unknown": ("v1.0.0-3-gabcdef0", "impossible"),
-        "without-git": ("?", "impossible"),
-        "no-answers": ("?", "impossible"),
-        "foreign": ("v1.0.0", "impossible"),
-        "odd-name-\udce9": ("v1.0.0", "clean"),
-        "training": ("v1.0.0", "clean"),
-        "no project": ("?", "impossible"),
-        "nowhere": ("?", "impossible"),
+    expected = {
+        "edited": ("v1.0.0", "clean", ""),
+        "conflicting": ("v1.0.0", "conflicts", ""),
+        "dirty": ("v1.0.0", "clean", "what is not committed, which Copier wants to be, was left out"),
+        "unknown": ("v1.0.0-3-gabcdef0", "impossible", "v1.0.0-3-gabcdef0 is no revision of this clone"),
+        "without-git": ("?", "impossible", "git has no commit of it"),
+        "no-answers": ("?", "impossible", "names no version"),
+        "foreign": ("v1.0.0", "impossible", "this is a project of another template"),
+        "odd-name-\udce9": ("v1.0.0", "clean", ""),
+        "training": ("v1.0.0", "clean", ""),
+        "no project": ("?", "impossible", f"there is no {ANSWERS_FILE}"),
+        "nowhere": ("?", "impossible", "is no folder"),
     }
+    assert reports.keys() == expected.keys()
+    for name, (version, state, reason) in expected.items():
+        assert (reports[name]["version"], reports[name]["state"]) == (version, state)
+        assert reason in reports[name]["reason"]
+        assert reports[name]["reason"] in printed
     assert reports["conflicting"]["conflicts"] == ["UPDATING.md"]
     # How many lines depends on what the template is now.
     assert any(re.fullmatch(r"M \+\d+ -\d+ ddp_project/config\.py", each) for each in reports["edited"]["changes"])
     assert any(re.fullmatch(r"A \+1 -0 ddp_project/runtime/sums\.py", each) for each in reports["training"]["changes"])
-    for name, reason in {
-        "dirty": "what is not committed, which Copier wants to be, was left out",
-        "unknown": "v1.0.0-3-gabcdef0 is no revision of this clone",
-        "foreign": "this is a project of another template",
-        "without-git": "git has no commit of it",
-        "no-answers": "names no version",
-        "no project": f"there is no {ANSWERS_FILE}",
-        "nowhere": "is no folder",
-    }.items():
-        assert reason in reports[name]["reason"]
-        assert reports[name]["reason"] in printed
     assert f"{projects / 'edited'}: v1.0.0, clean\n" in printed
 
 
