@@ -134,7 +134,7 @@ def scheduler(project: Path) -> None:
         "$M.Checkpoints($$$PARTS, optimizer=$X, $$$REST)",
         "$M.Checkpoints($$$PARTS, optimizer=$X, scheduler=self.scheduler, $$$REST)",
     ).apply(train)
-    Rewrite("lr = task.lr_at($$$A)", "lr = run.scheduler.get_last_lr()[0]").apply(train)
+    Rewrite("lr = float(task.lr_at($$$A))", "lr = run.scheduler.get_last_lr()[0]").apply(train)
     Rewrite('for group in run.optimizer.param_groups:\n    group["lr"] = $X', "").apply(train)
     Rewrite("progress.advance($$$A)", "{}\nrun.scheduler.step()", "train_epoch").apply(train)
     extend(project / PACKAGE / "task.py", "\n\ndel lr_at\n")
@@ -147,7 +147,7 @@ def renamed_schedule(project: Path) -> None:
         "\n\ndel lr_at\n\n\ndef lr_of_epoch(epoch, config):\n    return config.lr / 2**epoch\n",
     )
     lr = "lr = task.lr_of_epoch(progress.epoch, config)"
-    Rewrite("lr = task.lr_at($$$A)", lr).apply(project / "train.py")
+    Rewrite("lr = float(task.lr_at($$$A))", lr).apply(project / "train.py")
 
 
 DATA = """
