@@ -1,6 +1,7 @@
 """The documentation says what the template is."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -11,30 +12,19 @@ import pytest
 import yaml
 
 from generator.answers.questions import TEMPLATE, read_questions
-from generator.check.results import STAGES
 from tests.conftest import Render
 from tests.support.maintaining import read_page
-from tests.support.projects.mutants import MUTANTS
+from tests.support.processes import PATH, output_of
 from tests.support.training import LAUNCHERS
 from tools.docs.check import NOT_MEASURED
 from tools.docs.pages import documented_files
 
-MADE_FILES = [
-    "README.md",
-    "README.zh.md",
-    "docs/exact.md",
-    "docs/example/train.py",
-    "docs/faults.md",
-    "docs/matrix.md",
-    "docs/speed.md",
-    "docs/updates.md",
-]
-BIN = Path(sys.executable).parent
+MADE_FILES = ["README.md", "README.zh.md", "docs/exact.md", "docs/example/train.py", "docs/faults.md"]
+MADE_FILES += ["docs/matrix.md", "docs/speed.md", "docs/updates.md"]
 
 
 @pytest.fixture(scope="module")
 def made() -> dict[Path, str]:
-    """The made files as they should be."""
     return documented_files()
 
 
@@ -44,35 +34,9 @@ def test_made_documentation_is_up_to_date(path: str, made: dict[Path, str]) -> N
     assert (TEMPLATE / path).read_text() == made[Path(path)], "run: ddp-template docs"
 
 
-def test_the_table_has_every_question_and_choice() -> None:
-    readme = (TEMPLATE / "README.md").read_text()
-    for question in read_questions():
-        row = next(line for line in readme.splitlines() if line.startswith(f"| `{question.key}` |"))
-        for choice in question.choices:
-            assert f"`{str(choice.value).lower()}`" in row
-
-
-def test_the_page_on_the_matrix_has_every_stage_and_mutant() -> None:
-    rows = [line.split(" | ") for line in (TEMPLATE / "docs" / "matrix.md").read_text().splitlines()]
-    assert {row[0].strip("| `") for row in rows if len(row) == 2} >= STAGES.keys()
-    told = [(row[0].strip("| "), row[3].strip("`")) for row in rows if len(row) == 5]
-    assert told[-len(MUTANTS) :] == [(mutant.mistake, mutant.stage) for mutant in MUTANTS]
-    shown = [(row[1].strip("`"), row[4].removesuffix(" |")) for row in rows if len(row) == 5][-len(MUTANTS) :]
-    for mutant, (file, words) in zip(MUTANTS, shown, strict=True):
-        assert mutant.file.endswith(file)
-        assert all(re.search(mutant.words, said) for said in words.split(" or ")), words
-
-
 TOLD_IN_WORDS = (
-    "On GPUs",
-    "A disk",
-    "A worker of a sweep",
-    "A job of Kubernetes",
-    "A run that",
-    "Security",
-    "Chaos",
-    "Code of the owner",
-    "Surroundings",
+    *("On GPUs", "A disk", "A worker of a sweep", "A job of Kubernetes", "A run that", "Security", "Chaos"),
+    *("Code of the owner", "Surroundings"),
 )
 
 
@@ -91,9 +55,8 @@ def test_each_promise_has_a_test_and_what_it_measured(page: str) -> None:
 
 def shown_sessions() -> list[str]:
     """The terminal sessions in docs/matrix.md that need neither an edit nor time."""
-    sessions = re.findall(
-        r"^```console\n(.+?)^```", (TEMPLATE / "docs" / "matrix.md").read_text(), re.MULTILINE | re.DOTALL
-    )
+    page = (TEMPLATE / "docs" / "matrix.md").read_text()
+    sessions = re.findall(r"^```console\n(.+?)^```", page, re.MULTILINE | re.DOTALL)
     return [session for session in sessions if not re.match(r"\$ ddp-template (check |diff\n)", session)]
 
 
@@ -101,50 +64,28 @@ def shown_sessions() -> list[str]:
 def test_a_command_prints_what_the_page_shows(session: str, tmp_path: Path) -> None:
     for shown in re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]:
         command, expected = shown.split("\n", 1)
-        done = subprocess.run(
-            f'PATH="{BIN}:$PATH"; {command}', shell=True, cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True
-        )
+        env = {**os.environ, "PATH": PATH}
+        done = subprocess.run(command, shell=True, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True, check=True)
         pattern = ".*".join(map(re.escape, expected.split("...")))
         assert re.fullmatch(pattern, done.stdout, re.DOTALL), done.stdout
+
+
+OF_OTHER_PROGRAMS = {
+    *("--group", "--index-url", "--upgrade", "--prefix", "--standalone", "--nproc-per-node", "--max-restarts"),
+    *("--ntasks", "--nodes", "--signal", "--array", "--wrap", "--head", "--data", "--help", "--to", "--trials"),
+    *("--name", "--patch", "--type", "--cascade", "--follow", "--allow-run-as-root", "--backend-store-uri"),
+}
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> None:
     place = project(launcher=launcher, amp="torch")
-    shown = subprocess.run(
-        [sys.executable, "train.py", "--help"], cwd=place, capture_output=True, text=True, check=True
-    )
+    shown = output_of([sys.executable, "train.py", "--help"], place)
     readme = (place / "README.md").read_text() + (place / "TROUBLESHOOTING.md").read_text()
-    others = {
-        "--group",
-        "--index-url",
-        "--upgrade",
-        "--standalone",
-        "--nproc-per-node",
-        "--ntasks",
-        "--nodes",
-        "--data",
-        "--help",
-        "--signal",
-        "--to",
-        "--max-restarts",
-        "--trials",
-        "--name",
-        "--array",
-        "--wrap",
-        "--patch",
-        "--type",
-        "--cascade",
-        "--prefix",
-        "--head",
-        "--follow",
-    }
-    named = (
-        set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme)) - others - {"--allow-run-as-root", "--backend-store-uri"}
-    )
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme)) - OF_OTHER_PROGRAMS
     assert {"--resume", "--run-dir", "--keep"} <= named
     for option in named:
-        assert option in shown.stdout, f"README.md names {option}"
+        assert option in shown, f"README.md names {option}"
 
 
 # A job on Ray has variables of its nodes, not those of the worker, by which W&B knows its sweep.

@@ -1,27 +1,20 @@
 """What is remembered of a template: which edits leave it, and what Copier was seen to read."""
 
 import os
-import shutil
-import tempfile
-from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from generator.answers.combinations import Combination, greedy_cover
-from generator.answers.questions import TEMPLATE
 from generator.render.cache import Cache, Remembered
-from generator.render.scratch import IN_MEMORY, forget_killed, scratch_root
+from generator.render.scratch import forget_killed
 from generator.render.snapshot import take_snapshot
-from generator.render.workers import Workers, legal_combinations
 
 CSV = "partials/tracking/csv.py.jinja"
 CONSOLE = "partials/tracking/console.py.jinja"
 
 
 def append(path: Path, text: str = "# more\n") -> None:
-    """Make a file longer, or make it."""
     with open(path, "a") as file:
         file.write(text)
 
@@ -50,51 +43,6 @@ def test_a_fact_is_forgotten_when_anything_changes_that_it_may_depend_on(edit: s
     assert remembered.read("another") is None
 
 
-def test_copier_is_seen_to_read_the_partials_of_the_answers(legal: list[Combination], tmp_path: Path) -> None:
-    (combination,) = [each for each in legal if each.name == "digits-slurm-auto-torch-false-csv"]
-    snapshot = take_snapshot(tmp_path / "template")
-    with Workers(1) as workers:
-        read = workers.render(snapshot, combination, tmp_path / "project").result().partials
-    assert {CSV, "partials/process_group/slurm.py.jinja", "partials/precision/torch.py.jinja"} <= read
-    others = ("wandb", "mlflow", "console", "torchrun", "apex")
-    assert not [path for path in read if any(other in path for other in others)]
-
-
-def test_an_edit_of_a_logger_does_not_ask_again_what_is_legal(
-    legal: list[Combination], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    template, cache = take_snapshot(tmp_path / "template"), Cache(tmp_path / "cache")
-    with Workers() as workers:
-        assert legal_combinations(template, workers, cache) == legal
-        append(template / CSV)
-        monkeypatch.setattr("generator.render.workers.ask_about", lambda *_: pytest.fail("asked again"))
-        assert legal_combinations(template, workers, cache) == legal
-        monkeypatch.undo()
-        shutil.copy(TEMPLATE / "partials/validators.jinja", template / "partials/validators.jinja")
-        append(template / "partials/validators.jinja", "{# more #}\n")
-        monkeypatch.setattr(
-            "generator.render.workers.ask_about", lambda product, *_: ([True] * len(product), frozenset[str]())
-        )
-        assert len(legal_combinations(template, workers, cache)) > len(legal), "asked again"
-
-
-Usage = namedtuple("Usage", ["free"])
-
-
-def test_scratch_is_in_memory_where_there_is_room_and_nobody_has_chosen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TMPDIR", raising=False)
-    if os.access(IN_MEMORY, os.W_OK):
-        assert scratch_root(1) == IN_MEMORY
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(free=999))
-    assert scratch_root(1000) == Path(tempfile.gettempdir())
-    monkeypatch.undo()
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    assert scratch_root(1) == tmp_path
-
-
 def test_what_killed_checks_left_is_forgotten_after_a_day(tmp_path: Path) -> None:
     for name in ("ddp-template-check-old", "ddp-template-check-new", "other"):
         (tmp_path / name / "project").mkdir(parents=True)
@@ -102,9 +50,3 @@ def test_what_killed_checks_left_is_forgotten_after_a_day(tmp_path: Path) -> Non
         os.utime(tmp_path / name, (0, 0))
     forget_killed(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ddp-template-check-new", "other"]
-
-
-def test_a_cover_is_small_and_leaves_only_what_nothing_has() -> None:
-    having = {"few": {1}, "many": {1, 2, 3}, "rest": {4, 5}, "none": {3}}
-    assert greedy_cover(having, {1, 2, 3, 4, 9}) == ["many", "rest"]
-    assert greedy_cover({}, {1}) == []

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,7 @@ TRACELESS |= {choice for choice in CHOICES if choice[0] == "backend"}
 @pytest.fixture(scope="session")
 def with_choice(project: Render) -> WithChoice:
     """Return a project that has a choice, and the default of every other question unless Copier wants it otherwise."""
-    projects: dict[Choice, Path] = {}
-
-    def get(choice: Choice) -> Path:
-        if choice not in projects:
-            projects[choice] = first_legal(project, choice)
-        return projects[choice]
-
-    return get
+    return cache(partial(first_legal, project))
 
 
 def first_legal(project: Render, choice: Choice) -> Path:
@@ -80,7 +74,6 @@ def first_legal(project: Render, choice: Choice) -> Path:
 
 
 def name(choice: Choice) -> str:
-    """How a test calls the project of a choice."""
     return "default" if choice == DEFAULT else "-".join(map(str, choice))
 
 
@@ -88,13 +81,7 @@ each_variant = pytest.mark.parametrize("choice", VARIANTS, ids=name)
 
 
 def python_files(project: Path) -> list[Path]:
-    """All Python files, sorted."""
     return sorted(project.rglob("*.py"))
-
-
-def test_the_variants_have_every_choice_of_every_question(with_choice: WithChoice) -> None:
-    made = {pair for choice in VARIANTS for pair in recorded_answers(with_choice(choice)).items()}
-    assert set(CHOICES) <= made
 
 
 @each_variant
@@ -130,14 +117,6 @@ def test_no_six_lines_occur_twice_in_a_file(with_choice: WithChoice, choice: Cho
     assert not repeated
 
 
-def test_repeated_lines_are_found(tmp_path: Path) -> None:
-    six = "".join(f"line {number}\n" for number in range(6))
-    (tmp_path / "once.py").write_text(f"{six}end\n{six.replace('line 5', 'other')}")
-    assert repeated_windows(tmp_path / "once.py") == {}
-    (tmp_path / "twice.py").write_text(f"{six}end\n{six.replace('line 3', chr(10) + 'line 3')}")
-    assert list(repeated_windows(tmp_path / "twice.py").values()) == [[1, 8]]
-
-
 def code_and_settings(project: Path) -> dict[str, str]:
     """The text of all files but the data, the pages that say how to change over, and the answers.
 
@@ -151,7 +130,8 @@ def code_and_settings(project: Path) -> dict[str, str]:
     return texts
 
 
-def test_every_choice_has_words_that_would_betray_it() -> None:
+def test_every_choice_has_words_that_would_betray_it(with_choice: WithChoice) -> None:
+    assert set(CHOICES) <= {pair for choice in VARIANTS for pair in recorded_answers(with_choice(choice)).items()}
     assert not TRACES.keys() & TRACELESS
     assert {*TRACES, *TRACELESS} == set(CHOICES)
 

@@ -1,12 +1,9 @@
 """What the preview and the page on the loop show is what Copier writes, byte for byte."""
 
 import html
-import io
 import json
 import re
-import stat
 import subprocess
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +14,8 @@ from generator.answers.questions import TEMPLATE, read_questions
 from generator.render.git import git
 from generator.render.project import NAME, RenderError, read_files, run_copier
 from tests.conftest import Render
-from website.excerpts import Variants, excerpt
-from website.preview import Preview, compare, pack
+from website.excerpts import Variants
+from website.preview import Preview
 from website.render import Template
 
 TEXTS: dict[str, Any] = {
@@ -52,12 +49,7 @@ def test_the_version_is_recorded_as_by_copier(snapshot: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "answers",
-    [
-        {"backend": "mpi"},
-        {"launcher": "carrier_pigeon"},
-        {"package_name": "torch"},
-        {"project_name": "two\nlines"},
-    ],
+    [{"backend": "mpi"}, {"launcher": "carrier_pigeon"}, {"package_name": "torch"}, {"project_name": "two\nlines"}],
 )
 def test_what_copier_refuses_is_refused_for_the_same_reason(
     answers: dict[str, str], snapshot: Path, tmp_path: Path
@@ -71,41 +63,14 @@ def test_what_copier_refuses_is_refused_for_the_same_reason(
     assert reason in str(refused.value)
 
 
-def test_a_word_that_is_no_bool_is_refused(snapshot: Path) -> None:
-    """Copier takes it for true."""
-    assert "neither" in Template(snapshot, "source").ask({"sync_bn": "maybe"}).problems["sync_bn"]
-
-
-def test_the_form_has_every_question_and_choice(snapshot: Path) -> None:
-    shown = json.loads(Preview(Template(snapshot, "source")).show("{}"))
+def test_the_form_has_every_question_and_its_command_what_differs_from_the_defaults(snapshot: Path) -> None:
+    preview = Preview(Template(snapshot, "source"))
+    shown = json.loads(preview.show(json.dumps({"description": "it's", "launcher": "torchrun", "sync_bn": "true"})))
     asked = {question["key"]: [choice["value"] for choice in question["choices"]] for question in shown["questions"]}
     questions = read_questions(snapshot)
     assert asked == {each.key: [str(choice.value).lower() for choice in each.choices] for each in questions}
-    assert shown["command"] == "copier copy --defaults source myproj"
-
-
-def test_the_command_is_quoted_and_has_what_differs_from_the_defaults(snapshot: Path) -> None:
-    preview = Preview(Template(snapshot, "source"))
-    shown = json.loads(preview.show(json.dumps({"description": "it's", "launcher": "torchrun", "sync_bn": "true"})))
     answers = """--data 'description=it'"'"'s' --data sync_bn=true"""
     assert shown["command"] == f"copier copy --defaults {answers} source myproj"
-    assert json.loads(preview.show('{"no_question": "1"}'))["unknown"] == ["no_question"]
-
-
-def test_the_zip_has_contents_and_modes() -> None:
-    packed = pack("folder", {"run.sh": (True, b"#!"), "data.npz": (False, bytes(range(256)))})
-    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-        modes = {entry.filename: stat.filemode(entry.external_attr >> 16) for entry in archive.infolist()}
-        assert archive.read("folder/data.npz") == bytes(range(256))
-    assert modes == {"folder/run.sh": "-rwxr-xr-x", "folder/data.npz": "-rw-r--r--"}
-
-
-def test_lines_that_differ() -> None:
-    assert json.loads(compare("a\nb\nc\n", "a\nx\nc\n")) == [
-        ["equal", 0, 1, 0, 1],
-        ["replace", 1, 2, 1, 2],
-        ["equal", 2, 3, 2, 3],
-    ]
 
 
 @pytest.mark.parametrize(
@@ -135,12 +100,3 @@ def test_every_answer_can_be_chosen_on_the_page_on_the_loop(snapshot: Path) -> N
     assert variants.find("runtime/launcher.py:read_world", "spawn-none") is None
     with pytest.raises(LookupError, match="ray_nodes"):
         variants.html("runtime/ray_nodes.py:main")
-
-
-def test_parts_of_a_file_are_as_they_are_there() -> None:
-    code = '"""What."""\n\n\nclass A:\n    @cache\n    def f(self):  # why\n        return 1\n\n\nx = 1\n'
-    assert excerpt("a.py", code, "A.f") == "    @cache\n    def f(self):  # why\n        return 1\n"
-    assert excerpt("a.py", code, "__doc__") == '"""What."""\n'
-    assert excerpt("a.py", code, "f") == excerpt("a.py", code, "A.g") == ""
-    script = "#!/bin/sh\n# Do it.\n#\n#   ./it.sh\n#\n# OPTION  it\nset -e\n"
-    assert excerpt("it.sh", script, "usage") == "# Do it.\n#\n#   ./it.sh\n"

@@ -18,7 +18,6 @@ Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def place(own_project: Render) -> Path:
-    """A project for Slurm."""
     return own_project(launcher="slurm")
 
 
@@ -41,12 +40,10 @@ def launch(place: Path, tmp_path: Path) -> Launch:
 
 
 def files_in(folder: Path) -> set[str]:
-    """The names of all that is no folder."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
 
 
 def write(place: Path, *names: str) -> None:
-    """Write files, and the folders that they are in."""
     for name in names:
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(name)
@@ -109,10 +106,8 @@ def test_a_job_that_is_refused_leaves_nothing(place: Path, launch: Launch, tmp_p
 @pytest.mark.parametrize("request_", ["--nodes=2 --wait", "-W"])
 def test_to_wait_for_a_held_job_is_refused(request_: str, place: Path, launch: Launch, tmp_path: Path) -> None:
     done = launch(REQUEST=request_)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: REQUEST cannot have --wait: sbatch would wait for a job that is still held\n",
-    )
+    said = "error: REQUEST cannot have --wait: sbatch would wait for a job that is still held\n"
+    assert (done.returncode, done.stderr) == (2, said)
     assert not (place / "runs").exists()
     assert not (tmp_path / "calls").exists()
 
@@ -130,14 +125,8 @@ def test_a_job_runs_its_copy_with_the_options_of_its_submission(place: Path, lau
     write(place, "fast.yaml", "runs/1/config.json")
     assert launch().returncode == 0
     (tmp_path / "calls").unlink()
-    options = [
-        "--config",
-        "fast.yaml",
-        f"--config={place}/fast.yaml",
-        "--config=runs/1/config.json",
-        "--data",
-        "train.py",
-    ]
+    options = ["--config", "fast.yaml", f"--config={place}/fast.yaml", "--config=runs/1/config.json"]
+    options += ["--data", "train.py"]
     job = {"SLURM_JOB_ID": "78", "SLURM_ARRAY_JOB_ID": "77", "SLURM_SUBMIT_DIR": str(place), "PYTHONPATH": "elsewhere"}
     done = launch(*options, **job)
     copy = f"{place}/runs/77/code"

@@ -1,7 +1,6 @@
 """The workflows on GitHub, here and in a rendered project: they are valid, and what they decide is right."""
 
 import itertools
-import json
 import os
 import re
 import subprocess
@@ -15,18 +14,21 @@ import yaml
 
 from generator.answers.questions import TEMPLATE
 from generator.cli.matrix import jobs_as_json
+from generator.render.git import run as git
 from tests.conftest import Render
+from tests.support.processes import output_of
 
 FOLDER = TEMPLATE / ".github" / "workflows"
-NAMES = ["ci.yml", "nightly.yml", "release.yml", "site.yml"]
 MAY = {  # the others only read
     "release.yml": {"contents": "write"},
     "site.yml": {"contents": "read", "pages": "write", "id-token": "write"},
 }
+NAMES = ["ci.yml", "nightly.yml", *MAY]
+OURS = "actions/(checkout|setup-python|cache/restore|cache/save|upload-(pages-)?artifact|deploy-pages)@v[0-9]+"
 BIN = Path(sys.executable).parent
 RESULTS = ("success", "failure", "cancelled", "skipped")
 SOME, NONE = jobs_as_json([{"shard": "1/1", "combinations": 1}]), jobs_as_json([])
-OURS = "actions/(checkout|setup-python|cache/restore|cache/save|upload-(pages-)?artifact|deploy-pages)@v[0-9]+"
+
 
 each_workflow = pytest.mark.parametrize("name", NAMES)
 
@@ -38,85 +40,32 @@ def read(name: str) -> dict[str, Any]:
 
 
 def steps_of(name: str) -> Iterator[dict[str, Any]]:
-    """All steps of a workflow."""
     for job in read(name)["jobs"].values():
         yield from job["steps"]
 
 
 def script_of(name: str, job: str) -> str:
-    """The only script of a job."""
     (script,) = [step["run"] for step in read(name)["jobs"][job]["steps"] if "run" in step]
     return str(script)
 
 
 def run(script: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a script as GitHub does."""
     (folder / "script.sh").write_text(script)
     own = {**os.environ, **environment}
     return subprocess.run(["bash", "-e", "script.sh"], cwd=folder, env=own, capture_output=True, text=True)
 
 
-def test_these_are_all_workflows() -> None:
-    assert sorted(path.name for path in FOLDER.iterdir()) == NAMES
-
-
-def actionlint(*files: Path) -> subprocess.CompletedProcess[str]:
-    """Run actionlint, which hands each script to shellcheck; both come with the test extra."""
+def test_actionlint_finds_nothing_in_any_workflow_and_shellcheck_in_no_script(project: Render, tmp_path: Path) -> None:
+    """actionlint hands the scripts of workflows to shellcheck, but not those of actions."""
+    assert sorted(path.name for path in FOLDER.iterdir()) == sorted(NAMES)
+    rendered = [project(launcher=launcher) for launcher in ("torchrun", "kubernetes")]
+    files = [FOLDER / name for name in NAMES] + [place / ".github" / "workflows" / "ci.yml" for place in rendered]
     environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
-    command = [str(BIN / "actionlint"), "-no-color", *map(str, files)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
-
-
-@each_workflow
-def test_actionlint_finds_nothing_in_a_workflow(name: str) -> None:
-    done = actionlint(FOLDER / name)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("launcher", ["torchrun", "kubernetes"])
-def test_actionlint_finds_nothing_in_the_workflow_of_a_project(launcher: str, project: Render) -> None:
-    done = actionlint(project(launcher=launcher) / ".github" / "workflows" / "ci.yml")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong", "complaint"),
-    [
-        ("needs: shards", "needs: shard", 'job "check" needs job "shard"'),
-        ("matrix.combinations", "matrix.combination)", "parser did not reach end of input"),
-        ('echo "$matrix"', "echo $matrix", "SC2086"),
-    ],
-)
-def test_actionlint_finds_a_mistake(right: str, wrong: str, complaint: str, tmp_path: Path) -> None:
-    workflow = (FOLDER / "ci.yml").read_text()
-    assert right in workflow
-    (tmp_path / "ci.yml").write_text(workflow.replace(right, wrong))
-    done = actionlint(tmp_path / "ci.yml")
-    assert done.returncode == 1
-    assert complaint in done.stdout
-
-
-def shellcheck(script: str, folder: Path) -> str:
-    """What shellcheck says of a script; it comes with the test extra."""
-    (folder / "script.sh").write_text(script)
-    command = [str(BIN / "shellcheck"), "--shell=bash", "--norc", "script.sh"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
-
-
-def test_shellcheck_finds_nothing_in_any_script(tmp_path: Path) -> None:
+    output_of([BIN / "actionlint", "-no-color", *files], tmp_path, environment)
     action = yaml.safe_load((TEMPLATE / ".github" / "actions" / "install" / "action.yml").read_text())
-    steps = [*action["runs"]["steps"], *(step for name in NAMES for step in steps_of(name))]
-    scripts = [step["run"] for step in steps if "run" in step]
-    assert len(scripts) == 17
-    for script in scripts:
-        assert shellcheck(script, tmp_path) == "", script
-    assert "SC2086" in shellcheck("echo $1\n", tmp_path)
-
-
-@each_workflow
-def test_no_script_is_made_of_what_others_may_write(name: str) -> None:
-    """GitHub puts expressions into a script as they are: a branch with a strange name would be run."""
-    assert not [step["run"] for step in steps_of(name) if "${{" in step.get("run", "")]
+    for step in action["runs"]["steps"]:
+        (tmp_path / "script.sh").write_text(step.get("run", ""))
+        output_of([BIN / "shellcheck", "--shell=bash", "--norc", "script.sh"], tmp_path)
 
 
 @each_workflow
@@ -124,6 +73,8 @@ def test_a_workflow_may_do_little_and_uses_official_actions_alone(name: str) -> 
     workflow = read(name)
     assert workflow["permissions"] == MAY.get(name, {"contents": "read"})
     assert set(workflow["concurrency"]) == {"group", "cancel-in-progress"}
+    # GitHub puts expressions into a script as they are: a branch with a strange name would be run.
+    assert not [step["run"] for step in steps_of(name) if "${{" in step.get("run", "")]
     used = [step["uses"] for step in steps_of(name) if "uses" in step]
     assert used
     assert [action for action in used if not re.fullmatch(f"{OURS}|./.github/actions/install", action)] == []
@@ -140,6 +91,9 @@ def test_the_last_job_needs_all_others_and_always_runs(name: str) -> None:
     assert job["needs"] == others
     assert job["if"] == "always()"
     assert not [other for other in others if "continue-on-error" in read(name)["jobs"][other]]
+    *_, step = read(name)["jobs"]["tests"]["steps"]
+    assert step["env"]["NO_SKIPS"] == 1
+    assert "--preserve-env=PATH,NO_SKIPS " in step["run"]
 
 
 def passes(name: str, results: dict[str, str], outputs: dict[str, str], folder: Path) -> bool:
@@ -167,33 +121,17 @@ def test_a_pull_request_passes_where_all_succeeded_or_nothing_was_to_check(tmp_p
         ("success", "success", "success", ""),
         ("success", "success", "skipped", NONE),
     ]
+    assert read("ci.yml")["jobs"]["check"]["if"] == f"needs.shards.outputs.matrix != '{NONE}'"
 
 
-def test_a_night_passes_where_all_succeeded(tmp_path: Path) -> None:
+def test_a_night_runs_every_slice_and_passes_where_all_succeeded(tmp_path: Path) -> None:
+    slices = read("nightly.yml")["jobs"]["tests"]["strategy"]["matrix"]["slice"]
+    assert slices == [f"{number}/{len(slices)}" for number in range(1, len(slices) + 1)]
     *jobs, _ = read("nightly.yml")["jobs"]
     good = dict.fromkeys(jobs, "success")
     assert passes("nightly.yml", good, {}, tmp_path)
     for job, result in itertools.product(jobs, RESULTS[1:]):
         assert not passes("nightly.yml", good | {job: result}, {}, tmp_path), f"{job}: {result}"
-
-
-def test_a_night_runs_every_slice() -> None:
-    slices = read("nightly.yml")["jobs"]["tests"]["strategy"]["matrix"]["slice"]
-    assert slices == [f"{number}/{len(slices)}" for number in range(1, len(slices) + 1)]
-
-
-@pytest.mark.parametrize("name", ["ci.yml", "nightly.yml"])
-def test_no_test_skips_unseen(name: str) -> None:
-    *_, step = read(name)["jobs"]["tests"]["steps"]
-    assert step["env"]["NO_SKIPS"] == 1
-    assert "--preserve-env=PATH,NO_SKIPS " in step["run"]
-
-
-def test_the_check_is_skipped_just_where_the_matrix_is_empty() -> None:
-    """`pass` compares with the same text; GitHub would fail a job whose matrix is empty."""
-    condition = read("ci.yml")["jobs"]["check"]["if"]
-    assert condition == f"needs.shards.outputs.matrix != '{NONE}'"
-    assert f"'{NONE}'" in script_of("ci.yml", "pass")
 
 
 @pytest.fixture
@@ -207,40 +145,36 @@ def clone(tmp_path: Path) -> Path:
         '[ "$MATRIX" != broken ] || exit 2\n[ "$1" = check ] || echo "$MATRIX"\n'
     )
     command.chmod(0o755)
-    for words in (["init", "--quiet"], ["commit", "--quiet", "--allow-empty", "--message", "base"]):
-        subprocess.run(["git", *words], cwd=clone, check=True)
-    subprocess.run(["git", "update-ref", "refs/remotes/origin/main", "HEAD"], cwd=clone, check=True)
+    git(clone, "init", "--quiet")
+    git(clone, "commit", "--quiet", "--allow-empty", "--message", "base")
+    git(clone, "update-ref", "refs/remotes/origin/main", "HEAD")
     return clone
 
 
-def commit_of(clone: Path) -> str:
-    """The commit of origin/main."""
-    return subprocess.run(
-        ["git", "rev-parse", "origin/main"], cwd=clone, capture_output=True, text=True, check=True
-    ).stdout.strip()
-
-
-@pytest.mark.parametrize(("name", "base"), [("ci.yml", "main"), ("ci.yml", ""), ("nightly.yml", "")])
-def test_the_shards_are_handed_on(name: str, base: str, clone: Path) -> None:
-    """A pull request compares with a commit of its base branch; a push has no base, and takes all combinations."""
+@pytest.mark.parametrize(
+    ("name", "matrix", "base"),
+    [
+        ("ci.yml", SOME, "main"),  # a pull request compares with a commit of its base branch
+        ("ci.yml", SOME, ""),  # a push takes all combinations
+        ("nightly.yml", SOME, ""),
+        ("ci.yml", "broken", "main"),
+        ("ci.yml", "broken", ""),
+        ("ci.yml", SOME, "no-such-branch"),
+    ],
+)
+def test_the_shards_are_handed_on_or_their_job_fails(name: str, matrix: str, base: str, clone: Path) -> None:
     output = clone / "output"
-    done = run(script_of(name, "shards"), clone, GITHUB_OUTPUT=str(output), MATRIX=SOME, BASE=base)
+    done = run(script_of(name, "shards"), clone, GITHUB_OUTPUT=str(output), MATRIX=matrix, BASE=base)
+    if matrix == "broken" or base == "no-such-branch":
+        assert (done.returncode != 0, output.exists()) == (True, False)
+        return
     assert done.returncode == 0, done.stderr
     handed_on = dict(line.split("=", 1) for line in output.read_text().splitlines())
-    since = commit_of(clone) if base else ""
+    since = git(clone, "rev-parse", "origin/main") if base else ""
     assert handed_on == {"matrix": SOME} | ({"since": since} if name == "ci.yml" else {})
     compared = ["--since", since] if base else []
     called = (clone / "called").read_text().splitlines()
     assert called == ["matrix", *compared, "--shards", "auto", "--format", "json"]
-    assert json.loads(handed_on["matrix"])["include"]
-
-
-@pytest.mark.parametrize(("matrix", "base"), [("broken", "main"), ("broken", ""), (SOME, "no-such-branch")])
-def test_shards_that_cannot_be_found_fail_their_job(matrix: str, base: str, clone: Path) -> None:
-    output = clone / "output"
-    done = run(script_of("ci.yml", "shards"), clone, GITHUB_OUTPUT=str(output), MATRIX=matrix, BASE=base)
-    assert done.returncode != 0
-    assert not output.exists()
 
 
 @pytest.mark.parametrize(("name", "since"), [("ci.yml", "0a437a3"), ("ci.yml", ""), ("nightly.yml", "")])

@@ -21,11 +21,7 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "answers",
-    ANSWERS,
-    ids=lambda answers: answers.get("launcher", "default"),
-)
+@pytest.mark.parametrize("answers", ANSWERS, ids=lambda answers: answers.get("launcher", "default"))
 def test_a_fresh_project_passes_its_own_tests(
     answers: dict[str, object], own_project: Callable[..., Path], measured: Measured
 ) -> None:

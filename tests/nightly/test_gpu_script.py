@@ -32,7 +32,6 @@ NO_NETWORK |= {"PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_RETRIES": "0", "APEX_
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of this repository."""
     left_out = shutil.ignore_patterns(".git", ".venv", ".cache", ".*_cache", "__pycache__", "*.egg-info", "gpu-results")
     return shutil.copytree(TEMPLATE, tmp_path_factory.mktemp("copy") / "repository", ignore=left_out)
 
@@ -109,21 +108,6 @@ def test_what_is_packed_is_enough_for_every_step_that_a_cpu_can_do(copy: Path, p
     assert [*json.loads((out / "gpu.json").read_text())["settings"]] == [*SETTINGS]
 
 
-def test_the_rates_go_into_the_page(copy: Path, tmp_path: Path) -> None:
-    rates = {"plain": [1000.0], "generated": [990.0]}
-    record = {"samples_per_second": rates, "ratio": {"median": 0.99, "low": 0.99, "high": 0.99}, "waits_of_a_step": 0.0}
-    about = {"cores": 2, "memory": 2**34, "cpu": "C", "python": "3.12", "torch": "2.13", "gpu": "H100"}
-    results = {"date": "2026-01-01", "machine": about, "settings": {"TF32 convolutions": record}}
-    (tmp_path / "gpu.json").write_text(json.dumps(results))
-    [step] = (step for step in STEPS if step.name == "docs")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"OUT": str(tmp_path), "PATH": path, "PYTHONPATH": str(copy)}
-    output_of(["bash", "-euo", "pipefail", "-c", step.commands], copy, environment)
-    page = (copy / "docs" / "speed.md").read_text()
-    assert "| TF32 convolutions | 1,000 | 990 | 0.99 (0.99 to 0.99) | 0 |" in page
-    assert "H100" in page.split("<!-- gpu-machine: begin -->")[1].split("<!-- gpu-machine: end -->")[0]
-
-
 @pytest.mark.parametrize(("device", "code"), [("cuda", 1), ("cpu", 0)])
 def test_a_step_whose_tests_skip_has_failed_on_a_gpu(device: str, code: int, tmp_path: Path) -> None:
     commands = f"cd {TEMPLATE}\n{gpu.tests('full', gpu.DEVICE)}"
@@ -131,9 +115,3 @@ def test_a_step_whose_tests_skip_has_failed_on_a_gpu(device: str, code: int, tmp
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     printed = output_of(["bash", "-euo", "pipefail", "-c", commands], tmp_path, environment, code=code)
     assert "1 skipped" in printed
-
-
-def test_a_folder_that_is_not_given_is_asked_for(copy: Path) -> None:
-    printed = output_of(["scripts/gpu.sh", "--packed"], copy, os.environ | NO_NETWORK, code=1)
-    assert printed.strip().endswith("give a folder")
-    assert len(printed.splitlines()) == 1

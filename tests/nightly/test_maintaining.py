@@ -196,15 +196,12 @@ def run_tests(clone: Path, title: str, chosen: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize("title", PAGE)
-def test_what_the_page_adds_passes_its_check(title: str, followed: Followed) -> None:
-    printed = check(followed(title), *filters(title))
+def test_what_the_page_adds_passes_its_check_and_its_tests(title: str, followed: Followed) -> None:
+    clone = followed(title)
+    printed = check(clone, *filters(title))
     assert "2 combinations: 2 passed, 0 failed" in printed
     assert "only its metrics.jsonl was read" not in flowing(printed)
-
-
-@pytest.mark.parametrize("title", PAGE)
-def test_what_the_page_adds_passes_its_tests(title: str, followed: Followed) -> None:
-    done = run_tests(followed(title), title, f"{ADDED[title]} or {LISTS}")
+    done = run_tests(clone, title, f"{ADDED[title]} or {LISTS}")
     assert done.returncode == 0, done.stdout
 
 

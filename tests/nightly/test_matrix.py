@@ -1,8 +1,6 @@
 """The matrix against Copier itself, other revisions, and whatever interrupts it."""
 
-import multiprocessing
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -10,39 +8,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import copier
 import pytest
 
 from generator.answers.combinations import Combination, covering, shard
 from generator.answers.questions import TEMPLATE
-from generator.render.project import NAME
 from generator.render.workers import Workers, ask, legal_combinations
 from tests.core.test_matrix import everything_in
-from tests.support.cli import COMMAND
-from tests.support.combinations import PRODUCT, name_of, names
+from tests.support.cli import COMMAND, members
+from tests.support.combinations import PRODUCT, names
 from tests.support.processes import scaled, wait_until
-
-
-def copier_accepts(answers: dict[str, Any], template: Path, destination: Path) -> bool:
-    """Ask Copier itself."""
-    try:
-        copier.run_copy(str(template), destination, data={**NAME, **answers}, defaults=True, quiet=True, pretend=True)
-    except ValueError:
-        return False
-    return True
-
-
-def test_a_sample_is_in_the_matrix_where_copier_accepts_it(
-    all_names: list[str], snapshot: Path, tmp_path: Path
-) -> None:
-    listed = [answers for answers in PRODUCT if name_of(answers) in all_names]
-    others = [answers for answers in PRODUCT if name_of(answers) not in all_names]
-    chance = random.Random(0)
-    for answers in chance.sample(listed, 30) + chance.sample(others, 30):
-        accepted = copier_accepts(answers, snapshot, tmp_path / "nowhere")
-        assert accepted == (name_of(answers) in all_names), answers
 
 
 def test_what_is_legal_is_what_copier_says_of_each_combination(all_names: list[str], snapshot: Path) -> None:
@@ -92,24 +67,13 @@ def matrix_of(clone: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_shards_are_the_same_on_every_call(legal: list[Combination]) -> None:
-    command = [str(COMMAND), "matrix", "--shard", "2/7", "--format", "names"]
-    for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        assert done.stdout.split() == names(shard(legal, 2, 7))
-
-
-def test_where_nothing_differs_from_a_revision_there_is_no_job(clone: Path) -> None:
+def test_what_differs_from_a_revision_is_chosen_then_covered_then_divided(
+    clone: Path, legal: list[Combination]
+) -> None:
     assert matrix_of(clone, "--since", "HEAD", "--format", "json") == '{"include":[]}\n'
     assert matrix_of(clone, "--since", "HEAD", "--shards", "auto", "--format", "json") == '{"include":[]}\n'
     assert matrix_of(clone, "--since", "HEAD", "--cover", "2", "--shard", "1/2", "--format", "names") == ""
     assert matrix_of(clone, "--since", "HEAD").splitlines()[-1].startswith("0 chosen of ")
-
-
-def test_what_differs_from_a_revision_is_chosen_then_covered_then_divided(
-    clone: Path, legal: list[Combination]
-) -> None:
     answers = {"task": "digits", "launcher": "mpirun", "amp": "none", "sync_bn": False}
     changed = [one for one in legal if answers.items() <= dict(one.answers).items()]
     assert len(changed) == 20
@@ -121,27 +85,13 @@ def test_what_differs_from_a_revision_is_chosen_then_covered_then_divided(
     assert matrix_of(clone, *since, "--cover", "1", "--shard", "2/2").split() == names(second)
 
 
-def processes_of(group: int) -> list[str]:
-    """The processes of a group that are still there; those that ended and wait to be collected do not count."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, its_group = status.read_text().rpartition(") ")[2].split()[:3]
-        except OSError:
-            continue
-        if int(its_group) == group and state != "Z":
-            found.append((status.parent / "cmdline").read_text())
-    return found
-
-
 def rendering_has_begun(folder: Path, group: int) -> bool:
-    """Whether some projects are there."""
     return len(list(folder.glob("*/.ddp-template-*/projects/*/train.py"))) >= 5
 
 
 def workers_are_starting(folder: Path, group: int) -> bool:
     """Whether there are the first workers, which load what they need for some tenths of a second."""
-    if not any("spawn_main" in process for process in processes_of(group)):
+    if not any("spawn_main" in process for process in members(group)):
         return False
     time.sleep(0.2)
     return True
@@ -167,31 +117,5 @@ def test_an_interrupt_ends_it_at_once_and_leaves_nothing(
     assert running.returncode == 130
     assert printed == ""
     assert "Traceback" not in told
-    wait_until(lambda: not processes_of(running.pid), 5)
+    wait_until(lambda: not members(running.pid), 5)
     assert everything_in(tmp_path) == {}
-
-
-def interrupt_long_work() -> None:
-    """Leave workers, one of which would be busy for a minute, by KeyboardInterrupt."""
-    with Workers(1) as workers:
-        work = workers.submit(time.sleep, 60)
-        wait_until(work.running)
-        raise KeyboardInterrupt
-
-
-def test_an_error_ends_work_that_would_last() -> None:
-    begun, before = time.monotonic(), set(multiprocessing.active_children())
-    with pytest.raises(KeyboardInterrupt):
-        interrupt_long_work()
-    assert time.monotonic() - begun < scaled(20)
-    assert set(multiprocessing.active_children()) <= before
-
-
-def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    command: list[str | Path] = [COMMAND, "render", tmp_path / "new" / "projects"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as running:
-        wait_until(lambda: rendering_has_begun(tmp_path, running.pid))
-        assert len(processes_of(running.pid)) >= 2
-        running.kill()
-    wait_until(lambda: not processes_of(running.pid), 10)
-    assert not (tmp_path / "new" / "projects").exists()

@@ -47,28 +47,19 @@ def top_level_modules(distribution: importlib.metadata.Distribution) -> set[str]
     return {name for name in names if not name.endswith("__mypyc")}
 
 
-def test_no_package_takes_the_name_of_a_keyword_or_a_module_of_python(questionnaire: Questionnaire) -> None:
-    questionnaire.assert_all_taken({*keyword.kwlist, *sys.stdlib_module_names})
-
-
-def test_no_package_takes_the_name_of_a_module_that_its_dependencies_bring(
+def test_no_package_takes_the_name_of_a_keyword_or_of_what_python_and_its_dependencies_bring(
     questionnaire: Questionnaire, dependencies: dict[str, importlib.metadata.Distribution]
 ) -> None:
+    """pip would also take a project of the name of a dependency, which is 0.1.0, for the dependency, and give up."""
     modules = set().union(*map(top_level_modules, dependencies.values()))
     assert {"torch", "wandb", "mlflow", "ray", "optuna", "pytest"} <= modules
-    questionnaire.assert_all_taken(modules)
-
-
-def test_no_project_is_called_like_one_of_its_dependencies(
-    questionnaire: Questionnaire, dependencies: dict[str, importlib.metadata.Distribution]
-) -> None:
-    """pip would take the project itself, which is 0.1.0, for the dependency, and give up."""
     assert "tensorboard" in dependencies
-    questionnaire.assert_all_taken({name.replace("-", "_") for name in dependencies})
+    projects = {name.replace("-", "_") for name in dependencies}
+    questionnaire.assert_all_taken({*keyword.kwlist, *sys.stdlib_module_names, *modules, *projects})
 
 
 def test_every_title_gives_a_legal_package_name(questionnaire: Questionnaire) -> None:
-    texts = [text for text in TEXTS.values() if not questionnaire.problem("project_name", text)]
+    texts = [text for text in TEXTS if not questionnaire.problem("project_name", text)]
     words = [*sys.stdlib_module_names, *keyword.kwlist, *TAKEN_NAMES, "types tqdm", "test train"]
     titles = [*texts, *words, *map(str.upper, words), *(f"1. {word}!" for word in words)]
     lengths = ["_".join(["abcdefghi"] * 4)[:length] + tail for length in range(1, 40) for tail in ("", "_", " x")]

@@ -1,8 +1,11 @@
-"""The tests that a project brings pass after each honest edit of its owner."""
+"""The tests of a project pass after each honest edit of its owner, and after each recipe of RECIPES.md."""
+
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import Render
+from tests.core.tasks.test_recipes import LONG, SHORT, changed_project
 from tests.support.projects.ports import PORTS, failures
 
 
@@ -11,3 +14,8 @@ def test_a_project_passes_its_own_tests_after_an_honest_edit(port: str, own_proj
     project = own_project()
     PORTS[port](project)
     assert not (said := failures(project)), said
+
+
+@pytest.mark.parametrize("title", [*SHORT, *sorted(LONG)])
+def test_a_project_passes_its_own_tests_after_a_recipe(title: str, project: Render, tmp_path: Path) -> None:
+    assert not (said := failures(changed_project(title, project(), tmp_path / "project"))), said

@@ -33,28 +33,34 @@ def cluster() -> Iterator[RayCluster]:
 
 @pytest.fixture(scope="module")
 def reference(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The checkpoint of a short run under torchrun."""
     return checkpoint_of(project(), tmp_path_factory.mktemp("reference") / "run", *STEPS)
 
 
 @pytest.fixture(scope="module")
 def unbroken(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The checkpoint of a long run under torchrun that nothing interrupts."""
     return checkpoint_of(project(), tmp_path_factory.mktemp("unbroken") / "run", *MANY)
 
 
 def checkpoint_of(place: Path, run_dir: Path, *options: str) -> dict[str, Any]:
-    """Train under torchrun, and return the last checkpoint."""
     train(place, run_dir, *options)
     return checkpoint(run_dir)
 
 
-def code_of(process: subprocess.Popen[bytes], output: Path, timeout: float = 120) -> int:
-    """Wait until launch.sh has ended. Returns its exit code."""
+def assert_ends(process: "subprocess.Popen[bytes]", output: Path, code: int = 0) -> None:
+    """Wait until launch.sh has ended, with this exit code."""
     try:
-        return process.wait(timeout=scaled(timeout))
+        assert process.wait(timeout=scaled(120)) == code, output.read_text()
     except subprocess.TimeoutExpired:
         pytest.fail(f"still running: {output.read_text()}")
+
+
+def printed_by(cluster: RayCluster, project: Path, folder: Path, *options: str, code: int, **about: str) -> str:
+    """What launch.sh prints of a run in a folder, on two nodes if not told otherwise, until it ends with this code."""
+    output = folder / "output.log"
+    every = [*ON_CPU, "--run-dir", str(folder / "run"), *options]
+    with cluster.launched(project, about.pop("nodes", "2"), *every, output=output, **about) as process:
+        assert_ends(process, output, code)
+    return output.read_text()
 
 
 @contextmanager
@@ -82,7 +88,7 @@ def test_a_job_runs_what_was_submitted_on_nodes_that_come(
         for edited in [place / "train.py", *(place / "ddp_project").rglob("*.py")]:
             edited.write_text("raise RuntimeError('edited')\n")
         cluster.add_nodes(2)
-        assert code_of(process, output) == 0, output.read_text()
+        assert_ends(process, output)
     saved = checkpoint(place / "runs" / "here")
     assert_same_weights(saved, reference)
     assert saved["code"]["commit"] == f"{commit}-dirty"
@@ -98,14 +104,8 @@ def test_a_job_ends_with_the_code_of_the_ranks(
     options: list[str], code: int, project: Render, cluster: RayCluster, tmp_path: Path
 ) -> None:
     cluster.add_nodes(2)
-    output, run_dir = tmp_path / "output.log", tmp_path / "run"
-    place = project(launcher="ray")
-    with cluster.launched(place, "2", *ON_CPU, "--run-dir", str(run_dir), *options, output=output) as process:
-        assert code_of(process, output) == code, output.read_text()
-    printed = output.read_text()
-    assert "Traceback" not in printed
-    assert printed.count("error: ") == 1
-    assert "start 1 of" not in printed
+    printed = printed_by(cluster, project(launcher="ray"), tmp_path, *options, code=code)
+    assert (printed.count("error: "), printed.count("Traceback"), printed.count("start 1 of")) == (1, 0, 0), printed
 
 
 @pytest.mark.parametrize("way", ["TERM", "ray job stop"])
@@ -121,12 +121,12 @@ def test_a_stopped_job_goes_on_as_if_it_had_not_stopped(
             process.terminate()
         else:
             cluster.run("ray", "job", "stop", "--no-wait", tmp_path.name)
-        assert code_of(process, output) == 75, output.read_text()
+        assert_ends(process, output, 75)
     steps = checkpoint(run_dir)["progress"]["step"]
     assert f"stopped after step {steps};" in (run_dir / "train.log").read_text()
     until = ["--max-steps", str(steps + 15)]
     with cluster.launched(place, "2", *options, *until, "--resume", output=output) as process:
-        assert code_of(process, output) == 0, output.read_text()
+        assert_ends(process, output)
     assert_same_weights(checkpoint(run_dir), checkpoint_of(project(), tmp_path / "whole", *FOR_EVER, *until))
 
 
@@ -136,7 +136,7 @@ def test_a_killed_driver_leaves_no_process(project: Render, cluster: RayCluster,
         assert len(ranks) == 2
         os.kill(driver, signal.SIGKILL)
         seconds_until_gone(ranks, limit=10)
-        assert code_of(process, output) == 128 + signal.SIGKILL, output.read_text()
+        assert_ends(process, output, 128 + signal.SIGKILL)
 
 
 def test_a_killed_rank_is_started_again(
@@ -144,7 +144,7 @@ def test_a_killed_rank_is_started_again(
 ) -> None:
     with training(cluster, project(launcher="ray"), tmp_path, *MANY) as (process, output, run_dir):
         os.kill(cluster.ranks()[1], signal.SIGKILL)
-        assert code_of(process, output) == 0, output.read_text()
+        assert_ends(process, output)
     assert "exit code 137: start 1 of 3 more" in output.read_text()
     assert_same_weights(checkpoint(run_dir), unbroken)
 
@@ -156,7 +156,7 @@ def test_a_lost_node_is_replaced(
         cluster.lose_node()
         wait_for_line(output, "exit code 69: start 1 of 3 more")
         cluster.add_nodes(2)
-        assert code_of(process, output) == 0, output.read_text()
+        assert_ends(process, output)
     assert re.search(r"resumed from \S+ epoch \d+, step \d+", (run_dir / "train.log").read_text())
     assert_same_weights(checkpoint(run_dir), unbroken)
 
@@ -164,17 +164,14 @@ def test_a_lost_node_is_replaced(
 def test_a_job_goes_on_with_the_nodes_that_are_left(project: Render, cluster: RayCluster, tmp_path: Path) -> None:
     with training(cluster, project(launcher="ray"), tmp_path, *MANY, nodes="1:2") as (process, output, run_dir):
         cluster.lose_node()
-        assert code_of(process, output) == 0, output.read_text()
+        assert_ends(process, output)
     assert checkpoint(run_dir)["world_size"] == 1
 
 
 def test_the_doctor_examines_the_nodes(project: Render, cluster: RayCluster, tmp_path: Path) -> None:
     cluster.add_nodes(2)
-    output = tmp_path / "output.log"
-    options = [*ON_CPU, "--run-dir", str(tmp_path / "run"), "--doctor"]
-    with cluster.launched(project(launcher="ray"), "2", *options, output=output) as process:
-        assert code_of(process, output) == 0, output.read_text()
-    assert "sound: a run can start here" in output.read_text()
+    printed = printed_by(cluster, project(launcher="ray"), tmp_path, "--doctor", code=0)
+    assert "sound: a run can start here" in printed
     assert not (tmp_path / "run").exists()
 
 
@@ -191,10 +188,6 @@ def test_the_doctor_examines_the_nodes(project: Render, cluster: RayCluster, tmp
 def test_a_mistake_is_told_in_one_line(
     nodes: str, variables: dict[str, str], said: str, project: Render, cluster: RayCluster, tmp_path: Path
 ) -> None:
-    output = tmp_path / "output.log"
-    with cluster.launched(project(launcher="ray"), nodes, *ON_CPU, output=output, **variables) as process:
-        assert code_of(process, output) == 2, output.read_text()
-    printed = output.read_text()
+    printed = printed_by(cluster, project(launcher="ray"), tmp_path, nodes=nodes, code=2, **variables)
     assert said in printed
-    assert printed.count("error: ") == 1
-    assert "Traceback" not in printed
+    assert (printed.count("error: "), printed.count("Traceback")) == (1, 0)

@@ -27,7 +27,6 @@ def tool_caches(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFa
 
 
 def ci_commands(project: Path) -> list[list[str]]:
-    """The commands of the project's own workflow on GitHub."""
     workflow = yaml.safe_load((project / ".github" / "workflows" / "ci.yml").read_text())
     (job,) = workflow["jobs"].values()
     return [shlex.split(step["run"]) for step in job["steps"] if "run" in step]

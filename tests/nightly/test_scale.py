@@ -1,10 +1,7 @@
 """Many samples and many ranks cost no more than few: shown by counting work and memory, not by the clock."""
 
 import itertools
-import json
 import math
-import subprocess
-import sys
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterable
@@ -18,14 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.simulated import norms_of_resnet_50, one_of
-from generator.answers.questions import TEMPLATE
-from tests.support.processes import scaled
-from tools.docs.scale import agreement_table, checkpoint_table, evaluation_table, training_table
 
 FEW, MANY = 10**4, 10**9  # samples
 FEW_RANKS, MANY_RANKS = 4, 1024
 BATCH, BATCHES = 32, 300  # which few samples have, too
-TABLES = (training_table, evaluation_table, checkpoint_table, agreement_table)
 
 
 def peak(work: Callable[[], object]) -> int:
@@ -59,24 +52,6 @@ def test_the_memory_of_an_epoch_does_not_grow_with_the_samples(
     assert first_of(few) == first_of(many) == BATCHES * BATCH
     # At once, the order is computed of 16,384 samples and not of 9,984, which are all.
     assert peak(lambda: first_of(many)) < 3 * peak(lambda: first_of(few))
-
-
-@pytest.mark.parametrize("samples", [FEW, MANY])
-@pytest.mark.parametrize("place", [0, 0.99])
-def test_no_more_of_the_order_is_computed_than_is_used_soon(
-    place: float, samples: int, package: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scramble, computed = package("runtime.permutation").Permutation.scramble, 0
-
-    def counting(self: Any, numbers: Any) -> Any:
-        nonlocal computed
-        computed += numbers.size
-        return scramble(self, numbers)
-
-    monkeypatch.setattr(package("runtime.permutation").Permutation, "scramble", counting)
-    next(iter(training(package, samples, place, 1)))
-    # Numbers that fall out of range are computed again, of four at most three.
-    assert computed <= 4 * 1.1 * package("runtime.sampling").COMPUTED_AT_ONCE
 
 
 @pytest.mark.parametrize("ranks", [1, MANY_RANKS])
@@ -120,15 +95,6 @@ def test_to_go_on_costs_a_rank_no_more_among_many(package: Callable[..., Any], t
     assert records[0] == records[1]
     assert read[1] < 1.5 * read[0] < sizes[1] / 100
     assert memory[1] < 1.1 * memory[0]
-
-
-def test_the_benchmark_measures_what_its_tables_show(tmp_path: Path) -> None:
-    out = tmp_path / "scale.json"
-    few = ["--most-samples", "10000", "--most-ranks", "8", "--out", str(out)]
-    subprocess.run([sys.executable, "-m", "benchmarks", "scale", *few], cwd=TEMPLATE, check=True, timeout=scaled(300))
-    measured = json.loads(out.read_text())
-    rows = [len(table(measured).splitlines()) - 2 for table in TABLES]
-    assert rows == [2, 2, 4, 2]
 
 
 def test_what_a_rank_sends_to_save_does_not_grow_with_the_ranks(package: Callable[..., Any], tmp_path: Path) -> None:

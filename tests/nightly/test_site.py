@@ -16,12 +16,10 @@ import pytest
 
 from benchmarks.site import served
 from generator.answers.combinations import Combination, covering
-from generator.answers.questions import TEMPLATE, read_questions
-from generator.render.project import NAME, Tree, read_files, read_tree
-from generator.render.workers import Workers
+from generator.answers.questions import TEMPLATE
+from generator.render.project import NAME, Tree, read_tree
+from tests.support.processes import output_of
 from website.build import build_preview, unpack_packages
-from website.excerpts import Variants
-from website.render import Template
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -31,8 +29,13 @@ LOADED = 120_000  # milliseconds until Python is there, on a machine with much t
 
 
 @pytest.fixture(scope="module")
+def axe(packages: dict[str, Path]) -> str:
+    """The script that finds what is not accessible."""
+    return (packages["axe-core"] / "axe.min.js").read_text()
+
+
+@pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The packages of npm, with those for tests."""
     if not shutil.which("npm"):
         pytest.skip("no npm here: install Node.js")
     return unpack_packages(tmp_path_factory.mktemp("npm"))
@@ -40,7 +43,6 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def site(snapshot: Path, packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a site that has the preview."""
     folder = tmp_path_factory.mktemp("site")
     build_preview(folder / "preview", snapshot, str(snapshot), None)
     with served(folder) as address:
@@ -66,42 +68,16 @@ def opened(browser: "Browser", address: str, **options: Any) -> Iterator["Page"]
 
 
 def wait_for(page: "Page", command: str) -> None:
-    """Wait until the page has the project of a command that has this in it."""
     page.locator("#command", has_text=command).wait_for(timeout=LOADED)
 
 
 def downloaded(page: "Page") -> Tree:
-    """Return the files of the zip."""
     with page.expect_download(timeout=LOADED) as download:
         page.click("#zip")
     with zipfile.ZipFile(io.BytesIO(Path(download.value.path()).read_bytes())) as archive:
         modes = {entry.filename: bool(entry.external_attr >> 16 & 0o100) for entry in archive.infolist()}
         files = {name.removeprefix("myproj/"): (modes[name], archive.read(name)) for name in archive.namelist()}
     return files
-
-
-def test_every_combination_has_the_bytes_of_copier(snapshot: Path, legal: list[Combination], tmp_path: Path) -> None:
-    template = Template(snapshot, str(snapshot))
-    with Workers() as workers:
-        for start in range(0, len(legal), 100):  # they need not all lie there at once
-            some = {each: tmp_path / each.name for each in legal[start : start + 100]}
-            for written in [workers.render(snapshot, each, place) for each, place in some.items()]:
-                written.result()
-            for combination, place in some.items():
-                template.conf["dst_path"] = place
-                form = template.ask({**NAME, **dict(combination.answers)})
-                assert template.render(form) == read_files(place), combination.name
-                shutil.rmtree(place)
-
-
-def test_what_is_legal_is_what_copier_accepts(snapshot: Path, legal: list[Combination]) -> None:
-    template = Template(snapshot, str(snapshot))
-    accepted = {combination.answers for combination in legal}
-    rows: list[tuple[tuple[str, Any], ...]] = [()]
-    for question in read_questions(snapshot):
-        if question.choices:
-            rows = [(*row, (question.key, choice.value)) for row in rows for choice in question.choices]
-    assert {row for row in rows if not template.ask(dict(row)).problems} == accepted
 
 
 def test_a_browser_renders_the_bytes_of_copier(
@@ -121,17 +97,6 @@ def without_source(files: Tree) -> Tree:
     executable, content = files[".copier-answers.yml"]
     own = b"".join(line for line in content.splitlines(True) if not line.startswith(b"_"))
     return files | {".copier-answers.yml": (executable, own)}
-
-
-def test_the_first_project_is_there_without_python(site: str, browser: "Browser") -> None:
-    asked: list[str] = []
-    page = browser.new_page()
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto(site)
-    page.locator("#code .row").first.wait_for()
-    assert "train.py" in page.inner_text("#path")
-    assert not [url for url in asked if "pyodide" in url or "engine" in url]
-    page.close()
 
 
 def test_the_form_by_keyboard(site: str, browser: "Browser") -> None:
@@ -187,19 +152,21 @@ def test_impossible_answers_say_why(site: str, browser: "Browser") -> None:
         page.locator("#question-package_name-problem", has_text="try torch_ddp").wait_for()
 
 
+each_view = pytest.mark.parametrize(
+    ("scheme", "viewport"), [("light", DESK), ("dark", PHONE)], ids=["light, on a desk", "dark, on a phone"]
+)
+
+
 def violations(page: "Page", axe: str) -> Any:
-    """Return what axe finds wrong with a page."""
     page.evaluate(axe)
     script = "axe.run().then(found => found.violations.map(each => [each.id, each.nodes.map(node => node.html)]))"
     return page.evaluate(script)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+@each_view
 def test_the_preview_is_accessible(
-    scheme: str, viewport: dict[str, int], site: str, browser: "Browser", packages: dict[str, Path]
+    scheme: str, viewport: dict[str, int], site: str, browser: "Browser", axe: str
 ) -> None:
-    axe = (packages["axe-core"] / "axe.min.js").read_text()
     with opened(browser, site, color_scheme=scheme, viewport=viewport) as page:
         page.locator("#code .row").first.wait_for()
         assert violations(page, axe) == []
@@ -211,7 +178,6 @@ def test_the_preview_is_accessible(
 
 @pytest.fixture(scope="module")
 def whole_site(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of the whole site, with a report."""
     if find_spec("furo") is None:
         pytest.skip('pip install -e ".[site]" installs Sphinx')
     folder = tmp_path_factory.mktemp("whole")
@@ -225,8 +191,7 @@ def whole_site(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
         yield address
 
 
-def test_the_whole_site(whole_site: str, browser: "Browser", packages: dict[str, Path]) -> None:
-    axe = (packages["axe-core"] / "axe.min.js").read_text()
+def test_the_whole_site_is_linked_searched_and_accessible(whole_site: str, browser: "Browser", axe: str) -> None:
     for scheme in ("light", "dark"):
         with opened(browser, f"{whole_site}/index.html", color_scheme=scheme) as page:
             assert violations(page, axe) == []
@@ -239,7 +204,6 @@ def test_the_whole_site(whole_site: str, browser: "Browser", packages: dict[str,
 
 
 def code_of(page: "Page", name: str) -> str:
-    """Return a part of the code as a reader sees it."""
     return page.locator(f".excerpt[data-name='{name}'] pre").text_content() or ""
 
 
@@ -268,32 +232,17 @@ def test_the_page_on_the_loop_switches_its_code_by_keyboard(whole_site: str, bro
         assert code_of(page, "train_step") == before
 
 
-def test_each_answer_shows_its_code_on_the_page_on_the_loop(whole_site: str, browser: "Browser") -> None:
-    variants = Variants(Template(TEMPLATE, "source"))
-    with opened(browser, f"{whole_site}/loop.html") as page:
-        for key in variants.projects:
-            for name, value in zip(("launcher", "amp"), key.split("-"), strict=True):
-                page.select_option(f"select[name={name}]", value)
-            for name, source in {
-                "train_step": "train.py:train_step",
-                "rendezvous": "runtime/process_group.py:rendezvous",
-            }.items():
-                assert (variants.find(source, key) or ("", ""))[1] == code_of(page, name), key
-
-
 def test_the_page_on_the_loop_needs_no_script(whole_site: str, browser: "Browser") -> None:
     with opened(browser, f"{whole_site}/loop.html", java_script_enabled=False) as page:
         assert "def train_step" in code_of(page, "train_step")
         assert not page.is_visible(".choices")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+@each_view
 @pytest.mark.parametrize("name", ["loop", "loop.zh"])
 def test_the_page_on_the_loop_is_accessible(
-    name: str, scheme: str, viewport: dict[str, int], whole_site: str, browser: "Browser", packages: dict[str, Path]
+    name: str, scheme: str, viewport: dict[str, int], whole_site: str, browser: "Browser", axe: str
 ) -> None:
-    axe = (packages["axe-core"] / "axe.min.js").read_text()
     with opened(browser, f"{whole_site}/{name}.html", color_scheme=scheme, viewport=viewport) as page:
         assert violations(page, axe) == []
         page.select_option("select[name=launcher]", "kubernetes")
@@ -308,7 +257,6 @@ def test_the_page_on_the_loop_is_accessible(
 def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     command = [sys.executable, "-m", "website.build", str(tmp_path)]
-    refused = subprocess.run(command, cwd=TEMPLATE, capture_output=True, text=True)
-    assert refused.returncode == 1
-    assert refused.stderr == f"{tmp_path} holds something else: give a new or empty folder\n"
+    refused = output_of(command, TEMPLATE, code=1)
+    assert refused == f"{tmp_path} holds something else: give a new or empty folder\n"
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]

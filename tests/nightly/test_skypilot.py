@@ -33,7 +33,6 @@ CATALOG = "from sky.catalog import common; print(common.get_catalog_path('common
 
 @pytest.fixture(scope="module")
 def shown(project: Render) -> str:
-    """The task of the README."""
     [task] = re.findall(r"`skypilot.yaml`:\n\n```yaml\n(.*?)^```", (project() / "README.md").read_text(), re.M | re.S)
     return str(task)
 

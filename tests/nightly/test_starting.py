@@ -13,7 +13,6 @@ from packaging.utils import canonicalize_name
 
 from generator.answers.questions import read_questions
 from tests.conftest import Render
-from tests.support.training import launch_command
 
 CHOICES = {question.key: [choice.value for choice in question.choices] for question in read_questions()}
 # What torch itself imports and what imports of it the program cannot help.
@@ -32,7 +31,6 @@ def imported(project: Path, *arguments: str, code: int = 0) -> tuple[set[str], s
 
 
 def third_party(names: set[str]) -> set[str]:
-    """The packages among them that are no part of Python."""
     tops = {name.partition(".")[0] for name in names}
     return {top for top in tops if top not in sys.stdlib_module_names and not top.startswith("_")}
 
@@ -47,21 +45,6 @@ def test_help_and_refusals_do_without_torch(
     assert not {"torch", "numpy", "tqdm"} & names
 
 
-def test_a_refused_rank_under_its_launcher_does_without_torch(project: Render, tmp_path: Path) -> None:
-    """Each rank, not only the one that speaks."""
-    folder = project()
-    *launcher, program = launch_command("torchrun", 2, tmp_path)
-    logs = ["--log-dir", str(tmp_path / "logs"), "--redirects", "3"]
-    env = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
-    subprocess.run([*launcher, *logs, program, "--lrr", "1"], cwd=folder, env=env, capture_output=True)
-    told = [file.read_text() for file in (tmp_path / "logs").rglob("stderr.log")]
-    assert len(told) == 2
-    assert sum("error:" in text for text in told) == 1
-    for text in told:
-        assert "import time:" in text
-        assert not re.search(r"\| +torch$", text, re.MULTILINE)
-
-
 @pytest.mark.parametrize("logging", CHOICES["logging"])
 def test_the_program_imports_what_it_depends_on_and_no_more(logging: str, project: Render) -> None:
     """Loggers that are slow to import wait for rank 0."""
@@ -74,7 +57,6 @@ def test_the_program_imports_what_it_depends_on_and_no_more(logging: str, projec
 
 
 def requirements(package: str) -> list[str]:
-    """The packages that one needs."""
     lines = map(Requirement, metadata.requires(package) or [])
     return [
         canonicalize_name(line.name) for line in lines if line.marker is None or line.marker.evaluate({"extra": ""})
@@ -82,6 +64,5 @@ def requirements(package: str) -> list[str]:
 
 
 def import_names(package: str) -> list[str]:
-    """The names under which a package is imported."""
     found = metadata.packages_distributions().items()
     return [name for name, owners in found if package in [str(canonicalize_name(owner)) for owner in owners]]

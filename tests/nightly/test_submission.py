@@ -40,22 +40,9 @@ def python(place: Path, tmp_path: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     packages = next((tmp_path / "venv").glob("lib/*/site-packages"))
     (packages / "here.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("site-packages")))
-    pip: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        tmp_path / "venv" / "bin" / "python",
-        "install",
-        "--quiet",
-    ]
+    pip = [sys.executable, "-m", "pip", "--python", str(tmp_path / "venv" / "bin" / "python"), "install", "--quiet"]
     subprocess.run([*pip, "--no-index", "--no-deps", "--no-build-isolation", "-e", place], check=True)
     return tmp_path / "venv" / "bin"
-
-
-def text_of(file: Path) -> str:
-    """What a file has, if it is there yet."""
-    return file.read_text() if file.exists() else ""
 
 
 def trained(cluster: Cluster, folder: Path, run_dir: Path, *options: str) -> dict[str, Any]:
@@ -66,7 +53,6 @@ def trained(cluster: Cluster, folder: Path, run_dir: Path, *options: str) -> dic
 
 
 def result(run_dir: Path) -> dict[str, Any]:
-    """How a run ended."""
     read: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
     return read
 
@@ -87,7 +73,7 @@ def test_edits_after_the_submission_change_nothing_but_the_next_one(
     slurm_cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     run_dir = place / "runs" / str(job)
     wait_for_line(run_dir / "train.log", "step 12 ")  # and a checkpoint is written
-    assert text_of(log).count(f"imported {run_dir}/code/") == 1, text_of(log)
+    assert log.read_text().count(f"imported {run_dir}/code/") == 1, log.read_text()
     broken = [place / "train.py", *(place / "ddp_project").rglob("*.py")]
     sound = {file: file.read_text() for file in broken}
     for file in broken:
@@ -95,8 +81,8 @@ def test_edits_after_the_submission_change_nothing_but_the_next_one(
     slurm_cluster.run("scontrol", "requeue", str(job))
     wait_for_line(run_dir / "train.log", "resumed from")
     ended = slurm_cluster.wait(job)
-    assert (ended.state, ended.exit_code, ended.restarts) == ("COMPLETED", 0, 1), text_of(log)
-    assert "other code than before" not in text_of(run_dir / "train.log")
+    assert (ended.state, ended.exit_code, ended.restarts) == ("COMPLETED", 0, 1), log.read_text()
+    assert "other code than before" not in (run_dir / "train.log").read_text()
 
     (clean / "options.yaml").write_text("lr: 0.002\n")
     unedited = trained(slurm_cluster, clean, clean / "run", *options)
@@ -110,7 +96,7 @@ def test_edits_after_the_submission_change_nothing_but_the_next_one(
     for file, text in sound.items():
         file.write_text(text)
     second = slurm_cluster.launch(place, *options, request=request, **variables | {"PACE": "0"})
-    assert slurm_cluster.wait(second).exit_code == 0, text_of(log)
+    assert slurm_cluster.wait(second).exit_code == 0, log.read_text()
     edited = trained(slurm_cluster, place, tmp_path / "edited", *options)
     assert differences(checkpoint(place / "runs" / str(second))["model"], edited["model"]) == []
     assert differences(edited["model"], unedited["model"]) != []
@@ -140,5 +126,5 @@ def test_ranks_run_in_the_image(own_project: Render, slurm_cluster: Cluster, tmp
     options = [*ON_CPU, "--max-steps", "2"]
     request = [*TWO_NODES, f"--output={log}"]
     job = slurm_cluster.launch(own_project(launcher="slurm"), *options, request=request, IMAGE=image, PATH=path)
-    assert slurm_cluster.wait(job).exit_code == 0, text_of(log)
-    assert [f"{rank}: exec of {image}: python" in text_of(log) for rank in range(2)] == [True, True]
+    assert slurm_cluster.wait(job).exit_code == 0, log.read_text()
+    assert [f"{rank}: exec of {image}: python" in log.read_text() for rank in range(2)] == [True, True]

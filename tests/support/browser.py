@@ -27,7 +27,6 @@ BROWSERS = ["chromium", "google-chrome"]
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator["Browser"]:
-    """A real browser without a window."""
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if not found:
         pytest.skip("no Chromium here: tests/clusters/install.sh installs it")

@@ -20,7 +20,6 @@ PRODUCT = [dict(zip(ANSWERS, row, strict=True)) for row in itertools.product(*AN
 
 
 def names(combinations: Sequence[Combination]) -> list[str]:
-    """Their names."""
     return [combination.name for combination in combinations]
 
 

@@ -48,7 +48,6 @@ class Block:
         file.write_text("".join(lines))
 
     def is_meant(self, line: str) -> bool:
-        """Return whether a line of the file is one that the page names."""
         return line.startswith(self.line) if "begins" in self.which else line == self.line
 
 
@@ -103,7 +102,6 @@ def read_page() -> dict[str, Section]:
 
 
 def place_of(said: str) -> dict[str, str]:
-    """Return where a block goes. Fails if the page does not say so."""
     place = IN_FILE.fullmatch(said)
     assert place, f"this does not say where a block goes: {said}"
     return place.groupdict()

@@ -26,7 +26,6 @@ SECTION = f"# Changes\n\n## 1.1.0\n\n{TOLD[0]}\n\n- Nothing.\n\n{TOLD[1]}\n\n- N
 
 @pytest.fixture(scope="session")
 def workers() -> Iterator[Workers]:
-    """Processes that update projects."""
     with Workers() as workers:
         yield workers
 
@@ -49,7 +48,6 @@ class MadeUp:
         (folder / FILE).write_text("")
 
     def release(self, version: str) -> None:
-        """Release the working tree."""
         commit_all(self.folder)
         run(self.folder, "tag", f"v{version}")
         with (self.folder / FILE).open("a") as file:
@@ -149,12 +147,10 @@ def copy_if_there(source: str, destination: str) -> None:
 
 
 def left_behind(clone: Path) -> list[Path]:
-    """The temporary folders of the check that are still there."""
     return sorted((clone.parent / "temporary").glob("ddp-template-check-*"))
 
 
 def append(file: Path, text: str) -> None:
-    """Add to a file of the clone."""
     with file.open("a") as opened:
         opened.write(text)
 

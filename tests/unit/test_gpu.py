@@ -8,16 +8,14 @@ from typing import Any
 import pytest
 
 from benchmarks.contenders.workloads import WORKLOADS
-from benchmarks.gpu import SETTINGS, Benchmark, rate, waits_of_a_step
-from benchmarks.runner import CommandError, write
-from tools.docs.starting import gpu_table
+from benchmarks.gpu import SETTINGS, rate, waits_of_a_step
+from benchmarks.runner import CommandError
 from tools.gpu import SPEED
 
 WORKLOAD = WORKLOADS["resnet_gpu"]
 
 
 def event(name: str, category: str, begin: float, duration: float = 1.0) -> dict[str, Any]:
-    """An event of a trace that lasts."""
     return {"ph": "X", "name": name, "cat": category, "ts": begin, "dur": duration}
 
 
@@ -42,11 +40,6 @@ def test_waits_are_counted_in_the_steps_of_the_cpu_but_the_last(tmp_path: Path) 
     assert waits_of_a_step(file) == 3 / 2
 
 
-def test_what_the_gpu_says_of_a_wait_counts_no_wait(tmp_path: Path) -> None:
-    file = trace(tmp_path, event("cudaStreamSynchronize", "cuda_sync", 3), event("Stream Synchronize", "cuda_sync", 3))
-    assert waits_of_a_step(file) == 0
-
-
 def test_a_rate_is_that_between_two_reports() -> None:
     # The CPU is ahead of the GPU but where a report, each tenth step, makes it wait.
     forwards = [1.0 * (step // 10) + 0.001 * (step % 10) for step in range(WORKLOAD.steps)]
@@ -55,25 +48,6 @@ def test_a_rate_is_that_between_two_reports() -> None:
         rate(forwards[1:], WORKLOAD)
     with pytest.raises(CommandError, match="20 steps are too few"):
         rate(forwards[:20], WORKLOAD.shortened(20))
-
-
-def test_only_what_is_missing_on_this_machine_is_measured(tmp_path: Path) -> None:
-    first, *others = SETTINGS
-    bench = Benchmark(out=tmp_path / "gpu.json", device="cpu")
-    write(tmp_path / "gpu.json", [{"setting": first, "contender": "plain"}], bench.machine(), "")
-    assert bench.missing() == others
-    assert Benchmark(out=bench.out, device="cpu", fresh=True).missing() == [*SETTINGS]
-    assert Benchmark(out=bench.out, device="cpu", workload="wide").missing() == [*SETTINGS], "of another machine"
-    with pytest.raises(CommandError, match="there is no setting float8"):
-        Benchmark(setting=("float8",), device="cpu").missing()
-
-
-def test_the_table_has_the_settings_that_were_measured() -> None:
-    plain = {"setting": "bfloat16", "contender": "plain", "samples_per_second": [1000.0, 1002.0]}
-    generated = {**plain, "contender": "generated", "samples_per_second": [990.0, 994.0], "waits_of_a_step": 0.0}
-    head, _, row = gpu_table({"measurements": [plain, generated]}).splitlines()
-    assert head.count("|") == row.count("|")
-    assert row == "| bfloat16 | 1,001 | 992 | 0.99 (0.99 to 0.99) | 0 |"
 
 
 def test_every_setting_has_a_step_of_its_own() -> None:

@@ -28,7 +28,3 @@ def test_files_that_a_program_imports_are_found_wherever_it_does_so() -> None:
         "package/runtime/layers.py",
         "package/broken.py",
     }
-
-
-def test_a_program_that_is_not_there_imports_nothing() -> None:
-    assert imported_by("train.py", {}) == set()

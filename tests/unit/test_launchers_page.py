@@ -4,23 +4,13 @@ import re
 
 from generator.answers.questions import TEMPLATE, read_questions
 
-PAGE = (TEMPLATE / "docs" / "launchers.md").read_text()
 
-
-def rows() -> list[list[list[str]]]:
-    """The cells of each table, without its head."""
-    tables = re.findall(r"(?:^\|.*\n)+", PAGE, re.MULTILINE)
-    return [[line.strip("| ").split(" | ") for line in table.splitlines()[2:]] for table in tables]
-
-
-def test_each_launcher_has_its_rows() -> None:
+def test_each_launcher_has_its_rows_and_tests_that_are_there() -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", (TEMPLATE / "docs" / "launchers.md").read_text(), re.MULTILINE)
+    rows = [[line.strip("| ").split(" | ") for line in table.splitlines()[2:]] for table in tables]
     [launchers] = [question.choices for question in read_questions(TEMPLATE) if question.key == "launcher"]
     names = [f"`{choice.value}`" for choice in launchers]
-    assert [[row[0] for row in table] for table in rows()] == [names, names]
-
-
-def test_the_tests_that_a_row_names_are_there() -> None:
-    _, proofs = rows()
-    for launcher, _, command, *_ in proofs:
+    assert [[row[0] for row in table] for table in rows] == [names, names]
+    for launcher, _, command, *_ in rows[1]:
         [paths] = re.findall(r"^`scripts/test\.sh (.*)`$", command)
         assert all((TEMPLATE / path).is_file() for path in paths.split()), launcher

@@ -38,12 +38,6 @@ def test_a_large_order_looks_shuffled(shuffling: ModuleType) -> None:
     assert (one == places).sum() < 8, "samples that keep their place are one on average"
 
 
-def test_a_part_is_the_same_as_within_the_whole(shuffling: ModuleType) -> None:
-    order = shuffling.Permutation(1437, 7, 2)
-    whole = order[np.arange(1437)]
-    assert np.array_equal(order[np.array([[1400, 3], [5, 1436]])], whole[np.array([[1400, 3], [5, 1436]])])
-
-
 @pytest.mark.parametrize("first", [10, 10**9])
 def test_a_part_of_a_huge_order_costs_the_same_anywhere(
     first: int, shuffling: ModuleType, monkeypatch: pytest.MonkeyPatch, measured: Measured

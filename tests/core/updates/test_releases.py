@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ from generator.update.history import (
 )
 from generator.update.replay import carry, commit_all
 from tests.support.versions import SECTION, MadeUp
+
+Change = Callable[[MadeUp], object]
 
 
 def test_all_released_versions_are_in_this_clone_and_told_of() -> None:
@@ -49,63 +52,48 @@ def test_the_first_version_has_nothing_to_update_from(ready: MadeUp) -> None:
     assert "git tag --annotate v1.1.0" in done.stdout
 
 
-def test_a_version_that_is_ready_passes(ready: MadeUp) -> None:
-    check_release("1.1.0", ready.folder)
+def changes_say_nothing(heading: str) -> Change:
+    return lambda ready: ready.replace("CHANGELOG.md", f"{heading}\n\n- Nothing.\n", f"{heading}\n")
+
+
+def ignored_file(ready: MadeUp) -> None:
+    """Let the template have a file that git ignores; only in the template it matters."""
+    for folder in ("build", "template/build"):
+        (ready.folder / folder).mkdir()
+        (ready.folder / folder / "new.txt").touch()
+    (ready.folder / ".gitignore").write_text("build/\n")
+    commit_all(ready.folder)
+
+
+def moved_tag(ready: MadeUp) -> None:
+    commit_all(ready.folder)
+    run(ready.folder, "tag", "--force", "v1.0.0")
 
 
 @pytest.mark.parametrize(
-    ("version", "reason"),
+    ("version", "change", "reason"),
     [
-        ("1.0.0", "1.0.0 is not newer than 1.0.0"),
-        ("0.9", "0.9 is not newer than 1.0.0"),
-        ("v1.1.0", "v1.1.0 is written 1.1.0"),
-        ("1.1.0-beta", "1.1.0-beta is written 1.1.0b0"),
-        ("next", "next is no version by PEP 440"),
-        ("1.2.0", "CHANGELOG.md has no section '## 1.2.0'"),
+        ("1.0.0", None, "1.0.0 is not newer than 1.0.0"),
+        ("0.9", None, "0.9 is not newer than 1.0.0"),
+        ("1.1.0-beta", None, "1.1.0-beta is written 1.1.0b0"),
+        ("next", None, "next is no version by PEP 440"),
+        ("1.2.0", None, "CHANGELOG.md has no section '## 1.2.0'"),
+        ("1.1.0", lambda ready: ready.replace("pyproject.toml", "1.1.0", "1.0.0"), "write 1.1.0 there"),
+        *(("1.1.0", changes_say_nothing(heading), f"says nothing under '{heading}'") for heading in TOLD),
+        ("1.1.0", lambda ready: (ready.folder / "new").touch(), "not committed"),
+        ("1.1.0", ignored_file, "template/build"),
+        ("1.1.0", lambda ready: run(ready.folder, "tag", "v1.0.1"), f"the tag v1.0.1 has no line in {FILE}"),
+        ("1.1.0", moved_tag, "the tag v1.0.0 has moved"),
     ],
 )
-def test_names_that_are_no_new_version(version: str, reason: str, ready: MadeUp) -> None:
+def test_a_version_that_is_not_ready_is_refused(
+    version: str, change: Change | None, reason: str, ready: MadeUp
+) -> None:
+    check_release("1.1.0", ready.folder)
+    if change:
+        change(ready)
     with pytest.raises(RenderError, match=re.escape(reason)):
         check_release(version, ready.folder)
-
-
-def test_the_package_has_the_version_too(ready: MadeUp) -> None:
-    ready.replace("pyproject.toml", "1.1.0", "1.0.0")
-    with pytest.raises(RenderError, match=r"write 1\.1\.0 there"):
-        check_release("1.1.0", ready.folder)
-
-
-@pytest.mark.parametrize("heading", TOLD)
-def test_changes_that_say_nothing(heading: str, ready: MadeUp) -> None:
-    ready.replace("CHANGELOG.md", f"{heading}\n\n- Nothing.\n", f"{heading}\n")
-    with pytest.raises(RenderError, match=f"says nothing under '{heading}'"):
-        check_release("1.1.0", ready.folder)
-
-
-def test_changes_that_are_not_committed(ready: MadeUp) -> None:
-    (ready.folder / "new").touch()
-    with pytest.raises(RenderError, match="not committed"):
-        check_release("1.1.0", ready.folder)
-
-
-def test_files_that_git_ignores_are_not_released(ready: MadeUp) -> None:
-    (ready.folder / ".gitignore").write_text("build/\n")
-    commit_all(ready.folder)
-    check_release("1.1.0", ready.folder)
-    (ready.folder / "template" / "build").mkdir()
-    (ready.folder / "template" / "build" / "new.txt").touch()
-    with pytest.raises(RenderError, match="template/build"):
-        check_release("1.1.0", ready.folder)
-
-
-def test_tags_that_have_moved_or_are_not_listed(ready: MadeUp) -> None:
-    run(ready.folder, "tag", "v1.0.1")
-    with pytest.raises(RenderError, match=f"the tag v1.0.1 has no line in {FILE}"):
-        check_release("1.1.0", ready.folder)
-    run(ready.folder, "tag", "--delete", "v1.0.1")
-    run(ready.folder, "tag", "--force", "v1.0.0")
-    with pytest.raises(RenderError, match=r"the tag v1\.0\.0 has moved"):
-        check_release("1.1.0", ready.folder)
 
 
 def release(folder: Path, version: str) -> None:
@@ -115,27 +103,24 @@ def release(folder: Path, version: str) -> None:
     subprocess.run(["bash", "-euc", "\n".join(local)], cwd=folder, check=True, capture_output=True)
 
 
-def test_the_commands_release_the_version(ready: MadeUp) -> None:
-    release(ready.folder, "1.1.0")
-    assert [release.version for release in read_releases(ready.folder)] == ["1.0.0", "1.1.0"]
-    assert run(ready.folder, "rev-parse", "v1.1.0^{commit}") == read_releases(ready.folder)[-1].commit
-    assert run(ready.folder, "status", "--porcelain") == ""
-    with pytest.raises(RenderError, match=r"1\.1\.0 is not newer"):
-        check_release("1.1.0", ready.folder)
-
-
 def test_a_released_version_has_the_template_alone_and_the_branch_all_files(ready: MadeUp, tmp_path: Path) -> None:
     (ready.folder / "docs").mkdir()
     (ready.folder / "docs" / "speed.md").touch()
     commit_all(ready.folder)
     commit = run(ready.folder, "rev-parse", "HEAD")
     release(ready.folder, "1.1.0")
+    assert [release.version for release in read_releases(ready.folder)] == ["1.0.0", "1.1.0"]
+    assert run(ready.folder, "rev-parse", "v1.1.0^{commit}") == read_releases(ready.folder)[-1].commit
+    assert run(ready.folder, "status", "--porcelain") == ""
+    with pytest.raises(RenderError, match=r"1\.1\.0 is not newer"):
+        check_release("1.1.0", ready.folder)
     assert run(ready.folder, "diff", "--name-only", commit, "HEAD") == FILE
     assert run(ready.folder, "diff", commit, "v1.1.0", "--", *PARTS) == ""
     assert set(run(ready.folder, "ls-tree", "--name-only", "v1.1.0").split()) == {*PARTS, "CHANGELOG.md"}
     run(tmp_path, "clone", "--quiet", "--no-tags", str(ready.folder), "branch")
     history = clone_history(tmp_path / "history", read_releases(ready.folder), tmp_path / "branch")
     assert run(history.folder, "rev-parse", "v1.1.0") == run(ready.folder, "rev-parse", "v1.1.0^{commit}")
+    assert run(history.folder, "tag", "--list").split() == ["v1.0.0", "v1.1.0", NEXT], "those of the list"
     (tmp_path / "trial").mkdir()
     assert carry(history.folder, ("v1.0.0", "v1.1.0", NEXT), {}, tmp_path / "trial") == []
 
@@ -145,28 +130,16 @@ def test_a_released_version_has_the_template_alone_and_the_branch_all_files(read
     [
         ("1.0.0: abc\n0.9.0: abc\n", "lists 0.9.0 below 1.0.0"),
         ("first: abc\n", "first is no version"),
-        ("1.0.0: abc\n1.0.0: abd\n", "lists 1.0.0 below 1.0.0"),
         ("1.0.0\n", "has no line such as"),
         ("{", "cannot be read"),
     ],
 )
-def test_lists_that_cannot_be_read(listed: str, reason: str, tmp_path: Path) -> None:
+def test_a_list_of_releases_is_read_in_order_or_refused(listed: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("1.9.0: abc\n1.10: abc\n")
+    assert [release.tag for release in read_releases(tmp_path)] == ["v1.9.0", "v1.10"]
     (tmp_path / FILE).write_text(listed)
     with pytest.raises(RenderError, match=reason):
         read_releases(tmp_path)
-
-
-def test_tags_are_taken_from_the_list_and_not_from_the_checkout(ready: MadeUp, tmp_path: Path) -> None:
-    listed = read_releases(ready.folder)
-    run(ready.folder, "tag", "--force", "v1.0.0")
-    history = clone_history(tmp_path / "clone", listed, ready.folder)
-    assert run(history.folder, "rev-parse", "v1.0.0") == listed[0].commit
-    assert run(history.folder, "tag", "--list").split() == ["v1.0.0", NEXT]
-
-
-def test_ten_comes_after_nine(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text("1.9.0: abc\n1.10: abc\n")
-    assert [release.tag for release in read_releases(tmp_path)] == ["v1.9.0", "v1.10"]
 
 
 def test_what_was_told_of_checkpoints_counts_for_all_older_versions(tmp_path: Path) -> None:

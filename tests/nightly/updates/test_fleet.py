@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from generator.cli.main import app
 from generator.render.git import run
 from generator.render.project import ANSWERS_FILE
 from generator.update.fleet import examine_all
 from generator.update.history import NEXT, History
 from generator.update.replay import commit_all, copy_project, put_under_git
+from tests.support.cli import ddp_template
 from tests.support.projects.edits import new_option
 from tests.support.versions import MadeUp, change_many_files, replace
 
@@ -37,7 +36,6 @@ def _of_the_made_up_clone(history: History, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="module")
 def projects(history: History, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with projects in all states."""
     folder = tmp_path_factory.mktemp("fleet")
     for name in ("edited", "conflicting", "dirty", "unknown", "without-git", "no-answers"):
         copy_project(history.folder, "v1.0.0", {}, folder / name)
@@ -62,10 +60,9 @@ def projects(history: History, tmp_path_factory: pytest.TempPathFactory) -> Path
 def fleet(folder: Path, *arguments: str) -> tuple[int, str, dict[str, dict[str, Any]]]:
     """Run the command, and return its exit code, what it prints and its reports by project."""
     file = folder.parent / "reports.json"
-    file.unlink(missing_ok=True)
-    done = CliRunner().invoke(app, ["fleet", "--json", str(file), *arguments])
-    reports = json.loads(file.read_text()) if file.exists() else []
-    return done.exit_code, done.output, {Path(report["project"]).name: report for report in reports}
+    done = ddp_template("fleet", "--json", file, *arguments, code=None)
+    reports = {Path(report["project"]).name: report for report in json.loads(file.read_text())}
+    return done.exit_code, done.output, reports
 
 
 def test_each_project_is_told_of_and_none_is_touched(projects: Path) -> None:
@@ -74,35 +71,28 @@ def test_each_project_is_told_of_and_none_is_touched(projects: Path) -> None:
     code, printed, reports = fleet(projects, *(str(projects / name) for name in names))
     assert everything(projects) == before
     assert code == 1
-    states = {name: (report["version"], report["state"]) for name, report in reports.items()}
-    assert states == {
-        "edited": ("v1.0.0", "clean"),
-        "conflicting": ("v1.0.0", "conflicts"),
-        "dirty": ("v1.0.0", "clean"),
-        "unknown": ("v1.0.0-3-gabcdef0", "impossible"),
-        "without-git": ("?", "impossible"),
-        "no-answers": ("?", "impossible"),
-        "foreign": ("v1.0.0", "impossible"),
-        "odd-name-\udce9": ("v1.0.0", "clean"),
-        "training": ("v1.0.0", "clean"),
-        "no project": ("?", "impossible"),
-        "nowhere": ("?", "impossible"),
+    expected = {
+        "edited": ("v1.0.0", "clean", ""),
+        "conflicting": ("v1.0.0", "conflicts", ""),
+        "dirty": ("v1.0.0", "clean", "what is not committed, which Copier wants to be, was left out"),
+        "unknown": ("v1.0.0-3-gabcdef0", "impossible", "v1.0.0-3-gabcdef0 is no revision of this clone"),
+        "without-git": ("?", "impossible", "git has no commit of it"),
+        "no-answers": ("?", "impossible", "names no version"),
+        "foreign": ("v1.0.0", "impossible", "this is a project of another template"),
+        "odd-name-\udce9": ("v1.0.0", "clean", ""),
+        "training": ("v1.0.0", "clean", ""),
+        "no project": ("?", "impossible", f"there is no {ANSWERS_FILE}"),
+        "nowhere": ("?", "impossible", "is no folder"),
     }
+    assert reports.keys() == expected.keys()
+    for name, (version, state, reason) in expected.items():
+        assert (reports[name]["version"], reports[name]["state"]) == (version, state)
+        assert reason in reports[name]["reason"]
+        assert reports[name]["reason"] in printed
     assert reports["conflicting"]["conflicts"] == ["UPDATING.md"]
     # How many lines depends on what the template is now.
     assert any(re.fullmatch(r"M \+\d+ -\d+ ddp_project/config\.py", each) for each in reports["edited"]["changes"])
     assert any(re.fullmatch(r"A \+1 -0 ddp_project/runtime/sums\.py", each) for each in reports["training"]["changes"])
-    for name, reason in {
-        "dirty": "what is not committed, which Copier wants to be, was left out",
-        "unknown": "v1.0.0-3-gabcdef0 is no revision of this clone",
-        "foreign": "this is a project of another template",
-        "without-git": "git has no commit of it",
-        "no-answers": "names no version",
-        "no project": f"there is no {ANSWERS_FILE}",
-        "nowhere": "is no folder",
-    }.items():
-        assert reason in reports[name]["reason"]
-        assert reports[name]["reason"] in printed
     assert f"{projects / 'edited'}: v1.0.0, clean\n" in printed
 
 
@@ -120,14 +110,11 @@ def test_what_fleet_foretells_is_what_an_update_does(history: History, tmp_path:
     assert all(line in printed for line in reports["own"]["changes"])
 
 
-def test_a_version_to_update_to_can_be_chosen(projects: Path) -> None:
+def test_a_version_to_update_to_can_be_chosen_or_is_refused_in_one_line(projects: Path) -> None:
     code, _, reports = fleet(projects, str(projects / "edited"), str(projects / "conflicting"), "--to", "1.0.0")
     assert (code, {report["state"] for report in reports.values()}) == (0, {"nothing to do"})
-
-
-def test_a_version_that_is_none_is_refused_in_one_line(projects: Path) -> None:
-    done = CliRunner().invoke(app, ["fleet", str(projects / "edited"), "--to", "v9"])
-    assert (done.exit_code, done.stdout) == (2, "")
+    done = ddp_template("fleet", projects / "edited", "--to", "v9", code=2)
+    assert done.stdout == ""
     assert done.stderr.startswith("error: 'v9' is no revision that this clone has")
     assert done.stderr.count("\n") == 1
 

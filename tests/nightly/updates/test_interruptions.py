@@ -5,16 +5,16 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from generator.render.project import read_files
 from generator.update.history import NEXT, History
-from generator.update.replay import commit_all, copy_project, differing, put_under_git
+from generator.update.replay import commit_all, copy_project, put_under_git
+from tests.core.test_matrix import everything_in
 from tests.support.hardware import small_disk
 from tests.support.processes import PATH, scaled
 from tests.support.projects.edits import EDITS
@@ -27,40 +27,28 @@ TOGETHER = ("new_option", "added_metric", "added_dependency", "own_file")
 
 @dataclass
 class Owner:
-    """A project with edits and a run, the template that it can be updated to, and what the owner types."""
+    """A project with edits and a run, and what the owner types there. Temporary files go elsewhere."""
 
     project: Path
-    elsewhere: Path  # takes temporary files
-
-    def environment(self) -> Mapping[str, str]:
-        """What a shell of the owner has."""
-        return {**os.environ, "PATH": PATH, "TMPDIR": str(self.elsewhere), "HOME": str(self.elsewhere)}
+    elsewhere: Path
 
     def begin(self, commands: str) -> subprocess.Popen[bytes]:
-        """Type commands, in a process group of their own."""
+        env = {**os.environ, "PATH": PATH, "TMPDIR": str(self.elsewhere), "HOME": str(self.elsewhere)}
+        output = subprocess.DEVNULL
+        command = ["bash", "-c", commands]
         return subprocess.Popen(
-            ["bash", "-c", commands],
-            cwd=self.project,
-            env=self.environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            command, cwd=self.project, env=env, stdout=output, stderr=output, start_new_session=True
         )
 
     def type_in(self, commands: str) -> int:
-        """Type commands, and wait for how the last of them ends."""
         return self.begin(commands).wait(timeout=scaled(120))
 
     @contextmanager
     def nothing_changes(self) -> Iterator[None]:
-        """Compare the project after what happens inside with what it was before."""
-        before = self.state()
+        """Compare all files of the project, also those of git, after what happens inside with what they were."""
+        before = everything_in(self.project)
         yield
-        assert self.state() == before
-
-    def state(self) -> object:
-        """All that is in its folder, what git keeps there and what it ignores among it, but for times."""
-        return {path: path.read_bytes() for path in sorted(self.project.rglob("*")) if path.is_file()}
+        assert everything_in(self.project) == before
 
 
 def make_owner(project: Path, elsewhere: Path, template: Path) -> Owner:
@@ -77,15 +65,8 @@ def make_owner(project: Path, elsewhere: Path, template: Path) -> Owner:
     return Owner(project, elsewhere)
 
 
-@pytest.fixture
-def owner(history: History, tmp_path: Path) -> Owner:
-    """An owner, and a disk with room."""
-    return make_owner(tmp_path / "project", tmp_path / "elsewhere", history.folder)
-
-
 @pytest.fixture(scope="module")
 def new_guide(history: History, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project whose README has the section on updates."""
     place = tmp_path_factory.mktemp("guide") / "project"
     copy_project(history.folder, NEXT, {}, place)
     return place
@@ -101,7 +82,8 @@ def kill(process: subprocess.Popen[bytes], delay: float) -> bool:
     return at_work
 
 
-def test_a_killed_update_leaves_the_project_as_it_was(owner: Owner, new_guide: Path) -> None:
+def test_a_killed_update_leaves_the_project_as_it_was(history: History, new_guide: Path, tmp_path: Path) -> None:
+    owner = make_owner(tmp_path / "project", tmp_path / "elsewhere", history.folder)
     guide = read_guide(new_guide)
     started = time.perf_counter()
     with owner.nothing_changes():
@@ -117,23 +99,6 @@ def test_a_killed_update_leaves_the_project_as_it_was(owner: Owner, new_guide: P
     assert owner.type_in(guide.start) == 0
 
 
-def test_a_killed_update_in_the_project_itself_can_be_undone(owner: Owner) -> None:
-    before, moments, half_done, kills = read_files(owner.project), random.Random(0), 0, 0
-    undo = "rm -f .git/index.lock && git reset --hard && git clean -d --force"
-    started = time.perf_counter()
-    assert owner.type_in("copier update --defaults") == 0
-    takes = time.perf_counter() - started
-    while kills < KILLS or half_done < 2:  # how long it takes, and so when it is half done, depends on the load
-        assert kills < 10 * KILLS, "no kill came while files were written"
-        assert owner.type_in(undo) == 0
-        assert differing(read_files(owner.project), before) == []
-        killed = kill(owner.begin("copier update --defaults"), moments.uniform(takes / 2, takes))
-        half_done += killed and read_files(owner.project) != before
-        kills += 1
-    assert owner.type_in(undo) == 0
-    assert differing(read_files(owner.project), before) == []
-
-
 @pytest.mark.parametrize("room", [0, 200, 500, 1000, 2000, 4000])
 def test_a_full_disk_leaves_the_project_as_it_was(room: int, history: History, new_guide: Path, tmp_path: Path) -> None:
     guide = read_guide(new_guide)
@@ -141,16 +106,11 @@ def test_a_full_disk_leaves_the_project_as_it_was(room: int, history: History, n
         owner = make_owner(disk / "project", disk / "elsewhere", history.folder)
         stuffing = disk / "stuffing"
         with owner.nothing_changes():
-            stuff(stuffing, room * 1000)
+            space = os.statvfs(disk)
+            stuffing.write_bytes(bytes(max(0, space.f_bavail * space.f_frsize - room * 1000)))
             ended = owner.type_in(f"set -e\n{guide.start}")
             if room <= 500:
                 assert ended != 0
             stuffing.unlink()
             owner.type_in(guide.give_up)
         assert owner.type_in(guide.start) == 0
-
-
-def stuff(file: Path, left: int) -> None:
-    """Fill a disk, but for so many bytes."""
-    space = os.statvfs(file.parent)
-    file.write_bytes(bytes(max(0, space.f_bavail * space.f_frsize - left)))

@@ -21,10 +21,6 @@ def found(versions: MadeUp, workers: Workers, *parts: str, only: Sequence[str] =
         return "\n".join(f"{part.name}: {wrong}" for part in gate.run(workers, folder) for wrong in part.wrong)
 
 
-def test_a_version_without_a_change_passes(made_up: MadeUp, workers: Workers) -> None:
-    assert found(made_up, workers, "history", "files", "repeats", "questions", "edits", "resume") == ""
-
-
 def test_files_that_are_renamed_dropped_conditional_or_taken_from_the_owner(made_up: MadeUp, workers: Workers) -> None:
     template = made_up.folder / "template"
     (template / "launch.sh.jinja").rename(template / "start.sh.jinja")
@@ -143,13 +139,6 @@ def test_versions_that_refuse_old_answers_or_write_something_else_each_time(made
     wrong = found(made_up, workers, "history", only=[*DEFAULTS[:2], "amp=none,torch", *DEFAULTS[3:]])
     assert "digits-torchrun-auto-none-false-console: the update to v99999 is refused: " in wrong
     assert "digits-torchrun-auto-torch-false-console: after the update README.md has another content" in wrong
-
-
-def test_a_project_that_is_another_one_each_time(made_up: MadeUp, workers: Workers) -> None:
-    made_up.replace("template/README.md.jinja", "## Start\n", "## Start {{ range(10 ** 5) | random }}\n")
-    wrong = found(made_up, workers, "answers")
-    assert "README.md has another content" in wrong
-    assert "a second update: README.md has another content" in wrong
 
 
 def test_a_version_that_cannot_be_rendered_is_a_finding_of_each_project(made_up: MadeUp, workers: Workers) -> None:

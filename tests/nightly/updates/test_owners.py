@@ -16,7 +16,6 @@ OldProject = Callable[..., Path]
 
 
 def edited(project: Path, *names: str) -> Path:
-    """Do and commit edits."""
     for name in names:
         EDITS[name](project)
     commit_all(project)
@@ -44,9 +43,8 @@ def test_an_update_and_an_edit_commute(
 def test_edits_and_another_answer_meet_in_no_conflict(
     answers: dict[str, str], old_project: OldProject, history: History, tmp_path: Path
 ) -> None:
-    names = [
-        name for name in EDITS if name != "renamed_readme" and (name != "averaged_weights" or "amp" not in answers)
-    ]
+    left_out = {"renamed_readme", *(["averaged_weights"] if "amp" in answers else [])}
+    names = [name for name in EDITS if name not in left_out]
     project = edited(old_project(NEXT), *names)
     update(project, NEXT, answers)
     copy_project(history.folder, NEXT, answers, tmp_path / "fresh")

@@ -42,7 +42,6 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
 
 @pytest.fixture
 def project(made_up: MadeUp, tmp_path: Path) -> Path:
-    """A project of version 1.0.0 with real edits, all committed."""
     folder = tmp_path / "project"
     copy_project(made_up.folder, "v1.0.0", {}, folder)
     put_under_git(folder)
@@ -53,7 +52,6 @@ def project(made_up: MadeUp, tmp_path: Path) -> Path:
 
 
 def release_next(versions: MadeUp) -> None:
-    """Release 1.1.0, which changes something in many files."""
     change_many_files(versions)
     versions.release("1.1.0")
 
@@ -105,7 +103,6 @@ def conflicting(project: Path, versions: MadeUp) -> None:
 
 
 def ci_step(project: Path) -> str:
-    """The first command of the project's own CI."""
     workflow = yaml.safe_load((project / ".github" / "workflows" / "ci.yml").read_text())
     command: str = next(step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step)
     return command
@@ -123,27 +120,14 @@ def test_a_conflict_stops_the_owner_and_ci_and_can_be_solved(project: Path, made
     assert "<<<<<<< before updating" in shell(ci_step(project), copy, code=1)
     program = (copy / "train.py").read_text()
     begin, middle, end = (program.index(mark) for mark in ("<<<<<<< ", "=======\n", ">>>>>>> "))
-    solved = (
-        program[:begin] + program[program.index("\n", begin) + 1 : middle] + program[program.index("\n", end) + 1 :]
-    )
-    (copy / "train.py").write_text(solved)
+    first, rest = program.index("\n", begin) + 1, program.index("\n", end) + 1
+    (copy / "train.py").write_text(program[:begin] + program[first:middle] + program[rest:])
     shell(f"git add --all && git commit -m Solved && {ci_step(project)}", copy)
     shell(f"cd {copy}; {guide.take_over}", project)
     (project / "edit.rej").touch()
     run(project, "add", "--all")
     shell(ci_step(project), project, code=1)
     assert "run.model.eval()  # mine" in (project / "train.py").read_text()
-
-
-def test_an_update_is_given_up(project: Path, made_up: MadeUp, shell: Shell) -> None:
-    conflicting(project, made_up)
-    guide, before, head = read_guide(project), read_files(project), run(project, "rev-parse", "HEAD")
-    shell(f"{guide.start}cd -\n{guide.give_up}", project)
-    assert read_files(project) == before
-    assert run(project, "rev-parse", "HEAD") == head
-    assert not (project.parent / "project-update").exists()
-    shell("copier update --defaults --quiet && git reset --quiet --hard && git clean --quiet -d --force", project)
-    assert read_files(project) == before
 
 
 def test_a_package_that_was_renamed_is_updated_under_its_new_name(project: Path, made_up: MadeUp, shell: Shell) -> None:
@@ -237,9 +221,8 @@ def test_files_that_git_ignores_are_not_overwritten(project: Path, made_up: Made
 
 
 def test_a_package_behind_a_symbolic_link_is_refused(project: Path, made_up: MadeUp, shell: Shell) -> None:
-    shell(
-        "mkdir src && git mv ddp_project src/ && ln -s src/ddp_project && git add --all && git commit -m Moved", project
-    )
+    move = "mkdir src && git mv ddp_project src/ && ln -s src/ddp_project && git add --all && git commit -m Moved"
+    shell(move, project)
     release_next(made_up)
     printed = shell(read_guide(project).start, project, code=1)
     assert "ddp_project is a symbolic link" in printed

@@ -70,7 +70,6 @@ def cached_clone() -> Path:
 
 
 def put_stand_in(project: Path) -> None:
-    """Let a project import the stand-in as apex."""
     shutil.copytree(STAND_IN, project / "apex")
 
 

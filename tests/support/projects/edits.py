@@ -57,12 +57,10 @@ def load_data(config: object) -> tuple[TensorDataset, TensorDataset]:
 
 
 def another_model(project: Path) -> None:
-    """Replace the network."""
     (project / "ddp_project" / "model.py").write_text(MODEL)
 
 
 def another_data_set(project: Path) -> None:
-    """Replace the data, and delete what the old data came from."""
     (project / "ddp_project" / "data.py").write_text(DATA)
     (project / "ddp_project" / "digits.npz").unlink(missing_ok=True)
 
@@ -80,26 +78,22 @@ AVERAGED_WEIGHTS = (
 
 
 def averaged_weights(project: Path) -> None:
-    """Keep a running average of the weights, too."""
     for edit in AVERAGED_WEIGHTS:
         edit.apply(project / "train.py")
 
 
 def new_option(project: Path) -> None:
-    """Add an option at the end of the others."""
     option = 'label_smoothing: Amount = 0.0\n"""Share of each label that is spread over all classes (fraction)."""'
     file = project / "ddp_project" / "config.py"
     extend(file, "    " + option.replace("\n", "\n    ") + "\n")
 
 
 def added_metric(project: Path) -> None:
-    """Record the error beside the accuracy."""
     error = '{},\n"error": Mean((logits.argmax(dim=1) != labels).sum(), len(labels))'
     Rewrite('"accuracy": $X', error, "compute").apply(project / "ddp_project" / "task.py")
 
 
 def early_end(project: Path) -> None:
-    """End a run that has become good enough."""
     Rewrite(
         "if finished_epoch: $$$BODY",
         "if best and progress.best and progress.best > 0.999:\n    logging.info('good enough')\n{}",
@@ -108,18 +102,15 @@ def early_end(project: Path) -> None:
 
 
 def added_dependency(project: Path) -> None:
-    """Depend on one more package."""
     replace(project / "pyproject.toml", '    "tyro>=1.0",\n', '    "tyro>=1.0",\n    "einops>=0.8",\n')
 
 
 def renamed_readme(project: Path) -> None:
-    """Move the README away, and write another one."""
     (project / "docs").mkdir()
     (project / "README.md").rename(project / "docs" / "training.md")
 
 
 def own_file(project: Path) -> None:
-    """Add a file, and ignore some."""
     (project / "notes.md").write_text("# What I tried\n")
     replace(project / ".gitignore", "runs/\n", "runs/\nscratch/\n")
 

@@ -21,7 +21,6 @@ class Guide:
 
 
 def read_guide(project: Path) -> Guide:
-    """Take the commands from UPDATING.md of a project."""
     page = (project / "UPDATING.md").read_text()
     blocks = re.findall(r"^```\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
     return Guide(*blocks)
@@ -37,14 +36,12 @@ class Block:
 
 
 def read_recipes(project: Path) -> dict[str, list[Block]]:
-    """Return the blocks of each recipe, by its title."""
     sections = re.split(r"^## (?:\d+\. )?", (project / "RECIPES.md").read_text(), flags=re.MULTILINE)[1:]
     block = re.compile(r"^`([\w/]+\.py)`(?:, in `(\w+)`|[^\n]*):\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     return {text.split("\n")[0]: [Block(*found) for found in block.findall(text)] for text in sections}
 
 
 def follow(project: Path, blocks: list[Block]) -> None:
-    """Do what a recipe says."""
     for block in blocks:
         file = project / block.file
         change = put_in_class if block.place else put_in
@@ -84,7 +81,6 @@ def put_in(new: str, code: str) -> str:
 
 
 def last_import(code: str) -> int:
-    """Return the last line of the imports."""
     imports = [each for each in ast.parse(code).body if isinstance(each, ast.Import | ast.ImportFrom)]
     return max(each.end_lineno or 0 for each in imports)
 

@@ -18,7 +18,6 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """Its name as a folder."""
         return self.mistake.replace(" ", "-")
 
 
@@ -207,8 +206,7 @@ MUTANTS = [
         "the argument of the launcher is not understood",
         "ddp_project/runtime/launcher.py",
         Rewrite(
-            '$PARSER.add_argument("--local-rank", "--local_rank", $$$A)',
-            '$PARSER.add_argument("--rank-here", $$$A)',
+            '$PARSER.add_argument("--local-rank", "--local_rank", $$$A)', '$PARSER.add_argument("--rank-here", $$$A)'
         ),
         "train",
         "exit code",
@@ -217,11 +215,7 @@ MUTANTS = [
     Mutant(
         "a checkpoint is cut short",
         "ddp_project/runtime/storage.py",
-        Rewrite(
-            "os.fsync($FILE.fileno())",
-            "$FILE.truncate(1000 if path.suffix == '.pt' else None)",
-            "whole_file",
-        ),
+        Rewrite("os.fsync($FILE.fileno())", "$FILE.truncate(1000 if path.suffix == '.pt' else None)", "whole_file"),
         "resume",
         "exit code 2",
     ),

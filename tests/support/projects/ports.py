@@ -68,18 +68,15 @@ def options(project: Path, defaults: Mapping[str, object]) -> None:
 
 
 def other_defaults(project: Path) -> None:
-    """Give every option another default."""
     save_file({"features.0.1.bias": torch.zeros(32)}, project / str(OTHER_DEFAULTS["init_from"]))
     options(project, OTHER_DEFAULTS)
 
 
 def static_graph(project: Path) -> None:
-    """Promise DDP the same graph in each step."""
     options(project, {"static_graph": True})
 
 
 def in_compute(project: Path, pattern: str, replacement: str) -> None:
-    """Edit compute()."""
     Rewrite(pattern, replacement, "compute").apply(project / PACKAGE / "task.py")
 
 
@@ -130,7 +127,7 @@ CYCLE = """torch.optim.lr_scheduler.OneCycleLR(
 
 
 def scheduler(project: Path) -> None:
-    """Follow a scheduler of PyTorch, which changes more than the learning rate, instead of lr_at()."""
+    """Follow a scheduler of PyTorch, which changes more than the learning rate, and delete lr_at()."""
     train = project / "train.py"
     Rewrite("self.optimizer = $X", f"{{}}\nself.scheduler = {CYCLE}", "Run.__init__").apply(train)
     Rewrite(
@@ -140,11 +137,6 @@ def scheduler(project: Path) -> None:
     Rewrite("lr = float(task.lr_at($$$A))", "lr = run.scheduler.get_last_lr()[0]").apply(train)
     Rewrite('for group in run.optimizer.param_groups:\n    group["lr"] = $X', "").apply(train)
     Rewrite("progress.advance($$$A)", "{}\nrun.scheduler.step()", "train_epoch").apply(train)
-
-
-def scheduler_alone(project: Path) -> None:
-    """The same, with lr_at() deleted."""
-    scheduler(project)
     extend(project / PACKAGE / "task.py", "\n\ndel lr_at\n")
 
 
@@ -250,7 +242,6 @@ def load_data(config, load=load_data):
 
 
 def plain_lists(project: Path) -> None:
-    """Give lists of samples."""
     extend(project / PACKAGE / "data.py", LISTS)
 
 
@@ -318,22 +309,18 @@ def small_model():
 
 
 def attention(project: Path) -> None:
-    """Train a model with attention."""
     in_small_task(project, ATTENTION)
 
 
 def optimizer(project: Path, code: str) -> None:
-    """Build another optimizer."""
     Rewrite("return AdamW($$$A)", f"return {code}", "build_optimizer").apply(project / PACKAGE / "task.py")
 
 
 def sgd(project: Path) -> None:
-    """Train by SGD."""
     optimizer(project, "torch.optim.SGD(model.parameters(), lr=config.lr, momentum=0.9, nesterov=True)")
 
 
 def adafactor(project: Path) -> None:
-    """Train by Adafactor."""
     optimizer(project, "torch.optim.Adafactor(model.parameters(), lr=config.lr)")
 
 
@@ -347,7 +334,6 @@ def several_optimizers(project: Path) -> None:
 
 
 def double(project: Path) -> None:
-    """Compute in float64."""
     in_compute(project, "images, labels = batch", "{}\nimages = images.double()")
     Rewrite("return $X", "return ($X).double()", "build_model").apply(project / PACKAGE / "model.py")
     small = project / "tests" / "task.py"
@@ -355,31 +341,11 @@ def double(project: Path) -> None:
     Rewrite("images, labels = batch", "{}\nimages = images.double()", "plain_loss").apply(small)
 
 
-PORTS: dict[str, Callable[[Path], None]] = {
-    port.__name__: port
-    for port in (
-        other_defaults,
-        static_graph,
-        smoothing_in_training,
-        metric_without_samples,
-        another_best,
-        asks_for_the_rank,
-        scheduler,
-        scheduler_alone,
-        renamed_schedule,
-        uneven_samples,
-        plain_lists,
-        rows_of_dicts,
-        attention,
-        sgd,
-        adafactor,
-        several_optimizers,
-        double,
-    )
-}
 # Edits that go together, so that few runs try all.
 TOGETHER = (
-    (other_defaults, smoothing_in_training, metric_without_samples, scheduler_alone, plain_lists),
+    (other_defaults, smoothing_in_training, metric_without_samples, scheduler, plain_lists),
     (uneven_samples, another_best, renamed_schedule, sgd),
     (rows_of_dicts, asks_for_the_rank, attention, several_optimizers, static_graph),
+    (adafactor, double),
 )
+PORTS: dict[str, Callable[[Path], None]] = {port.__name__: port for ports in TOGETHER for port in ports}
