@@ -43,6 +43,12 @@ sys.exit(code)
 COMPLETE, PRUNED, FAIL = (optuna.trial.TrialState[name] for name in ("COMPLETE", "PRUNED", "FAIL"))
 
 
+def study_in(folder: Path) -> optuna.Study:
+    """The study of a sweep that was started in a folder."""
+    file = folder / "runs" / "sweep" / "journal.log"
+    return optuna.load_study(study_name="sweep", storage=JournalStorage(JournalFileBackend(str(file))))
+
+
 class Sweep:
     """A sweep of the stand-in, in a folder of its own."""
 
@@ -61,8 +67,7 @@ class Sweep:
 
     def study(self) -> optuna.Study:
         """What is on the disk."""
-        file = self.folder / "runs" / "sweep" / "journal.log"
-        return optuna.load_study(study_name="sweep", storage=JournalStorage(JournalFileBackend(str(file))))
+        return study_in(self.folder)
 
     def launches(self, number: int) -> int:
         """How often a trial was launched."""

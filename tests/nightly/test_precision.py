@@ -3,9 +3,7 @@
 import importlib
 import importlib.util
 import itertools
-import math
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,17 +16,9 @@ from torch import Tensor
 
 from tests.conftest import Render
 from tests.core.test_checkpoints import logged
-from tests.support.ranks import assert_same_state, train_on_ranks
+from tests.support.processes import output_of
+from tests.support.ranks import join, train_on_ranks
 from tests.support.training import HAS_GPU, NEEDS_GPU, ON_CPU, ON_GPU, checkpoint, train
-
-STEPS = ("--max-steps", "30")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the runs of this module are."""
-    return tmp_path_factory.mktemp("precision")
-
 
 # ---- float32, with TF32 and without ----
 
@@ -46,21 +36,20 @@ TELLING = f"{TRAINED}print(torch.get_float32_matmul_precision(), torch.backends.
 
 @pytest.mark.parametrize(
     ("option", "told"),
-    [
-        ([], "highest False"),
-        (["--precision", "tf32-convolutions"], "highest True"),
-        (["--precision", "tf32"], "high True"),
-    ],
+    [([], "highest False"), (["tf32-convolutions"], "highest True"), (["tf32"], "high True")],
+    ids=["default", "tf32-convolutions", "tf32"],
 )
 def test_the_program_tells_torch_whether_tf32_will_do(
-    option: list[str], told: str, project: Render, folder: Path
+    option: list[str], told: str, project: Render, tmp_path: Path
 ) -> None:
-    run_dir = folder / told.replace(" ", "-")
-    arguments = [*ON_CPU, "--max-steps", "1", "--run-dir", str(run_dir), *option]
-    command = [sys.executable, "-c", TELLING, *arguments]
-    done = subprocess.run(command, cwd=project(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == told
+    given = ["--precision", *option] if option else []
+    assert said_after_training(TELLING, project(), tmp_path, *ON_CPU, *given) == told
+
+
+def said_after_training(program: str, project: Path, folder: Path, *options: str) -> str:
+    """Train a step, do what the program does then, and return its last line."""
+    command = [sys.executable, "-c", program, *options, "--max-steps", "1", "--run-dir", str(folder / "run")]
+    return output_of(command, project, os.environ).splitlines()[-1]
 
 
 ROUNDED = f"""{TRAINED}
@@ -77,78 +66,35 @@ print(((product.double().cpu() - left @ right).norm() / (left @ right).norm()).i
 def test_tf32_rounds_to_three_digits(
     precision: str, least: float, most: float, project: Render, tmp_path: Path
 ) -> None:
-    arguments = ["--device", "cuda", "--max-steps", "1", "--run-dir", str(tmp_path / "run"), "--precision", precision]
-    done = subprocess.run([sys.executable, "-c", ROUNDED, *arguments], cwd=project(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert least <= float(done.stdout.splitlines()[-1]) <= most, done.stderr
+    said = said_after_training(ROUNDED, project(), tmp_path, "--device", "cuda", "--precision", precision)
+    assert least <= float(said) <= most
 
 
 # ---- torch.amp, the whole program ----
 
 
-@pytest.fixture(scope="module")
-def fp16(project: Render, folder: Path) -> Path:
-    """The run directory of a run in float16."""
-    options = (*STEPS, "--precision", "fp16", "--clip-norm", "0.5", "--save-every", "13", "--keep", "9")
-    train_on_ranks(project(amp="torch"), folder / "fp16", *options)
-    return folder / "fp16"
+@pytest.fixture(scope="module", params=["fp16", "bf16"])
+def half(request: pytest.FixtureRequest, project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a run in this type."""
+    run_dir = tmp_path_factory.mktemp("half") / str(request.param)
+    train_on_ranks(project(amp="torch"), run_dir, "--max-steps", "30", "--precision", run_dir.name)
+    return run_dir
 
 
-@pytest.fixture(scope="module")
-def bf16(project: Render, folder: Path) -> Path:
-    """The run directory of a run in bfloat16."""
-    train_on_ranks(project(amp="torch"), folder / "bf16", *STEPS, "--precision", "bf16")
-    return folder / "bf16"
-
-
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-def test_training_in_half_precision_learns_and_keeps_float32_weights(
-    dtype: str, request: pytest.FixtureRequest
-) -> None:
-    run_dir: Path = request.getfixturevalue(dtype)
-    losses = logged(run_dir, "train/loss")
+def test_training_in_half_precision_learns_and_keeps_float32_weights(half: Path) -> None:
+    losses = logged(half, "train/loss")
     assert losses[30] < 0.6 * losses[10]
-    floating = {value.dtype for value in checkpoint(run_dir)["model"].values() if value.is_floating_point()}
-    assert floating == {torch.float32}
+    saved = checkpoint(half)
+    assert {value.dtype for value in saved["model"].values() if value.is_floating_point()} == {torch.float32}
+    assert bool(saved["scaler"]) == (half.name == "fp16")
 
 
-def test_a_resumed_run_in_float16_ends_the_same_with_its_scaler(project: Render, fp16: Path, folder: Path) -> None:
-    source = str(fp16 / "checkpoints" / "step-00000013.pt")
-    options = (*STEPS, "--precision", "fp16", "--clip-norm", "0.5", "--resume", source)
-    train_on_ranks(project(amp="torch"), folder / "fp16-resumed", *options)
-    whole, resumed = checkpoint(fp16), checkpoint(folder / "fp16-resumed")
-    assert_same_state(resumed, whole)
-    assert resumed["scaler"] == whole["scaler"]
-    scaler = whole["scaler"]
-    # The scale begins at 65536, halves at each overflow, and each step without one counts towards its growth.
-    overflows = round(math.log2(65536 / scaler["scale"]))
-    assert 0 <= overflows < 10
-    assert 30 - 10 <= scaler["_growth_tracker"] <= 30 - overflows
-
-
-def test_the_scale_of_a_checkpoint_is_gone_on_with(project: Render, fp16: Path, folder: Path) -> None:
-    saved = checkpoint(fp16, "step-00000013.pt")
-    saved["scaler"] |= {"scale": 1024.0, "_growth_tracker": 1998}
-    torch.save(saved, folder / "about-to-grow.pt")
-    options = ("--max-steps", "17", "--precision", "fp16", "--resume", str(folder / "about-to-grow.pt"))
-    train_on_ranks(project(amp="torch"), folder / "grown", *options)
-    # After 2000 steps without overflow the scale doubles, and the count begins anew.
-    scaler = checkpoint(folder / "grown")["scaler"]
-    assert (scaler["scale"], scaler["_growth_tracker"]) == (2048.0, 2)
-
-
-def test_bfloat16_saves_no_scaler_and_the_types_can_change_on_resume(
-    project: Render, fp16: Path, bf16: Path, folder: Path
-) -> None:
-    assert checkpoint(bf16)["scaler"] == {}
-    for run_dir, dtype in ((fp16, "bf16"), (bf16, "fp16")):
-        other = folder / f"{run_dir.name}-then-{dtype}"
-        source = str(run_dir / "checkpoints" / "last.pt")
-        train_on_ranks(project(amp="torch"), other, "--resume", source, "--max-steps", "33", "--precision", dtype)
-        saved = checkpoint(other)
-        assert saved["progress"]["step"] == 33
-        assert bool(saved["scaler"]) == (dtype == "fp16")
-        assert logged(other, "train/loss")[33] < logged(run_dir, "train/loss")[20]
+def test_the_types_can_change_at_a_resume(half: Path, project: Render, tmp_path: Path) -> None:
+    other = "bf16" if half.name == "fp16" else "fp16"
+    options = ("--resume", str(half / "checkpoints" / "last.pt"), "--max-steps", "33", "--precision", other)
+    train_on_ranks(project(amp="torch"), tmp_path / "run", *options)
+    assert bool(checkpoint(tmp_path / "run")["scaler"]) == (other == "fp16")
+    assert logged(tmp_path / "run", "train/loss")[33] < logged(half, "train/loss")[20]
 
 
 # ---- torch.amp, one step on two ranks ----
@@ -156,53 +102,18 @@ def test_bfloat16_saves_no_scaler_and_the_types_can_change_on_resume(
 
 def take_single_steps() -> None:
     """What a rank does for the fixture `steps`: it joins the others as train.py does, and saves what it saw."""
-    distributed: Any = importlib.import_module("ddp_project.runtime.process_group")
-    config_module: Any = importlib.import_module("ddp_project.config")
-    command_line: Any = importlib.import_module("ddp_project.runtime.command_line")
     program: Any = importlib.import_module("train")
 
     def work(config: Any, world: Any, device: torch.device) -> int:
         seen: dict[str, Any] = {}
-
-        def new_run(name: str, dtype: str, clip_norm: float) -> Any:
-            own = replace(config, clip_norm=clip_norm, precision=dtype, run_dir=config.run_dir / name)
-            return program.Run(own, world, device)
-
         for dtype, clip_norm in itertools.product(("fp16", "bf16"), (0.0, 0.5, 1000.0)):
             name = f"step {dtype} {clip_norm}"
-            seen[name] = one_step(program, new_run(name, dtype, clip_norm))
-            if dtype == "fp16":
-                name = f"overflow {clip_norm}"
-                seen[name] = overflow_on_one_rank(program, new_run(name, dtype, clip_norm))
+            own = replace(config, clip_norm=clip_norm, precision=dtype, run_dir=config.run_dir / name)
+            seen[name] = one_step(program, program.Run(own, world, device))
         torch.save(seen, f"{os.environ['SEEN']}-{world.rank}.pt")
         return 0
 
-    sys.exit(distributed.run_rank(work, command_line.parse(config_module.Config), distributed.read_world()))
-
-
-def weights_of(run: Any) -> list[Tensor]:
-    """A copy of the weights."""
-    return [weight.detach().clone() for weight in run.model.parameters()]
-
-
-def overflow_on_one_rank(program: Any, run: Any) -> dict[str, Any]:
-    """Take a step in which the gradient of rank 1 is infinite before it is reduced, and one more."""
-    window = [*next(iter(run.training))]
-    finite_before_reduction = []
-
-    def spoil(gradient: Tensor) -> Tensor:
-        spoiled = torch.full_like(gradient, math.inf) if torch.distributed.get_rank() == 1 else gradient
-        finite_before_reduction.append(bool(spoiled.isfinite().all()))
-        return spoiled
-
-    hook = next(run.model.parameters()).register_hook(spoil)
-    weights, scales = [weights_of(run)], [run.scaler.get_scale()]
-    for _ in range(2):
-        program.train_step(run, window, 1e-3)
-        weights.append(weights_of(run))
-        scales.append(run.scaler.get_scale())
-        hook.remove()
-    return {"weights": weights, "scales": scales, "finite": finite_before_reduction}
+    join(work)
 
 
 def one_step(program: Any, run: Any) -> dict[str, Any]:
@@ -230,25 +141,12 @@ def gradients_of(run: Any) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def steps(project: Render, folder: Path) -> list[dict[str, Any]]:
+def steps(project: Render, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks saw of single steps."""
+    folder = tmp_path_factory.mktemp("steps")
     env = {"SEEN": str(folder / "seen")}
     train_on_ranks(project(amp="torch"), folder / "steps", env=env, entry=take_single_steps)
     return [torch.load(f"{folder / 'seen'}-{rank}.pt", weights_only=True) for rank in range(2)]
-
-
-@pytest.mark.parametrize("clip_norm", [0.0, 0.5])
-def test_an_infinite_gradient_of_one_rank_makes_all_skip_the_step(
-    clip_norm: float, steps: list[dict[str, Any]]
-) -> None:
-    ranks = [seen[f"overflow {clip_norm}"] for seen in steps]
-    assert [rank["finite"] for rank in ranks] == [[True], [False]]
-    for rank in ranks:
-        assert rank["scales"] == [65536, 32768, 32768]
-        start, skipped, stepped = rank["weights"]
-        assert all(map(torch.equal, start, skipped))
-        assert not any(map(torch.equal, skipped, stepped))
-    assert all(map(torch.equal, ranks[0]["weights"][2], ranks[1]["weights"][2]))
 
 
 def test_clipping_sees_the_true_gradients(steps: list[dict[str, Any]]) -> None:

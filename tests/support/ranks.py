@@ -8,7 +8,7 @@ import runpy
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
@@ -61,6 +61,38 @@ def own_run_dir(run_dir: Path, rank: int) -> Path:
 def run_train() -> None:
     """What a rank does by default."""
     runpy.run_path(os.path.abspath("train.py"), run_name="__main__")  # as processes that it spawns must find it
+
+
+def project_module(name: str) -> Any:
+    """Import a module of the project whose rank this is."""
+    return importlib.import_module(f"ddp_project.{name}")
+
+
+def wrap(place: str, make: Callable[[Any], Any]) -> None:
+    """Let make() return what takes the place of a function of that project, such as "task.compute"."""
+    module, _, name = place.rpartition(".")
+    owner = project_module(module)
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+def join(main: Callable[[Any, Any, torch.device], int] | None, **options: object) -> None:
+    """Join the other ranks as train.py does, and run main(): with these options, or those of the command line."""
+    process_group, config = project_module("runtime.process_group"), project_module("config").Config
+    chosen = config(**options) if options else project_module("runtime.command_line").parse(config)
+    sys.exit(process_group.run_rank(main, chosen, process_group.read_world()))
+
+
+def errors_in(printed: Iterable[str]) -> list[str]:
+    """The lines of error in what ranks printed, in which there is no traceback."""
+    text = "".join(printed)
+    assert "Traceback" not in text, text
+    return [line for line in text.splitlines() if line.startswith("error: ")]
+
+
+def error_in(printed: Iterable[str]) -> str:
+    """The one line of error there."""
+    [error] = errors_in(printed)
+    return error
 
 
 def run_rank(entry: Entry, project: Path, options: list[str], env: dict[str, str], output: Path, limit: int) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Measured, Render
-from tests.nightly.test_signals import NEEDS_MPICH, NEEDS_OPENMPI
 from tests.support.processes import is_running, wait_until
+from tests.support.schedulers.mpi import NEEDS_MPICH, NEEDS_OPENMPI
 from tests.support.training import ranks_of, running
 
 LAUNCHERS = [

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Render
-from tests.nightly.faults.test_preemption import EACH_MPIRUN, environment
 from tests.support import hosts
 from tests.support.processes import output_of, scaled, started
+from tests.support.schedulers.mpi import EACH_MPIRUN, environment
 from tests.support.schedulers.slurm import Cluster
 from tests.support.training import ON_CPU, Started
 

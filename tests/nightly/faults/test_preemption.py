@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Measured, Render
-from tests.support.processes import PATH, scaled, started, wait_until
+from tests.support.processes import scaled, started, wait_until
 from tests.support.schedulers import mpi
 from tests.support.schedulers.slurm import ENDED, Cluster, Job
 from tests.support.training import ON_CPU, assert_same_weights, checkpoint, train
@@ -154,16 +154,6 @@ def test_a_job_goes_on_after_its_time_limit(
     measured("preemption", "time limit of Slurm: seconds until the job goes on", job.assert_goes_on(whole))
 
 
-def test_a_job_goes_on_after_the_signal_of_a_time_limit(
-    paced: Paced, whole: dict[str, Any], slurm_cluster: Cluster, tmp_path: Path
-) -> None:
-    job = Batch(slurm_cluster, paced("slurm"), tmp_path)
-    job.cancel("--batch", "--signal=USR1")
-    job.wait_for("queues again")
-    job.assert_stopped()
-    job.assert_goes_on(whole)
-
-
 def make_way(job: Batch) -> None:
     """Submit a job to the partition that goes first."""
     request = [*TWO_NODES, "--partition=urgent", "--exclusive", "--output=/dev/null", "--wrap=true"]
@@ -258,36 +248,13 @@ def test_a_cancelled_job_does_not_come_back_though_its_time_was_up(
 def launched(mpirun: str, place: Path, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run launch.sh with one of the two launchers of MPI, on this machine alone, and go on once it has trained."""
     command = ["./launch.sh", "2", *ON_CPU, "--run-dir", str(folder / "run"), *STEPS]
-    with started(command, place, folder / "output.log", environment(mpirun, folder)) as process:
+    with started(command, place, folder / "output.log", mpi.environment(mpirun, folder)) as process:
         wait_until(lambda: has_trained(folder / "run"))
         yield process
 
 
-def environment(mpirun: str, folder: Path) -> dict[str, str]:
-    """The variables with which mpirun is that of Open MPI or that of MPICH, for root, too."""
-    programs = folder / "bin"
-    programs.mkdir(exist_ok=True)
-    if mpirun == "Open MPI":
-        (programs / "mpirun").symlink_to(mpi.openmpi_mpirun() or "")  # it goes by its name
-    else:
-        (programs / "mpirun").write_text(f'#!/bin/sh\nexec {mpi.mpich_mpirun()} "$@"\n')  # it goes by its folder
-        (programs / "mpirun").chmod(0o755)
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    # As many ranks as this on any machine.
-    return os.environ | root | {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PATH": f"{programs}:{PATH}"}
-
-
-NEEDS = {
-    "Open MPI": pytest.mark.skipif(not mpi.openmpi_mpirun(), reason=mpi.missing_openmpi() or ""),
-    "MPICH": pytest.mark.skipif(not mpi.mpich_mpirun(), reason=mpi.missing_mpich() or ""),
-}
-
-
-EACH_MPIRUN = [pytest.param(name, marks=mark) for name, mark in NEEDS.items()]
-
-
 @pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("mpirun", EACH_MPIRUN)
+@pytest.mark.parametrize("mpirun", mpi.EACH_MPIRUN)
 def test_a_signal_to_the_launch_script_of_mpirun_leaves_the_ranks_time_to_save(
     mpirun: str, number: signal.Signals, paced: Paced, whole: dict[str, Any], tmp_path: Path, measured: Measured
 ) -> None:
@@ -312,9 +279,9 @@ time.sleep(60)
 """
 
 
-@NEEDS["MPICH"]
+@mpi.NEEDS_MPICH
 def test_the_launch_script_tells_of_a_stop_though_mpich_forgets_it(project: Render, tmp_path: Path) -> None:
-    env = environment("MPICH", tmp_path)
+    env = mpi.environment("MPICH", tmp_path)
     shutil.copy(project(launcher="mpirun") / "launch.sh", tmp_path)
     (tmp_path / "train.py").write_text(AT_ONCE)
     for _ in range(12):  # before 4.1, it forgets the codes one time in four where all ranks leave at once
@@ -335,7 +302,7 @@ def read_until(process: subprocess.Popen[str], word: str, times: int) -> None:
         times -= line.count(word)
 
 
-@pytest.mark.parametrize("mpirun", [pytest.param(name, marks=NEEDS[name]) for name in NEEDS])
+@pytest.mark.parametrize("mpirun", mpi.EACH_MPIRUN)
 def test_a_killed_launch_script_of_mpirun_takes_its_ranks_along(mpirun: str, paced: Paced, tmp_path: Path) -> None:
     with launched(mpirun, paced("mpirun"), tmp_path) as process:
         assert len(ranks_of(tmp_path / "run")) == 2
@@ -343,7 +310,7 @@ def test_a_killed_launch_script_of_mpirun_takes_its_ranks_along(mpirun: str, pac
         wait_until(lambda: ranks_of(tmp_path / "run") == [], 2)
 
 
-@pytest.mark.parametrize("mpirun", [pytest.param(name, marks=NEEDS[name]) for name in NEEDS])
+@pytest.mark.parametrize("mpirun", mpi.EACH_MPIRUN)
 def test_a_killed_rank_ends_the_launch_script_of_mpirun(mpirun: str, paced: Paced, tmp_path: Path) -> None:
     with launched(mpirun, paced("mpirun"), tmp_path) as process:
         os.kill(ranks_of(tmp_path / "run")[1], signal.SIGKILL)
