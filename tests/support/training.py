@@ -24,6 +24,7 @@ FOR_EVER = ("--epochs", "1000", "--eval-every", "1000")
 ON_GPU = ("--device", "cuda", "--backend", "nccl")
 HAS_GPU = torch.cuda.device_count() > 0  # unlike is_available(), this lets forked processes do without the GPU
 ON_DEVICE = ("--device", "cuda", "--backend", "gloo") if HAS_GPU else ON_CPU  # ranks may share it
+EXACTLY = (*ON_DEVICE, "--deterministic")
 LAUNCHERS = [choice.value for each in read_questions() if each.key == "launcher" for choice in each.choices]
 Started = AbstractContextManager[subprocess.Popen[bytes]]
 NEEDS_GPU = pytest.mark.skipif(not HAS_GPU, reason="there is no GPU")

@@ -1,7 +1,6 @@
 """A batch that cannot be made, sent or received ends the run in one line with the true cause, and never hangs."""
 
 import ctypes
-import importlib
 import os
 import re
 import resource
@@ -9,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +22,7 @@ from torch.utils.data import Dataset
 from tests.conftest import Render
 from tests.support.chaos import run_in_session
 from tests.support.processes import scaled, wait_until
-from tests.support.ranks import start_ranks
+from tests.support.ranks import error_in, start_ranks, wrap
 
 CPU = torch.device("cpu")
 BIG = 1 << 20  # floats, of which each sample has as many
@@ -36,8 +35,8 @@ def loading(package: Callable[..., Any]) -> ModuleType:
     return module
 
 
-class Whole(Dataset[Any]):
-    """Batches that hold tensors and, beside them, what a function returns."""
+class OneByOne(Dataset[Any]):
+    """Samples that a function returns."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.make = make
@@ -48,25 +47,24 @@ class Whole(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         return self.make()
 
+
+class Whole(OneByOne):
+    """Batches that hold tensors and, beside them, what a function returns."""
+
     def __getitems__(self, indices: list[int]) -> Any:
         return torch.ones(len(indices)), self.make()
 
 
-class OneByOne(Dataset[Any]):
-    """Samples that a function returns."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self.make = make
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make()
+def loaded(loading: ModuleType, dataset: Any, workers: int, *batches: list[int]) -> Iterator[Any]:
+    """Load these batches, or one of samples 2 and 3."""
+    sampler = [loading.Batch(samples, (number,)) for number, samples in enumerate(batches or [[2, 3]])]
+    return iter(loading.DeviceBatches(dataset, sampler, loading.Config(workers=workers), CPU))
 
 
 def refused(loading: ModuleType, dataset: Any, workers: int) -> str:
     """What the user sees of the error that loading two batches ends with."""
-    batches = [loading.Batch([2, 3], (0,)), loading.Batch([4, 5], (1,))]
     with pytest.raises(loading.UserError) as error:
-        [*loading.DeviceBatches(dataset, batches, loading.Config(workers=workers), CPU)]
+        [*loaded(loading, dataset, workers, [2, 3], [4, 5])]
     assert error.value.speaks, "no other rank knows"
     return str(error.value)
 
@@ -130,8 +128,7 @@ def test_want_in_a_worker_is_named(make: Callable[[], Any], said: str, dataset: 
 
 def test_a_rank_that_can_open_no_further_file_says_so(loading: ModuleType) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    batches = [loading.Batch([each], (0,)) for each in range(9)]
-    loader = iter(loading.DeviceBatches(OneByOne(lambda: torch.ones(2)), batches, loading.Config(workers=1), CPU))
+    loader = loaded(loading, OneByOne(lambda: torch.ones(2)), 1, *([each] for each in range(9)))
     next(loader)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
     try:
@@ -144,9 +141,8 @@ def test_a_rank_that_can_open_no_further_file_says_so(loading: ModuleType) -> No
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("dataset", [OneByOne, Whole])
 def test_a_machine_without_memory_is_told_as_such(workers: int, dataset: type, loading: ModuleType) -> None:
-    batches = [loading.Batch([2, 3], (0,))]
     with pytest.raises(MemoryError):
-        [*loading.DeviceBatches(dataset(without_memory), batches, loading.Config(workers=workers), CPU)]
+        [*loaded(loading, dataset(without_memory), workers)]
 
 
 # What cannot be one batch though the samples are alike, by what is said of it.
@@ -179,9 +175,8 @@ def test_an_error_of_the_owners_comes_out_of_a_worker(workers: int, loading: Mod
     def broken() -> Any:
         raise Broken("a.png", "empty")
 
-    batches = [loading.Batch([2], (0,))]
     with pytest.raises(loading.UserError, match=r"^a\.png is broken: empty$") as error:
-        [*loading.DeviceBatches(OneByOne(broken), batches, loading.Config(workers=workers), CPU)]
+        [*loaded(loading, OneByOne(broken), workers)]
     assert error.value.code == 65
 
 
@@ -192,7 +187,7 @@ def test_a_worker_whose_memory_ends_is_told_as_such(loading: ModuleType, package
 
     exits = package("runtime.exits")
     with pytest.raises(RuntimeError, match="killed by signal: SIGBUS") as error:
-        [*loading.DeviceBatches(OneByOne(killed), [loading.Batch([2], (0,))], loading.Config(workers=1), CPU)]
+        [*loaded(loading, OneByOne(killed), 1)]
     with pytest.raises(exits.LoaderLost, match="/dev/shm is full"):
         exits.raise_for_user(error.value, 1)
 
@@ -219,15 +214,10 @@ class Hanging(Dataset[Any]):
 
 def train_what_hangs() -> None:
     """Be a rank of a project whose data does not come."""
-    data: Any = importlib.import_module("ddp_project.data")
-    load = data.load_data
-
-    def load_data(config: Any) -> Any:
-        if "load_data" in os.environ["HANGS"]:
-            threading.Event().wait()
-        return tuple(map(Hanging, load(config)))
-
-    data.load_data = load_data
+    if "load_data" in os.environ["HANGS"]:
+        wrap("data.load_data", lambda load: lambda config: threading.Event().wait())
+    else:
+        wrap("data.load_data", lambda load: lambda config: tuple(map(Hanging, load(config))))
     run_in_session()
 
 
@@ -246,11 +236,8 @@ def test_what_never_comes_ends_the_run(
     printed = last.ends_with(69, timeout=30)
     place = r"from the worker with process ID \d+" if workers else ""
     waited = "load_data\\(\\) of data.py" if what == "load_data" else rf"samples \d+, \d+, .*{place}"
-    [error] = [line for line in printed.splitlines() if line.startswith("error: ")]
-    assert re.match(
-        rf"error: rank {processes - 1}: it has waited {TIMEOUT} s for {waited}, after step \d+", error
-    ), error
-    assert "Traceback" not in printed
+    error = error_in([printed])
+    assert re.match(rf"error: rank {processes - 1}: it has waited {TIMEOUT} s for {waited}, after step", error), error
     for rank in first:
         assert "error: rank 1 has ended: LoaderLost it has waited" in rank.ends_with(69, timeout=30)
 

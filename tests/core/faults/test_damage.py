@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import Measured, Render
 from tests.support.processes import hang_timeout
-from tests.support.ranks import train_on_ranks
+from tests.support.ranks import error_in, train_on_ranks
 from tests.support.training import checkpoint
 
 SAVED = (2, 4, 6)
@@ -86,11 +86,7 @@ def test_all_ranks_go_on_from_the_newest_whole_one(kept: float, run_dir: Path, p
 
 def refused(project: Path, run_dir: Path, *options: str) -> str:
     """Start a run that must end with code 2 on both ranks, and return its one line of error."""
-    printed = train_on_ranks(project, run_dir, *options, code=2)
-    errors = [line for text in printed for line in text.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1, printed
-    assert "Traceback" not in "".join(printed)
-    return errors[0]
+    return error_in(train_on_ranks(project, run_dir, *options, code=2))
 
 
 def test_a_damaged_checkpoint_that_is_asked_for_is_refused(run_dir: Path, project: Render) -> None:

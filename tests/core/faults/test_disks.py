@@ -1,6 +1,5 @@
 """A disk that takes no more ends all ranks with one line, and what was saved before stays as it was."""
 
-import importlib
 import math
 import os
 import re
@@ -16,8 +15,8 @@ import pytest
 from tests.conftest import Render
 from tests.support.hardware import small_disk
 from tests.support.processes import hang_timeout, scaled
-from tests.support.ranks import assert_same_state, names, run_train, train_on_ranks
-from tests.support.training import checkpoint
+from tests.support.ranks import assert_same_state, names, project_module, run_train, train_on_ranks, wrap
+from tests.support.training import HAS_GPU, ON_DEVICE, checkpoint
 
 NEEDS_MOUNT = pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount")
 
@@ -63,7 +62,7 @@ def train_on_a_slow_disk() -> None:
 
 def train_while_saving() -> None:
     """What a rank does whose disk takes 5 steps for each file that it must have."""
-    here: Any = importlib.import_module("ddp_project.runtime.heartbeat").HERE
+    here = project_module("runtime.heartbeat").HERE
 
     def wait_for_steps(descriptor: int) -> None:
         until, patience = min(here.step + 5, 20), time.monotonic() + hang_timeout(30)
@@ -85,21 +84,23 @@ def test_training_goes_on_while_a_checkpoint_is_written(project: Render, tmp_pat
 
 def fail_while_saving() -> None:
     """What a rank does whose task is wrong, as on all ranks, after the first save, while a slow disk still takes it."""
-    storage: Any = importlib.import_module("ddp_project.runtime.storage")
-    task: Any = importlib.import_module("ddp_project.task")
-    here: Any = importlib.import_module("ddp_project.runtime.heartbeat").HERE
-    compute, write = task.compute, storage.HashedFile.write
+    file, here = project_module("runtime.storage").HashedFile, project_module("runtime.heartbeat").HERE
+    write = file.write
 
     def write_slowly(file: Any, data: Any) -> int:
         time.sleep(2 if here.step else 0)
         return int(write(file, data))
 
-    def compute_or_fail(model: Any, batch: Any) -> Any:
-        if here.step == 2:
-            raise importlib.import_module("ddp_project.runtime.exits").UserError("the task is wrong")
-        return compute(model, batch)
+    def make(compute: Any) -> Any:
+        def compute_or_fail(model: Any, batch: Any) -> Any:
+            if here.step == 2:
+                raise project_module("runtime.exits").UserError("the task is wrong")
+            return compute(model, batch)
 
-    storage.HashedFile.write, task.compute = write_slowly, compute_or_fail
+        return compute_or_fail
+
+    file.write = write_slowly
+    wrap("task.compute", make)
     run_train()
 
 
@@ -111,8 +112,9 @@ def test_a_save_is_completed_after_an_error_of_all_ranks(project: Render, tmp_pa
     assert checkpoint(tmp_path / "run")["progress"]["step"] == 2
 
 
+@pytest.mark.gpu
 def test_a_save_may_take_longer_than_a_collective_waits(project: Render, tmp_path: Path) -> None:
-    options = ("--max-steps", "2", "--timeout", str(math.ceil(scaled(2))))
+    options = (*ON_DEVICE, "--max-steps", "2", "--timeout", str(math.ceil(scaled(5 if HAS_GPU else 2))))
     train_on_ranks(project(), tmp_path / "run", *options, entry=train_on_a_slow_disk)
     assert checkpoint(tmp_path / "run")["progress"]["step"] == 2
 
