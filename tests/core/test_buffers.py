@@ -103,7 +103,6 @@ class Network(nn.Module):
 
 
 def with_model(own_project: Render, model: str) -> Path:
-    """A project with another model.py."""
     place = own_project()
     (place / "ddp_project" / "model.py").write_text(model)
     return place

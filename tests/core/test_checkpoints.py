@@ -4,8 +4,7 @@ import json
 import random
 import re
 import shutil
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,20 +19,7 @@ from tests.conftest import Render
 from tests.support.ranks import assert_same_state, names, train_on_ranks
 from tests.support.training import HAS_GPU, checkpoint, module_of
 
-PLAIN_TYPES = {str, int, float, bool, type(None), list, tuple, dict, OrderedDict, torch.Tensor}
 STEPS, BATCH, STEPS_IN_EPOCH = 50, 64, 22
-
-
-def types_within(value: Any) -> Iterator[type]:
-    """The types of a nested value and of all that it holds."""
-    yield type(value)
-    if isinstance(value, dict):
-        for key, held in value.items():
-            yield from types_within(key)
-            yield from types_within(held)
-    elif isinstance(value, list | tuple):
-        for held in value:
-            yield from types_within(held)
 
 
 def logged(run_dir: Path, metric: str) -> dict[int, float]:
@@ -79,11 +65,6 @@ def test_an_export_has_the_logged_accuracy(
     assert correct / len(labels) == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_checkpoint_holds_plain_types_alone(whole: Path) -> None:
-    for name in names(whole):
-        assert set(types_within(checkpoint(whole, name))) <= PLAIN_TYPES, name
-
-
 def test_a_checkpoint_holds_all_that_a_run_needs(whole: Path) -> None:
     saved = checkpoint(whole)
     assert saved.keys() == {"model", "optimizer", "update", "progress", "config", "code", "ranks", "world_size"}
@@ -96,25 +77,9 @@ def test_a_checkpoint_holds_all_that_a_run_needs(whole: Path) -> None:
     moments = saved["optimizer"]["state"]
     assert {len(state) for state in moments.values()} == {3}
     assert all(state["step"] == STEPS for state in moments.values())
-
-
-def test_each_rank_has_its_own_state_and_the_model_the_mean_of_their_statistics(whole: Path) -> None:
-    saved = checkpoint(whole)
-    generators, buffers = saved["ranks"]["generators"], saved["ranks"]["buffers"]
-    for key in ("python", "numpy", "torch"):
-        first, second = generators[key]
-        assert not torch.equal(first, second), key
-    statistics = [key for key in saved["model"] if key.endswith(("running_mean", "running_var"))]
-    assert len(statistics) == 4
-    for key in statistics:
-        first, second = buffers[key]
-        assert not torch.equal(first, second), key
-        mean = (first.double() + second.double()) / 2
-        torch.testing.assert_close(saved["model"][key].double(), mean, rtol=1e-6, atol=1e-9)
-
-
-def test_a_run_resumed_from_its_newest_checkpoint_ends_the_same(whole: Path, stopped: Path) -> None:
-    assert_same_state(checkpoint(stopped), checkpoint(whole))
+    for kind in ("python", "numpy", "torch"):
+        first, second = saved["ranks"]["generators"][kind]
+        assert not torch.equal(first, second), "each rank has its own"
 
 
 def test_a_resume_says_which_options_are_others(stopped: Path) -> None:
@@ -152,6 +117,15 @@ def test_a_run_resumed_by_path_in_another_run_directory_ends_the_same(
     assert names(whole) == before
 
 
+@pytest.mark.parametrize("further", [("--resume",), ()], ids=["another run", "a new run"])
+def test_two_runs_do_not_mix(further: tuple[str, ...], project: Render, whole: Path, stopped: Path) -> None:
+    before = {file: file.read_bytes() for file in stopped.rglob("*") if file.is_file()}
+    source = [*further, str(whole / "checkpoints" / "last.pt")] if further else []
+    printed = train_on_ranks(project(), stopped, *source, processes=1, code=2)
+    assert f"error: {stopped} holds a run already: " in printed[0]
+    assert {file: file.read_bytes() for file in stopped.rglob("*") if file.is_file()} == before
+
+
 def test_a_run_that_begins_with_a_checkpoint_has_a_best_of_its_own(
     project: Render, stopped: Path, tmp_path: Path
 ) -> None:
@@ -173,13 +147,6 @@ def test_a_checkpoint_that_is_due_at_the_end_of_an_epoch_is_saved(project: Rende
     train_on_ranks(project(), tmp_path / "run", *options)
     saved = [int(name[5:-3]) for name in names(tmp_path / "run") if name.startswith("step-")]
     assert saved == [11, 22, 33, 44, 45]
-
-
-def test_two_runs_do_not_mix(project: Render, whole: Path, stopped: Path) -> None:
-    source, before = str(whole / "checkpoints" / "last.pt"), names(stopped)
-    printed = train_on_ranks(project(), stopped, "--resume", source, processes=1, code=2)
-    assert f"error: {stopped} holds a run already: " in printed[0]
-    assert names(stopped) == before
 
 
 def test_old_checkpoints_go_and_the_best_and_the_last_stay(project: Render, stopped: Path, tmp_path: Path) -> None:

@@ -125,7 +125,6 @@ GIVEN = (
 
 
 def with_options(project: Path, options: str) -> Path:
-    """Give the project these options of its owner."""
     file = project / "ddp_project" / "options.py"
     head = file.read_text().partition("@dataclass")[0].replace("from pathlib import Path\n", "")
     file.write_text(f"{head}from pathlib import Path\n{options}")

@@ -100,7 +100,6 @@ def test_a_backward_pass_in_evaluation_changes_no_training(accum_steps: int, pro
 
 
 def change_weights_of_one_rank() -> None:
-    """Be a rank whose compute() writes to a weight by what this rank sees."""
     task: Any = importlib.import_module("ddp_project.task")
     compute = task.compute
 

@@ -17,12 +17,10 @@ Invoke = Callable[..., Result]
 
 
 def nothing_missing(out: Path, device: str) -> str:
-    """Let a step run."""
     return ""
 
 
 def step(name: str, commands: str, missing: Callable[[Path, str], str] = nothing_missing) -> Step:
-    """A step that notes that it ran."""
     return Step(name, f"what {name} is", f'echo {name} >> "$OUT/ran"\n{commands}', missing)
 
 
@@ -62,7 +60,6 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
 
 
 def ran(tmp_path: Path) -> list[str]:
-    """The steps that have run, and forgets them."""
     file = tmp_path / "out" / "ran"
     found = file.read_text().split() if file.exists() else []
     file.unlink(missing_ok=True)
@@ -70,7 +67,6 @@ def ran(tmp_path: Path) -> list[str]:
 
 
 def summary(tmp_path: Path) -> dict[str, str]:
-    """How each step ended."""
     lines = (tmp_path / "out" / "summary.md").read_text().splitlines()[2:]
     return {name: told for _, name, told, *_ in (map(str.strip, line.split("|")) for line in lines)}
 

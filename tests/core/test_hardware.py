@@ -225,7 +225,6 @@ def test_what_the_user_hides_is_not_named(
 
 
 def build_of_torch(patch: pytest.MonkeyPatch, version: str, cuda: str | None, hip: str | None) -> None:
-    """Let torch be another build."""
     for module, name, value in (
         (torch, "__version__", version),
         (torch.version, "cuda", cuda),

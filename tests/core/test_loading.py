@@ -56,12 +56,10 @@ class InMemory(OneByOne):
 
 
 def batches(loading: ModuleType, dataset: Dataset[Any], sampler: Any, **options: Any) -> Any:
-    """A dataset in batches, as a rank loads it."""
     return loading.DeviceBatches(dataset, sampler, loading.Config(**options), torch.device("cpu"))
 
 
 def workers(loading: ModuleType, dataset: Dataset[Any], **options: Any) -> int:
-    """How many processes load a dataset."""
     found: int = batches(loading, dataset, [loading.Batch([0], (0,))], **options).workers
     return found
 

@@ -23,7 +23,6 @@ from tests.support.ranks import run_train, train_on_ranks
 
 @pytest.fixture(scope="module")
 def placement(package: Callable[..., Any]) -> Any:
-    """The module of a project."""
     return package("runtime.placement")
 
 
@@ -35,7 +34,6 @@ def place(
     gpus: Sequence[str] = (),
     quotas: Mapping[str, float] | None = None,
 ) -> Any:
-    """Where a rank can compute."""
     return placement.Place(host, "nccl" if gpus else "gloo", [*gpus], tuple(cores), quotas or {})
 
 
@@ -257,7 +255,6 @@ def tell_threads() -> None:
 
 
 def tell_threads_under_a_quota() -> None:
-    """What a rank does under a quota."""
     Path(os.environ["JOIN"]).write_text(str(os.getpid()))
     tell_threads()
 

@@ -66,7 +66,6 @@ VALUES = {
 
 
 def read_again(value: Any) -> Any:
-    """The value as a checkpoint has it when it is read."""
     memory = io.BytesIO()
     torch.save(value, memory)
     memory.seek(0)

@@ -44,7 +44,6 @@ LOG = """\
 
 @pytest.fixture
 def records(package: Callable[..., Any]) -> Any:
-    """The module."""
     return package("runtime.records")
 
 

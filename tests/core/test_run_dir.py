@@ -37,7 +37,6 @@ def saved(name: str) -> Path:
 
 @contextmanager
 def training(run_dir: Path) -> Iterator[None]:
-    """Inside, another process has a run."""
     command = [sys.executable, "-c", HOLD, str(run_dir / "in-use")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout

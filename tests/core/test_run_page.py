@@ -25,7 +25,6 @@ Point = tuple[str, str, str, str]  # the metric, the run and what of it, the ste
 
 
 def points(page: Path) -> list[Point]:
-    """What the points of all charts say."""
     found = []
     for chart in re.findall(r"<figure>.*?</figure>", page.read_text()):
         metric = re.findall(r"<b>(.*?)</b>", chart)[0]
@@ -36,12 +35,10 @@ def points(page: Path) -> list[Point]:
 
 
 def recorded(*run_dirs: Path) -> list[Point]:
-    """The same, of metrics.csv."""
     return sorted(point for run_dir in run_dirs for point in rows(run_dir) if point[0] != "epoch")
 
 
 def rows(run_dir: Path) -> Iterator[Point]:
-    """Each row of metrics.csv, as a point is shown."""
     for name, points in read_csv(run_dir).items():
         prefix = next((prefix for prefix in KINDS if name.startswith(prefix)), "")
         for step, value in points:

@@ -27,7 +27,6 @@ class Kernels(TorchDispatchMode):
 
 @pytest.fixture(scope="module")
 def update(package: Callable[..., Any]) -> Any:
-    """The module of a project."""
     return package("runtime.update")
 
 

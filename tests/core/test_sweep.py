@@ -44,7 +44,6 @@ COMPLETE, PRUNED, FAIL = (optuna.trial.TrialState[name] for name in ("COMPLETE",
 
 
 def study_in(folder: Path) -> optuna.Study:
-    """The study of a sweep that was started in a folder."""
     file = folder / "runs" / "sweep" / "journal.log"
     return optuna.load_study(study_name="sweep", storage=JournalStorage(JournalFileBackend(str(file))))
 
@@ -57,7 +56,6 @@ class Sweep:
         (folder / "stand_in.py").write_text(STAND_IN)
 
     def run(self, *codes: str) -> int:
-        """Run as many trials in all as there are codes; the launches of each end with its codes."""
         self.patch.chdir(self.folder)
         self.patch.setattr(sys, "argv", ["sweep.py", "--trials", str(len(codes))])
         self.patch.setattr(self.sweeping, "POLL", 0.01)
@@ -66,11 +64,9 @@ class Sweep:
         return code
 
     def study(self) -> optuna.Study:
-        """What is on the disk."""
         return study_in(self.folder)
 
     def launches(self, number: int) -> int:
-        """How often a trial was launched."""
         return len((self.folder / "runs" / "sweep" / str(number) / "launches").read_text())
 
 
@@ -79,7 +75,6 @@ PRUNER = optuna.pruners.NopPruner()
 
 @pytest.fixture
 def sweep(package: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweep]:
-    """A sweep that has not begun."""
     handler = signal.getsignal(signal.SIGTERM)
     yield Sweep(package("runtime.sweeping"), tmp_path, monkeypatch)
     signal.signal(signal.SIGTERM, handler)

@@ -52,19 +52,16 @@ def test_a_folder_without_checkpoints_is_named(project: Render, tmp_path: Path) 
 
 
 def plain_file(weights: Any, folder: Path) -> Path:
-    """A state_dict alone."""
     torch.save(weights, folder / "weights.pth")
     return folder / "weights.pth"
 
 
 def old_file(weights: Any, folder: Path) -> Path:
-    """The format of PyTorch before 1.6."""
     torch.save(weights, folder / "old.pth", _use_new_zipfile_serialization=False)
     return folder / "old.pth"
 
 
 def foreign_file(weights: Any, folder: Path) -> Path:
-    """What other programs save."""
     torch.save({"epoch": 3, "state_dict": weights}, folder / "foreign.ckpt")
     return folder / "foreign.ckpt"
 

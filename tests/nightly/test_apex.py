@@ -37,7 +37,6 @@ OPTIONS = {"O0": SAVED, "O1": SAVED, "O2": SAVED, "O3": ("--accum-steps", "2", "
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the runs of this module are."""
     return tmp_path_factory.mktemp("apex")
 
 
@@ -51,7 +50,6 @@ def pretended_gpu(project: Render, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def stand_in(pretended_gpu: Path, folder: Path) -> Path:
-    """The project on a pretended GPU, with the stand-in for apex."""
     copy = shutil.copytree(pretended_gpu, folder / "stand-in")
     put_stand_in(copy)
     return copy
@@ -59,7 +57,6 @@ def stand_in(pretended_gpu: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def real(pretended_gpu: Path, folder: Path) -> Path:
-    """The project on a pretended GPU, with apex itself."""
     try:
         files = read_apex()
     except NotAtHand as error:
@@ -127,7 +124,6 @@ def test_a_gpu_without_apex_is_refused_with_one_line(installed: str, pretended_g
 
 
 def calls_of(record: Path, rank: int = 0) -> list[tuple[str, dict[str, Any]]]:
-    """What the stand-in wrote down."""
     return [(name, details) for name, details in map(json.loads, open(f"{record}-{rank}"))]
 
 
@@ -265,7 +261,6 @@ def with_adamw(model: nn.Module, config: Any) -> Optimizer:
 
 
 def with_two(model: Any, config: Any) -> Optimizer:
-    """Return two optimizers as one."""
     update: Any = importlib.import_module("ddp_project.runtime.update")
     both: Optimizer = update.Optimizers(with_adamw(model.features, config), with_sgd(model.classifier, config))
     return both
@@ -303,7 +298,6 @@ def spoil_a_step() -> None:
 
 
 def spoil(gradient: Tensor) -> Tensor:
-    """Return a gradient that no scale makes finite."""
     return torch.full_like(gradient, math.inf)
 
 
@@ -374,7 +368,6 @@ def test_the_average_is_of_the_float32_weights_that_are_stepped(
 
 
 def numbered(tensors: list[Tensor]) -> dict[str, Tensor]:
-    """Give them names."""
     return {str(number): tensor for number, tensor in enumerate(tensors)}
 
 

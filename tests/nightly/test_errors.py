@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import Render
-from tests.support.ranks import train_on_ranks
+from tests.support.ranks import lone_error_in, train_on_ranks
 from tests.support.schedulers import mpi
 from tests.support.training import HAS_GPU, train
 from tools.rewriting import Rewrite
@@ -34,19 +34,12 @@ REFUSALS: dict[str, tuple[Callable[[Path], list[str]], str]] = {
 ON_TWO = ("workers", "missing", "unwritable")
 
 
-def assert_one_line_says(message: str, printed: str) -> None:
-    """Nothing is printed but the log and one line of error."""
-    [line] = [line for line in printed.splitlines() if " INFO " not in line]
-    assert line.startswith("error: ")
-    assert message in line
-
-
 @pytest.mark.parametrize("case", REFUSALS)
 def test_a_mistake_ends_all_ranks_with_one_line(case: str, project: Render, tmp_path: Path) -> None:
     options, message = REFUSALS[case]
     processes = 2 if case in ON_TWO else 1
     printed = train_on_ranks(project(), tmp_path / "run", *options(tmp_path), processes=processes, code=2)
-    assert_one_line_says(message, "".join(printed))
+    assert message in lone_error_in(printed)
     assert case == "foreign" or not (tmp_path / "run").exists(), "a refused run must leave nothing"
 
 
@@ -67,7 +60,7 @@ def test_a_mistake_is_told_once_where_the_program_starts_its_ranks(
     options: list[str], message: str, project: Render, tmp_path: Path
 ) -> None:
     printed = train(project(launcher="spawn"), tmp_path / "run", *options, launcher="spawn", code=2, timeout=60)
-    assert_one_line_says(message, printed)
+    assert message in lone_error_in([printed])
 
 
 @pytest.mark.skipif(torch.distributed.is_mpi_available(), reason="this torch has MPI")

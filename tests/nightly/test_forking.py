@@ -13,19 +13,16 @@ from tests.support.processes import scaled
 
 
 def threads_of_parent() -> list[str]:
-    """The names of all threads of the process that this one was forked from."""
     tasks = Path(f"/proc/{os.getppid()}/task")
     return [(task / "comm").read_text().strip() for task in tasks.iterdir()]
 
 
 def sleep_and_say() -> None:
-    """Take longer than anyone waits."""
     print("sleeping", flush=True)
     time.sleep(600)
 
 
 def fail() -> None:
-    """End with a traceback."""
     raise ValueError("no such thing")
 
 

@@ -75,7 +75,6 @@ def test_tf32_rounds_to_three_digits(
 
 @pytest.fixture(scope="module", params=["fp16", "bf16"])
 def half(request: pytest.FixtureRequest, project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of a run in this type."""
     run_dir = tmp_path_factory.mktemp("half") / str(request.param)
     train_on_ranks(project(amp="torch"), run_dir, "--max-steps", "30", "--precision", run_dir.name)
     return run_dir
@@ -136,7 +135,6 @@ def one_step(program: Any, run: Any) -> dict[str, Any]:
 
 
 def gradients_of(run: Any) -> Tensor:
-    """A copy of all gradients, as one vector."""
     return torch.cat([weight.grad.flatten().clone() for weight in run.model.parameters()])
 
 

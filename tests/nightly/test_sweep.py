@@ -38,7 +38,6 @@ def edited(own_project: Render) -> Edit:
 
 
 def start(project: Path, trials: int) -> subprocess.Popen[str]:
-    """Start a worker."""
     command = [sys.executable, "sweep.py", "--trials", str(trials)]
     worker = subprocess.Popen(
         command, cwd=project, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -65,17 +64,14 @@ def end(worker: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
 
 
 def trials_of(project: Path) -> list[optuna.trial.FrozenTrial]:
-    """What the study says."""
     return study_in(project).trials
 
 
 def states_of(project: Path) -> list[str]:
-    """How the trials ended."""
     return [trial.state.name for trial in trials_of(project)]
 
 
 def log_of(project: Path, number: int) -> str:
-    """The log of a trial."""
     log = project / "runs" / "sweep" / str(number) / "train.log"
     return log.read_text() if log.exists() else ""
 

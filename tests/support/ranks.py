@@ -95,6 +95,13 @@ def error_in(printed: Iterable[str]) -> str:
     return error
 
 
+def lone_error_in(printed: Iterable[str]) -> str:
+    """The same, where nothing else is printed but lines of INFO."""
+    [line] = [line for line in "".join(printed).splitlines() if line and " INFO " not in line]
+    assert line.startswith("error: ")
+    return line
+
+
 def run_rank(entry: Entry, project: Path, options: list[str], env: dict[str, str], output: Path, limit: int) -> None:
     """Be a rank: take the environment, the folder, the command line and the output that a shell would give it."""
     os.environ.clear()

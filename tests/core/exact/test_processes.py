@@ -17,7 +17,6 @@ OPTIONS = {"global_batch_size": 24, "epochs": reference.EPOCHS, "lr": 0.01, "war
 
 
 def recipe(accum_steps: int = 1, clip_norm: float = CLIP_NORM) -> reference.Recipe:
-    """What the oracle is told of OPTIONS."""
     return reference.Recipe(24, 24 // accum_steps, reference.EPOCHS, warmup=5, lr=0.01, clip_norm=clip_norm)
 
 

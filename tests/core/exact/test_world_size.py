@@ -20,7 +20,6 @@ CHANGES = [(2, 3), (1, 5), (4, 9), (2, 15)]
 
 
 def changing(project: Path, run_dir: Path, options: dict[str, Any]) -> list[Program]:
-    """A run with one number of processes after the other."""
     return [
         Program(project, run_dir, options | {"max_steps": until} | ({} if first else {"resume": None}), world_size)
         for first, (world_size, until) in zip([True, False, False, False], CHANGES, strict=True)

@@ -25,7 +25,6 @@ def with_another_option() -> None:
 
 
 def with_another_project() -> None:
-    """Rank 1 runs the other project."""
     if os.environ["RANK"] == "1":
         project = Path.cwd().with_name(OTHER)
         os.chdir(project)
@@ -34,7 +33,6 @@ def with_another_project() -> None:
 
 
 def with_another_torch() -> None:
-    """Rank 1 has another version of torch."""
     if os.environ["RANK"] == "1":
         torch.__version__ = "2.12.0"  # type: ignore[assignment]
     run_train()

@@ -30,7 +30,6 @@ BIG = 1 << 20  # floats, of which each sample has as many
 
 @pytest.fixture(scope="module")
 def loading(package: Callable[..., Any]) -> ModuleType:
-    """The module of the default project."""
     module: ModuleType = package("runtime.loading")
     return module
 
@@ -70,7 +69,6 @@ def refused(loading: ModuleType, dataset: Any, workers: int) -> str:
 
 
 def with_graph() -> torch.Tensor:
-    """A tensor that carries its graph."""
     return torch.ones(2, requires_grad=True) * 2
 
 
@@ -106,7 +104,6 @@ def with_few_files() -> torch.Tensor:
 
 
 def without_memory() -> Any:
-    """A sample for which its machine has no memory."""
     raise MemoryError
 
 
@@ -213,7 +210,6 @@ class Hanging(Dataset[Any]):
 
 
 def train_what_hangs() -> None:
-    """Be a rank of a project whose data does not come."""
     if "load_data" in os.environ["HANGS"]:
         wrap("data.load_data", lambda load: lambda config: threading.Event().wait())
     else:

@@ -88,7 +88,6 @@ def load_what_is_asked_for(config: Any, load: Any, kind: str) -> Any:
 
 
 def train_on_it() -> None:
-    """Be a rank whose data is as the environment says."""
     wrap("data.load_data", lambda load: lambda config: load_what_is_asked_for(config, load, os.environ["KIND"]))
     run_train()
 
@@ -167,7 +166,6 @@ def test_a_set_of_another_length_within_an_epoch_is_refused(
 
 
 def train_on_some() -> None:
-    """Be a rank that trains on the first samples."""
     samples = range(int(os.environ["SAMPLES"]))
     wrap("data.load_data", lambda load: lambda config: (Subset(load(config)[0], samples), load(config)[1]))
     run_train()

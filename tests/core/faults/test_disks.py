@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import Render
 from tests.support.hardware import small_disk
 from tests.support.processes import hang_timeout, scaled
-from tests.support.ranks import assert_same_state, names, project_module, run_train, train_on_ranks, wrap
+from tests.support.ranks import assert_same_state, lone_error_in, names, project_module, run_train, train_on_ranks, wrap
 from tests.support.training import HAS_GPU, ON_DEVICE, checkpoint
 
 NEEDS_MOUNT = pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount")
@@ -23,7 +23,6 @@ NEEDS_MOUNT = pytest.mark.skipif(shutil.which("mount") is None, reason="there is
 
 @pytest.fixture(scope="module")
 def saved(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of a short run."""
     run_dir = tmp_path_factory.mktemp("saved") / "run"
     train_on_ranks(project(), run_dir, "--max-steps", "4", "--save-every", "2", "--keep", "2")
     return run_dir
@@ -31,10 +30,9 @@ def saved(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def assert_one_line_names(printed: list[str], path: str, reason: str, size: int) -> None:
     """Rank 0 says with one line of error what could not be written, why and how large it is; nobody says more."""
-    errors = [line for line in "\n".join(printed).splitlines() if " INFO " not in line and line]
-    assert len(errors) == 1, errors
-    found = re.fullmatch(rf"error: .*{path} could not be written: {reason} \(it takes (\d+) bytes\)", errors[0])
-    assert found, errors[0]
+    error = lone_error_in(printed)
+    found = re.fullmatch(rf"error: .*{path} could not be written: {reason} \(it takes (\d+) bytes\)", error)
+    assert found, error
     assert abs(int(found[1]) - size) < 1000, "not the size of a checkpoint"
 
 

@@ -36,17 +36,14 @@ def images(tmp_path: Path) -> Path:
 
 
 def of_images(package: Package, module: str) -> Any:
-    """A module of the project for images."""
     return package(module, task="images")
 
 
 def of_tables(package: Package, module: str) -> Any:
-    """A module of the project for tables."""
     return package(module, task="tabular")
 
 
 def message(package: Package, task: str, work: Callable[[], Any]) -> str:
-    """What the UserError says that the work raises."""
     with pytest.raises(package("runtime.exits", task=task).UserError) as raised:
         work()
     return str(raised.value)
@@ -219,7 +216,6 @@ HEADER = ("height", "width", "price")
 
 
 def write_csv(file: Path, rows: list[Any], header: Any = HEADER) -> Path:
-    """Write a table."""
     with open(file, "w", newline="") as text:
         csv.writer(text).writerows([header, *rows])
     return file

@@ -26,17 +26,14 @@ BYTES = 10**12
 
 @pytest.fixture(scope="module")
 def language(package: Callable[..., Any]) -> Language:
-    """Return what imports modules of the project."""
     return lambda module: package(module, task="language")
 
 
 def config(language: Language, **options: Any) -> Any:
-    """The options of a small model."""
     return language("config").Config(**TINY | options)
 
 
 def refusal(language: Language, work: Callable[[], Any]) -> str:
-    """What the UserError says that the work raises."""
     with pytest.raises(language("runtime.exits").UserError) as raised:
         work()
     return str(raised.value)

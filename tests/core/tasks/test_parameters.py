@@ -53,7 +53,6 @@ IMPORTS = "from . import model as model_py\nfrom .runtime.update import Optimize
 
 
 def changed(project: Path, place: Path, model: str = "pass", optimizer: str = "", later: str = "pass") -> Path:
-    """Copy a project, and change what it trains."""
     shutil.copytree(project, place)
     code = CHANGED.format(model=model, optimizer=optimizer or "build(model, config)", later=later)
     extend(place / "ddp_project" / "task.py", code, imports=IMPORTS)

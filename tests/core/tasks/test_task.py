@@ -157,7 +157,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def changed_model(project: Path, place: Path, change: str) -> Path:
-    """Copy a project, and change its network."""
     shutil.copytree(project, place)
     extend(place / "ddp_project" / "model.py", WRAPPED.format(change=change), imports="from typing import Any\n\n")
     return place

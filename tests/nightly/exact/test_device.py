@@ -79,7 +79,6 @@ def train_in_spite_of_it() -> None:
 
 
 def train_without_a_gpu_on_rank_1() -> None:
-    """What a rank does that is on a machine without a GPU if it is rank 1."""
     if os.environ["RANK"] == "1":
         sys.argv += ["--device", "cpu"]
     run_train()

@@ -117,7 +117,6 @@ STATISTICS: dict[Statistic, int] = {
 
 @pytest.fixture
 def shuffling(project: Render) -> ModuleType:
-    """The module of the default project."""
     return module_of(project() / "ddp_project" / "runtime" / "permutation.py")
 
 

@@ -182,7 +182,6 @@ def pair(project: Render, tmp_path: Path) -> Iterator[Callable[..., Pair]]:
 
 
 def findings(printed: str) -> list[str]:
-    """The lines that tell a fault."""
     return [line for line in printed.splitlines() if line.startswith(("error:", "warning:"))]
 
 

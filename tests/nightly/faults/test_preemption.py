@@ -43,12 +43,10 @@ def ranks_of(run_dir: Path) -> list[int]:
 
 
 def since(started: float) -> float:
-    """The seconds since then."""
     return round(time.perf_counter() - started, 1)
 
 
 def has_trained(run_dir: Path) -> bool:
-    """Whether the log of the run tells of a step."""
     log = run_dir / "train.log"
     return log.exists() and "step 2 " in log.read_text()
 
@@ -96,7 +94,6 @@ class Batch:
         wait_until(lambda: has_trained(self.run_dir))
 
     def cancel(self, *options: str) -> None:
-        """Send it what scancel sends with these options."""
         self.cluster.run("scancel", *options, str(self.id))
 
     def wait_for(self, text: str) -> None:
@@ -161,7 +158,6 @@ def make_way(job: Batch) -> None:
 
 
 def requeue(job: Batch) -> None:
-    """What an administrator does."""
     job.cluster.run("scontrol", "requeue", str(job.id))
 
 

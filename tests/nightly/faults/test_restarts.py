@@ -21,7 +21,6 @@ BROKEN = Rewrite("progress = run.progress", '{}\nif run.progress.step >= 0:\n   
 
 
 def restarting(launcher: str, project: Path, run_dir: Path, restarts: int, *options: str) -> Started:
-    """Start a training whose launcher restarts it."""
     agent = ["--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}", "train.py"]
     command = [sys.executable, "-m", AGENTS[launcher], *agent, *ON_CPU, "--run-dir", str(run_dir), *options]
     # Without the variable, restarts fail now and then (pytorch#135712): launch.sh sets it, too.
