@@ -1,8 +1,6 @@
 """Which GPU and how many cores each rank uses, and what is refused before the ranks communicate."""
 
-import importlib
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -18,7 +16,7 @@ import torch.distributed as dist
 
 from tests.conftest import Render
 from tests.support.hardware import quota, see_gpus
-from tests.support.ranks import run_train, train_on_ranks
+from tests.support.ranks import error_in, join, project_module, run_train, train_on_ranks
 
 
 @pytest.fixture(scope="module")
@@ -218,11 +216,8 @@ def test_the_precision_is_one_that_the_gpu_has(
 
 def join_in_turns() -> None:
     """What a rank does on a node of two sockets, to which the ranks went in turns, and that has two GPUs near each."""
-    launcher: Any = importlib.import_module("ddp_project.runtime.launcher")
-    process_group: Any = importlib.import_module("ddp_project.runtime.process_group")
-    world = launcher.read_world()
     used: list[torch.device] = []
-    see_gpus(*("AB", "CD")[world.rank % 2])
+    see_gpus(*("AB", "CD")[int(os.environ["RANK"]) % 2])
     vars(torch.cuda)["set_device"] = used.append
 
     def main(config: Any, world: Any, device: torch.device) -> int:
@@ -230,7 +225,7 @@ def join_in_turns() -> None:
         torch.distributed.barrier()  # a rank that leaves at once can meet others that still connect
         return 0
 
-    sys.exit(process_group.run_rank(main, launcher.Config(backend="gloo"), world))
+    join(main, backend="gloo")
 
 
 def test_each_rank_uses_the_gpu_that_it_is_given(project: Render, tmp_path: Path) -> None:
@@ -241,55 +236,38 @@ def test_each_rank_uses_the_gpu_that_it_is_given(project: Render, tmp_path: Path
 
 
 def tell_threads() -> None:
-    """What a rank does that only tells with how many threads it computes, and how many cores it has."""
-    launcher: Any = importlib.import_module("ddp_project.runtime.launcher")
-    process_group: Any = importlib.import_module("ddp_project.runtime.process_group")
+    """What a rank does, under a quota if it is told one, that only tells its threads and cores."""
+    if "JOIN" in os.environ:
+        Path(os.environ["JOIN"]).write_text(str(os.getpid()))
 
     def main(config: Any, world: Any, device: torch.device) -> int:
-        placement = sys.modules["ddp_project.runtime.placement"]
-        print("threads:", torch.get_num_threads(), "cores:", placement.own_cores())
+        cores = project_module("runtime.placement").own_cores()
+        print("threads:", torch.get_num_threads(), "cores:", cores)
         torch.distributed.barrier()
         return 0
 
-    sys.exit(process_group.run_rank(main, launcher.Config(), launcher.read_world()))
-
-
-def tell_threads_under_a_quota() -> None:
-    Path(os.environ["JOIN"]).write_text(str(os.getpid()))
-    tell_threads()
+    join(main, seed=0)
 
 
 def test_ranks_share_a_quota(project: Render, tmp_path: Path) -> None:
-    with quota(1.5) as join:
-        if join is None:
+    with quota(1.5) as group:
+        if group is None:
             pytest.skip("no quota of CPUs can be set here")
         for ranks in (1, 2):
-            printed = train_on_ranks(
-                project(),
-                tmp_path / "run",
-                processes=ranks,
-                env={"JOIN": str(join)},
-                timeout=60,
-                entry=tell_threads_under_a_quota,
-            )
+            env, run_dir = {"JOIN": str(group)}, tmp_path / "run"
+            printed = train_on_ranks(project(), run_dir, processes=ranks, env=env, timeout=60, entry=tell_threads)
             assert printed == ["threads: 1 cores: 1\n"] * ranks
 
 
 @pytest.mark.parametrize(
-    ("variables", "threads"),
-    [
-        ({"OMP_NUM_THREADS": "3"}, 3),
-        ({"OMP_NUM_THREADS": "3,2"}, 3),
-        ({"OMP_NUM_THREADS": "1", "DDP_OMP_NUM_THREADS": ""}, 0),
-        ({"OMP_NUM_THREADS": "1", "DDP_OMP_NUM_THREADS": "5"}, 5),
-        ({"OMP_NUM_THREADS": "many"}, 0),
-        ({"OMP_NUM_THREADS": "0"}, 0),
-    ],
+    ("user", "noted", "threads"),
+    [("3", None, 3), ("3,2", None, 3), ("1", "", 0), ("1", "5", 5), ("many", None, 0), ("0", None, 0)],
 )
 def test_the_number_of_threads_is_the_users(
-    variables: dict[str, str], threads: int, project: Render, tmp_path: Path
+    user: str, noted: str | None, threads: int, project: Render, tmp_path: Path
 ) -> None:
     """torchrun sets OMP_NUM_THREADS, too, so that launch.sh notes before what the user has set."""
+    variables = {"OMP_NUM_THREADS": user} | ({} if noted is None else {"DDP_OMP_NUM_THREADS": noted})
     own = len(os.sched_getaffinity(0))
     [printed] = train_on_ranks(project(), tmp_path / "run", processes=1, env=variables, timeout=60, entry=tell_threads)
     assert printed == f"threads: {threads or own} cores: {own}\n"
@@ -303,12 +281,10 @@ def test_the_one_thread_of_torchrun_is_not_the_users(project: Render, tmp_path: 
 
 def run_with_a_gpu_on_rank_0() -> None:
     """What a rank does that sees a GPU if it is rank 0, as if the driver of another machine had failed."""
-    launcher: Any = importlib.import_module("ddp_project.runtime.launcher")
-    process_group: Any = importlib.import_module("ddp_project.runtime.process_group")
-    if launcher.read_world().is_main:
+    if os.environ["RANK"] == "0":
         see_gpus("A")
         vars(dist)["is_nccl_available"] = lambda: True
-    sys.exit(process_group.run_rank(None, launcher.Config(), launcher.read_world()))
+    join(None, seed=0)
 
 
 def test_a_machine_without_its_gpu_is_named_at_once(project: Render, tmp_path: Path) -> None:
@@ -321,18 +297,13 @@ def test_a_machine_without_its_gpu_is_named_at_once(project: Render, tmp_path: P
 def join_with_a_gpu_twice() -> None:
     """What a rank does whose NCCL finds, as it does at the first connection, that two ranks share a GPU."""
     told = "NCCL error in: NCCLUtils.cpp:94, invalid usage\nLast error:\nDuplicate GPU detected : rank 1 and rank 0"
-
-    def refuse(*arguments: object, **options: object) -> None:
-        raise dist.DistBackendError(
-            f"{told}\nException raised from create at NCCLUtils.cpp:94 (most recent call first)"
-        )
-
-    vars(dist)["init_process_group"] = refuse
+    where = "Exception raised from create at NCCLUtils.cpp:94 (most recent call first)"
+    vars(dist)["init_process_group"] = Mock(side_effect=dist.DistBackendError(f"{told}\n{where}"))
     run_train()
 
 
 def test_the_cause_of_an_error_of_nccl_is_in_the_line(project: Render, tmp_path: Path) -> None:
     """NCCL names it in its last line."""
     printed = train_on_ranks(project(), tmp_path / "run", code=2, timeout=60, entry=join_with_a_gpu_twice)
-    [error] = [line for line in printed[0].splitlines() if line.startswith("error: ")]
-    assert "invalid usage Last error: Duplicate GPU detected : rank 1 and rank 0; launch.sh --doctor" in error
+    expected = "invalid usage Last error: Duplicate GPU detected : rank 1 and rank 0; launch.sh --doctor"
+    assert expected in error_in(printed[:1])

@@ -59,15 +59,6 @@ def test_a_failure_is_told_with_its_traceback(ended: dict[str, Ended]) -> None:
     assert ended["wrong"].seen == [None]
 
 
-def test_a_forking_process_that_still_waits_for_names_gives_way_to_another() -> None:
-    started = time.monotonic()
-    with forking(), forking() as name_modules:
-        name_modules(["csv"])
-        end = run_forked(Task(os.getpid, ()))
-    assert end.complaint == ""
-    assert time.monotonic() - started < scaled(60)
-
-
 PROGRAM = """
 def load_data(config):
     return list(range(1000)), list(range(100))

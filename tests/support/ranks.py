@@ -3,7 +3,6 @@
 import importlib
 import multiprocessing
 import os
-import resource
 import runpy
 import signal
 import sys
@@ -102,7 +101,7 @@ def lone_error_in(printed: Iterable[str]) -> str:
     return line
 
 
-def run_rank(entry: Entry, project: Path, options: list[str], env: dict[str, str], output: Path, limit: int) -> None:
+def run_rank(entry: Entry, project: Path, options: list[str], env: dict[str, str], output: Path) -> None:
     """Be a rank: take the environment, the folder, the command line and the output that a shell would give it."""
     os.environ.clear()
     os.environ.update(env)
@@ -110,7 +109,6 @@ def run_rank(entry: Entry, project: Path, options: list[str], env: dict[str, str
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     sys.argv = ["train.py", *options]
     sys.path.insert(0, str(project))
     entry()
@@ -122,7 +120,6 @@ def start_ranks(
     *options: str,
     processes: int = 2,
     env: Mapping[str, str] | None = None,
-    largest_file: int = resource.RLIM_INFINITY,
     entry: Entry = run_train,
     outputs: Path | None = None,
 ) -> list[Rank]:
@@ -141,7 +138,7 @@ def start_ranks(
         output = (outputs or run_dir.parent) / f"{run_dir.name}-rank-{number}.out"
         output.unlink(missing_ok=True)
         context = SPAWNING if "cuda" in command else FORKING
-        process = context.Process(target=run_rank, args=(entry, project, command, variables, output, largest_file))
+        process = context.Process(target=run_rank, args=(entry, project, command, variables, output))
         process.start()
         ranks.append(Rank(process, output))
     return ranks
@@ -154,14 +151,11 @@ def train_on_ranks(
     processes: int = 2,
     code: int = 0,
     env: Mapping[str, str] | None = None,
-    largest_file: int = resource.RLIM_INFINITY,
     timeout: float = 120,
     entry: Entry = run_train,
 ) -> list[str]:
     """Train and return what each rank printed. Fails if a rank ends with another code, or if not rank 0 writes."""
-    ranks = start_ranks(
-        project, run_dir, *options, processes=processes, env=env, largest_file=largest_file, entry=entry
-    )
+    ranks = start_ranks(project, run_dir, *options, processes=processes, env=env, entry=entry)
     try:
         printed = [rank.ends_with(code, timeout) for rank in ranks]
     finally:

@@ -5,13 +5,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.conftest import Measured, Render
 from tests.core.exact.test_processes import OPTIONS as PLAIN_OPTIONS
 from tests.core.exact.test_processes import recipe
 from tests.support import reference
 from tests.support.forked_runs import TELLING, Program, fetched, relative_difference, run_all
+from tests.support.ranks import error_in
 from tests.support.training import checkpoint
 
 OPTIONS = {"global_batch_size": 24, "accum_steps": 2, "epochs": 3}
@@ -71,23 +70,13 @@ def test_dropout_draws_other_numbers_on_other_processes(
     assert difference > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("world_size", "words"),
-    [
-        (5, "20 or 30 would do, or a world size of 4 or 6"),
-        (7, "14 or 28 would do, or a world size of 6 or 12"),
-        (16, "32 would do, or a world size of 12"),
-    ],
-)
-def test_a_global_batch_that_cannot_be_split_is_refused(
-    world_size: int, words: str, small: Render, tmp_path: Path
-) -> None:
-    project = small()
-    first = Program(project, tmp_path / "run", OPTIONS | {"max_steps": 2})
-    refused = Program(project, tmp_path / "run", OPTIONS | {"resume": None}, world_size, code=2)
-    [[_, ended]] = run_all([[first, refused]])
-    said = [line for text in ended.output for line in text.splitlines() if line.startswith("error: ")]
-    assert len(said) == 1
-    assert f"--global-batch-size 24 is no multiple of {2 * world_size}" in said[0]
-    assert words in said[0]
+def test_a_global_batch_that_cannot_be_split_is_refused(small: Render, tmp_path: Path) -> None:
+    first = Program(small(), tmp_path / "run", OPTIONS | {"max_steps": 2})
+    refused = [Program(small(), tmp_path / "run", OPTIONS | {"resume": None}, size, code=2) for size in (7, 16)]
+    [[_, *ends]] = run_all([[first, *refused]])
+    said = ["14 or 28 would do, or a world size of 6 or 12", "32 would do, or a world size of 12"]
+    for program, ended, words in zip(refused, ends, said, strict=True):
+        error = error_in(ended.output)
+        assert f"--global-batch-size 24 is no multiple of {2 * program.world_size}" in error
+        assert words in error
     assert checkpoint(tmp_path / "run")["progress"]["step"] == 2

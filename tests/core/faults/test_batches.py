@@ -1,6 +1,7 @@
 """A batch that cannot be made, sent or received ends the run in one line with the true cause, and never hangs."""
 
 import ctypes
+import gc
 import os
 import re
 import resource
@@ -124,6 +125,7 @@ def test_want_in_a_worker_is_named(make: Callable[[], Any], said: str, dataset: 
 
 
 def test_a_rank_that_can_open_no_further_file_says_so(loading: ModuleType) -> None:
+    gc.collect()  # a warning of a file that a test before has left would need a file
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     loader = loaded(loading, OneByOne(lambda: torch.ones(2)), 1, *([each] for each in range(9)))
     next(loader)

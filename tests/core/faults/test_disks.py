@@ -145,12 +145,3 @@ def test_a_disk_that_turns_read_only_leaves_what_was_saved(project: Render, save
         size = (folder / "last.pt").stat().st_size
         assert_one_line_names(printed, r"step-00000006\.pt", "Read-only file system", size)
         assert names(run_dir) == names(saved)
-
-
-def test_a_limit_on_the_size_of_files_leaves_what_was_saved(project: Render, saved: Path, tmp_path: Path) -> None:
-    run_dir = shutil.copytree(saved, tmp_path / "run")
-    before = {name: (run_dir / "checkpoints" / name).read_bytes() for name in names(run_dir)}
-    options = ("--resume", "--save-every", "1", "--keep", "2")
-    printed = train_on_ranks(project(), run_dir, *options, code=2, largest_file=100_000, timeout=100)
-    assert {name: (run_dir / "checkpoints" / name).read_bytes() for name in names(run_dir)} == before
-    assert_one_line_names(printed, r"step-00000005\.pt", "File too large", len(before["last.pt"]))

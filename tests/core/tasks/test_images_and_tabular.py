@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from generator.check.train.forking import Ended
 from generator.check.train.records import read_csv
 from tests.conftest import Render
 from tests.support.forked_runs import Program, ends_of, run_all
+from tests.support.ranks import error_in, errors_in
 from tests.support.training import checkpoint
 
 Package = Callable[..., Any]
@@ -47,13 +47,6 @@ def message(package: Package, task: str, work: Callable[[], Any]) -> str:
     with pytest.raises(package("runtime.exits", task=task).UserError) as raised:
         work()
     return str(raised.value)
-
-
-def errors_in(ended: Ended) -> list[str]:
-    """The lines of error that all ranks have printed; none has a traceback."""
-    printed = "".join(ended.output)
-    assert "Traceback" not in printed
-    return [line for line in printed.splitlines() if line.startswith("error: ")]
 
 
 def empty(folder: Path) -> None:
@@ -106,15 +99,14 @@ def test_a_broken_image_is_named_in_one_line(workers: int, own_project: Render, 
     file.write_bytes(file.read_bytes()[:60])
     options = QUICK | {"data": images, "workers": workers}
     [[ended]] = run_all([[Program(own_project(task="images"), tmp_path / "run", options, world_size=1, code=2)]])
-    [error] = errors_in(ended)
-    assert error.startswith(f"error: {file} is no image that can be read: ")
+    assert error_in(ended.output).startswith(f"error: {file} is no image that can be read: ")
 
 
 def test_a_broken_image_of_one_rank_ends_all(own_project: Render, images: Path, tmp_path: Path) -> None:
     (images / "train" / "red" / "1.PNG").write_text("nonsense")
     [[ended]] = ends_of([[Program(own_project(task="images"), tmp_path / "run", QUICK | {"data": images})]])
     assert {*ended.codes} == {2, 69}
-    assert sum(f"error: {images}/train/red/1.PNG is no image" in line for line in errors_in(ended)) == 1
+    assert sum(f"error: {images}/train/red/1.PNG is no image" in line for line in errors_in(ended.output)) == 1
 
 
 def test_images_are_found_in_the_order_of_the_alphabet(package: Package, images: Path) -> None:

@@ -149,13 +149,3 @@ def test_each_order_of_four_samples_is_as_frequent(shuffling: ModuleType) -> Non
     expected = draws / len(orders)
     chi_squared = sum((count - expected) ** 2 / expected for count in orders.values())
     assert chi_squared < 50, "23 degrees of freedom: above 49.7 once in 1,000 times"
-
-
-def test_each_sample_comes_at_each_place_as_often(shuffling: ModuleType) -> None:
-    size, draws = 17, 20_000
-    counts = np.zeros((size, size))
-    for key in range(draws):
-        counts[np.arange(size), shuffling.Permutation(size, 5, key)[np.arange(size)]] += 1
-    expected = draws / size
-    freedom = (size - 1) ** 2
-    assert abs(((counts - expected) ** 2 / expected).sum() - freedom) < 4 * math.sqrt(2 * freedom)
