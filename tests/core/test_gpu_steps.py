@@ -94,16 +94,6 @@ def test_another_start_runs_what_has_not_succeeded(invoke: Invoke, tmp_path: Pat
     assert ran(tmp_path) == ["first", "broken", "last"]
 
 
-def test_steps_can_be_chosen(invoke: Invoke, tmp_path: Path) -> None:
-    assert invoke("--list").stdout.split() == [word for each in STEPS for word in (each.name, *each.what.split())]
-    assert invoke("--from", "absent").exit_code == 0
-    assert ran(tmp_path) == ["last"]
-    for arguments in (["nowhere"], ["--from", "nowhere"]):
-        refused = invoke(*arguments)
-        assert refused.exit_code == 2
-        assert "there is no step nowhere" in refused.output
-
-
 def test_a_step_that_does_not_end_is_ended_with_what_it_started(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

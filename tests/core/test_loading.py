@@ -64,32 +64,25 @@ def workers(loading: ModuleType, dataset: Dataset[Any], **options: Any) -> int:
     return found
 
 
-def test_data_in_memory_has_no_workers(loading: ModuleType) -> None:
-    """Nor has a part of it, though a Subset gives batches of anything."""
+def test_other_data_than_that_in_memory_has_the_further_cores_of_the_rank(
+    loading: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Subset gives batches of anything."""
     assert workers(loading, InMemory()) == 0
     assert workers(loading, Subset(Subset(InMemory(), range(9)), range(3))) == 0
-
-
-def test_other_data_has_the_further_cores_of_the_rank(loading: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     assert workers(loading, OneByOne()) == CORES - 1
     assert workers(loading, Subset(OneByOne(), range(3))) == CORES - 1
     assert workers(loading, InMemory(), workers=2) == 2
     assert workers(loading, OneByOne(), workers=0) == 0
     monkeypatch.setattr(loading, "MOST_WORKERS", 3)
     assert workers(loading, OneByOne()) == 3
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert workers(loading, OneByOne()) == 0
 
 
 def test_a_whole_batch_that_is_a_list_is_refused(loading: ModuleType) -> None:
     with pytest.raises(loading.UserError, match="a list of 2 for 3 indices: return a tuple or dict"):
         [*batches(loading, Pair(), [loading.Batch([1, 2, 3], (0,))])]
-
-
-def test_a_rank_with_one_core_loads_its_data_itself(loading: ModuleType) -> None:
-    torch.set_num_threads(1)
-    try:
-        assert workers(loading, OneByOne()) == 0
-    finally:
-        torch.set_num_threads(CORES)
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -114,36 +112,40 @@ def at(bus: int, uuid: str = "", device: int = 0) -> dict[str, object]:
 ALIKE = "00000000-0000-0000-0000-000000000000"
 
 
-def test_two_gpus_of_equal_uuids_on_a_host_are_two(placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = [own_place(placement, monkeypatch, at(3, ALIKE), at(4, ALIKE))] * 2
-    assert placement.divide_gpus(places) == [0, 1]
-    apart = [own_place(placement, monkeypatch, at(bus, ALIKE)) for bus in (3, 4)]
-    assert placement.divide_gpus(apart) == [0, 0]
-    assert placement.problem_of(places, [0, 1]) is placement.problem_of(apart, [0, 0]) is None
+AT_3, AT_4 = at(3, ALIKE), at(4, ALIKE)
+UUID: dict[str, Any] = {"uuid": ALIKE}
+NOTHING: dict[str, Any] = {}
+GPUS: dict[str, tuple[list[list[Any]], bool, list[int] | None]] = {
+    # what torch tells each rank of its GPUs, whether they are on two hosts, and which each uses, or that it is refused
+    "equal UUIDs": ([[AT_3, AT_4], [AT_3, AT_4]], False, [0, 1]),
+    "equal UUIDs of ranks apart": ([[AT_3], [AT_4]], False, [0, 0]),
+    # Addresses of two hosts are often equal; the UUIDs of some virtual and AMD GPUs, too.
+    "equal on two hosts": ([[AT_3], [AT_3]], True, [0, 0]),
+    "equal UUIDs alone, on two hosts": ([[UUID], [UUID]], True, [0, 0]),
+    "nothing told, on two hosts": ([[NOTHING], [NOTHING]], True, [0, 0]),
+    # Parts of a GPU share its address: those of NVIDIA have UUIDs of their own, those of AMD may have none.
+    "parts": (2 * [[at(3, "A"), at(3, "B")]], False, [0, 1]),
+    "parts of equal UUIDs": (2 * [[AT_3, AT_3]], False, [0, 1]),
+    "parts of equal UUIDs alone": (2 * [[UUID, UUID]], False, [0, 1]),
+    "parts of which nothing is told": (2 * [[NOTHING, NOTHING]], False, [0, 1]),
+    "one for two ranks": (2 * [[at(3, "A")]], False, None),
+    "one for two ranks, by its UUID": (2 * [[{"uuid": "A"}]], False, None),
+}
 
 
-def test_equal_gpus_of_two_hosts_are_two(placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their addresses are often equal; the UUIDs of some virtual and AMD GPUs, too."""
-    for gpu in (at(3, ALIKE), {"uuid": ALIKE}, {}):
-        own = own_place(placement, monkeypatch, gpu)
-        places = [replace(own, host=host) for host in ("n1", "n2")]
-        assert placement.divide_gpus(places) == [0, 0]
-        assert placement.problem_of(places, [0, 0]) is None
-
-
-def test_parts_of_a_gpu_share_its_address(placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of NVIDIA have UUIDs of their own, those of AMD may have none."""
-    parts: Any
-    for parts in ([at(3, "A"), at(3, "B")], [at(3, ALIKE), at(3, ALIKE)], [{"uuid": ALIKE}, {"uuid": ALIKE}], [{}, {}]):
-        places = [own_place(placement, monkeypatch, *parts)] * 2
-        assert placement.divide_gpus(places) == [0, 1]
-        assert placement.problem_of(places, [0, 1]) is None
-
-
-def test_one_gpu_that_two_ranks_share_is_refused(placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for gpu in (at(3, "A"), {"uuid": "A"}):
-        places = [own_place(placement, monkeypatch, gpu)] * 2
-        problem = placement.problem_of(places, placement.divide_gpus(places))
+@pytest.mark.parametrize("case", GPUS)
+def test_each_rank_has_a_gpu_whatever_is_told_of_them(
+    case: str, placement: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus, apart, expected = GPUS[case]
+    places = [own_place(placement, monkeypatch, *each) for each in gpus]
+    if apart:
+        places = [replace(each, host=host) for each, host in zip(places, ("n1", "n2"), strict=True)]
+    chosen = placement.divide_gpus(places)
+    problem = placement.problem_of(places, chosen)
+    if expected:
+        assert (chosen, problem) == (expected, None)
+    else:
         assert "rank 0 and rank 1 have the same GPU of" in problem
         assert "start at most 1 there" in problem
 
@@ -156,34 +158,6 @@ def test_ranks_that_share_a_gpu_need_gloo(placement: Any, monkeypatch: pytest.Mo
     assert "start at most 3 there, or give --backend gloo" in problem
     with_gloo = [replace(each, backend="gloo") for each in places]
     assert placement.problem_of(with_gloo, placement.divide_gpus(with_gloo)) is None
-
-
-def test_each_rank_learns_its_share_or_the_problem_at_the_store(placement: Any) -> None:
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-    def outcomes(run: str, *places: Any) -> list[Any]:
-        found: dict[int, Any] = {}
-
-        def work(rank: int) -> None:
-            client = dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=600))
-            world = placement.World(rank, rank, len(places), len(places))
-            try:
-                found[rank] = placement.agree_on_places(places[rank], world, dist.PrefixStore(run, client))
-            except placement.UserError as error:
-                found[rank] = str(error)
-
-        threads = [Thread(target=work, args=(rank,)) for rank in range(len(places))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return [found[rank] for rank in range(len(places))]
-
-    on_cpu = [place(placement, cores=cores) for cores in (range(4), range(4, 10))]
-    assert outcomes("first", *on_cpu) == [(None, 4), (None, 6)]
-    [problem, same] = outcomes("second", place(placement, gpus=["A"]), place(placement, gpus=["A"]))
-    assert "rank 0 and rank 1 have the same GPU of node1" in problem
-    assert same == problem
 
 
 @pytest.mark.parametrize(

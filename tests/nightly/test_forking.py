@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.check.train.forking import Ended, Task, forking, run_forked, train_all
+from generator.check.train.forking import Task, forking, run_forked, train_all
 from tests.support.processes import scaled
 
 
@@ -26,37 +26,14 @@ def fail() -> None:
     raise ValueError("no such thing")
 
 
-@pytest.fixture(scope="module")
-def ended() -> dict[str, Ended]:
-    """How tasks of this module ended, by name; the process that forks them has imported what loggers import."""
-    modules = ["tyro", "torch.utils.tensorboard", "wandb", "mlflow"]
-    tasks = {
-        "threads": Task(threads_of_parent, ()),
-        "late": Task(sleep_and_say, (), deadline=3),
-        "wrong": Task(fail, ()),
-    }
+def test_the_forking_process_has_one_thread() -> None:
+    """Though it has imported what loggers import."""
     with forking() as name_modules:
-        name_modules(modules)
-        return {name: run_forked(task) for name, task in tasks.items()}
-
-
-def test_the_forking_process_has_one_thread(ended: dict[str, Ended]) -> None:
-    assert ended["threads"].complaint == ""
-    (threads,) = ended["threads"].seen
+        name_modules(["tyro", "torch.utils.tensorboard", "wandb", "mlflow"])
+        end = run_forked(Task(threads_of_parent, ()))
+    assert end.complaint == ""
+    [threads] = end.seen
     assert len(threads) == 1, threads
-
-
-def test_what_takes_too_long_is_killed_and_what_it_said_is_kept(ended: dict[str, Ended]) -> None:
-    assert ended["late"].codes == [None]
-    assert ended["late"].output == ["sleeping\n"]
-    assert "was killed, for it did not end" in ended["late"].complaint
-    assert 3 <= ended["late"].seconds < scaled(10)
-
-
-def test_a_failure_is_told_with_its_traceback(ended: dict[str, Ended]) -> None:
-    assert ended["wrong"].codes == [1]
-    assert "ValueError: no such thing" in ended["wrong"].complaint
-    assert ended["wrong"].seen == [None]
 
 
 PROGRAM = """

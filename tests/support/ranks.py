@@ -237,58 +237,30 @@ def weights_of_an_epoch_on_a_gpu(rank: int, project: Path, options: dict[str, An
     return {name: value.cpu() for name, value in run.model.state_dict().items()}
 
 
-def accumulated_gradients(rank: int, project: Path, options: dict[str, Any]) -> dict[str, Any]:
+def gradients_beside_buckets(rank: int, project: Path, options: dict[str, Any]) -> dict[str, int]:
     """Train an epoch with gradients in DDP's buckets, and one with fresh ones for each step.
 
-    Returns for both the gradients of each step as integers, for they tell 0.0 from -0.0, the most bytes of gradients
-    beside the buckets between two micro-batches, and the bytes that they held before each micro-batch.
+    Returns for both the most bytes of gradients that lie outside the buckets between two micro-batches.
     """
-    sys.path.insert(0, str(project))
-    train: Any = importlib.import_module("train")
-    build_model, compute, mean = train.build_model, train.task.compute, train.meter.Mean
-
-    def build_more() -> Any:
-        model = build_model()
-        model.never = torch.nn.Parameter(torch.ones(3))
-        return model
-
-    def compute_more(model: Any, batch: Any) -> dict[str, Any]:
-        means = compute(model, batch)
-        more: dict[str, Any] = means | {"loss": mean(means["loss"].sum - 0.0 * model.never.sum(), means["loss"].count)}
-        return more
-
-    train.build_model, train.task.compute = build_more, compute_more
-    found: dict[str, Any] = {}
-    for kind in ("in buckets", "fresh"):
-        _, run = make_run(rank, project, "ddp_project", options | {"run_dir": options["run_dir"] / kind})
+    found = {"in buckets": 0, "fresh": 0}
+    for kind in found:
+        train, run = make_run(rank, project, "ddp_project", options | {"run_dir": options["run_dir"] / kind})
         if kind == "fresh":
             run.ddp.module.in_buckets = False
             run.ddp.zero_grad()
-        found[kind] = {"steps": [], "beside": 0, "held": []}
-        _watch_gradients(run, found[kind])
+        between: dict[int, int] = {}  # places and bytes of the gradients before each micro-batch
+
+        def before_micro_batch(*_: Any, run: Any = run, between: dict[int, int] = between) -> None:
+            storages = [each.grad.untyped_storage() for each in run.model.parameters() if each.grad is not None]
+            between.update((storage.data_ptr(), storage.nbytes()) for storage in storages)
+
+        def before_step(*_: Any, run: Any = run, between: dict[int, int] = between, kind: str = kind) -> None:
+            buckets = {each.grad.untyped_storage().data_ptr() for each in run.model.parameters()}
+            beside = sum(size for place, size in between.items() if place not in buckets)
+            between.clear()
+            found[kind] = max(found[kind], beside)
+
+        run.model.register_forward_pre_hook(before_micro_batch)
+        run.optimizer.register_step_pre_hook(before_step)
         train.train_epoch(run)
-    return found
-
-
-def _watch_gradients(run: Any, found: dict[str, Any]) -> None:
-    between: dict[int, int] = {}  # places and bytes of the gradients before each micro-batch
-
-    def before_micro_batch(*_: Any) -> None:
-        storages = [each.grad.untyped_storage() for each in run.model.parameters() if each.grad is not None]
-        between.update((storage.data_ptr(), storage.nbytes()) for storage in storages)
-
-    def before_step(*_: Any) -> None:
-        gradients = [each.grad for each in run.model.parameters()]
-        buckets = {gradient.untyped_storage().data_ptr() for gradient in gradients}
-        beside = sum(size for place, size in between.items() if place not in buckets)
-        between.clear()
-        found["beside"] = max(found["beside"], beside)
-        found["steps"].append([gradient.clone().view(torch.int32) for gradient in gradients])
-
-    def before_ddp(*_: Any) -> None:
-        storages = [each.grad.untyped_storage() for each in run.model.parameters() if each.grad is not None]
-        found["held"].append(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()))
-
-    run.ddp.register_forward_pre_hook(before_ddp)
-    run.model.register_forward_pre_hook(before_micro_batch)
-    run.optimizer.register_step_pre_hook(before_step)
+    return found | {"weights": sum(4 * weight.numel() for weight in run.model.parameters())}

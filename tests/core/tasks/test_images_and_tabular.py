@@ -49,6 +49,9 @@ def message(package: Package, task: str, work: Callable[[], Any]) -> str:
     return str(raised.value)
 
 
+SAME_CLASSES = "--data: {}/train and {}/val must have the same classes,"
+
+
 def empty(folder: Path) -> None:
     """Leave nothing in a folder but what does not count."""
     for entry in folder.iterdir():
@@ -59,26 +62,10 @@ def empty(folder: Path) -> None:
 
 WRONG_FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no folder": (shutil.rmtree, "--data: {}/train cannot be read: No such file or directory"),
-    "no validation set": (
-        lambda data: shutil.rmtree(data / "val"),
-        "--data: {}/val cannot be read: No such file or directory",
-    ),
-    "no classes": (
-        lambda data: empty(data / "train"),
-        "--data: {}/train has no folders of classes",
-    ),
-    "no images of a class": (
-        lambda data: empty(data / "train" / "green"),
-        "--data: {}/train/green has no images (PNG or JPEG)",
-    ),
-    "a class without validation": (
-        lambda data: shutil.rmtree(data / "val" / "red"),
-        "--data: {}/train and {}/val must have the same classes, and only one has red",
-    ),
-    "a class without training": (
-        lambda data: (data / "val" / "grey").mkdir(),
-        "--data: {}/train and {}/val must have the same classes, and only one has grey",
-    ),
+    "no classes": (lambda data: empty(data / "train"), "--data: {}/train has no folders of classes"),
+    "no images": (lambda data: empty(data / "train/red"), "--data: {}/train/red has no images (PNG or JPEG)"),
+    "no validation": (lambda data: shutil.rmtree(data / "val/red"), f"{SAME_CLASSES} and only one has red"),
+    "no training": (lambda data: (data / "val/grey").mkdir(), f"{SAME_CLASSES} and only one has grey"),
 }
 
 
@@ -87,9 +74,8 @@ def test_a_wrong_folder_of_images_is_named(mistake: str, package: Package, image
     change, words = WRONG_FOLDERS[mistake]
     change(images)
     config = of_images(package, "config").Config(data=images)
-    assert message(package, "images", lambda: of_images(package, "data").load_data(config)) == words.format(
-        images, images
-    )
+    said = message(package, "images", lambda: of_images(package, "data").load_data(config))
+    assert said == words.format(images, images)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -48,12 +48,6 @@ def entries_are_uniform(shuffling: ModuleType) -> float:
     return float(stats.kstest(shuffling.Permutation(HUGE, 0, 0)[places] / HUGE, "uniform").pvalue)
 
 
-def low_bits_are_uniform(shuffling: ModuleType) -> float:
-    """Remainders of consecutive entries of a huge order: a data set may be sorted by many keys, one within another."""
-    remainders = shuffling.Permutation(HUGE, 1, 0)[np.arange(500_000_000, 500_200_000)] % 1000
-    return both_tails(float(stats.chisquare(np.bincount(remainders, minlength=1000)).statistic), 999)
-
-
 def neighbours_are_independent(shuffling: ModuleType) -> float:
     """In which 64th of a huge order an entry and the next one fall."""
     parts = shuffling.Permutation(HUGE, 2, 0)[np.arange(400_000)] // (HUGE // 64 + 1)
@@ -66,14 +60,6 @@ def epochs_are_independent(shuffling: ModuleType) -> float:
     entries = [shuffling.Permutation(HUGE, 3, epoch)[places][0] for epoch in range(10_000)]
     parts = np.array(entries) // (HUGE // 16 + 1)
     return of_table(table(parts[::2], parts[1::2], 16))
-
-
-def runs_are_as_many(shuffling: ModuleType) -> float:
-    """Runs up and down: of n numbers (2n - 1) / 3 on average, with a variance of (16n - 29) / 90."""
-    order = shuffling.Permutation(HUGE, 4, 0)[np.arange(300_000)]
-    rising = order[1:] > order[:-1]
-    runs, size = 1 + (rising[1:] != rising[:-1]).sum(), len(order)
-    return float(2 * stats.norm.sf(abs(runs - (2 * size - 1) / 3) / np.sqrt((16 * size - 29) / 90)))
 
 
 def shares_are_independent(shuffling: ModuleType) -> float:
@@ -106,10 +92,8 @@ def pairs_meet_as_often(shuffling: ModuleType) -> float:
 # Each with so few rounds that it fails. With 3 rounds none does, and there are 8.
 STATISTICS: dict[Statistic, int] = {
     entries_are_uniform: 1,
-    low_bits_are_uniform: 0,
     neighbours_are_independent: 2,
     epochs_are_independent: 1,
-    runs_are_as_many: 1,
     shares_are_independent: 1,
     pairs_meet_as_often: 2,
 }

@@ -209,34 +209,29 @@ def test_a_signal_to_one_rank_stops_the_job(
     job.assert_stopped()
 
 
+UP = ["--batch", "--signal=USR1"]  # what Slurm sends when the time is up
+
+
 @pytest.mark.parametrize(
-    ("options", "state"),
+    ("cancels", "state"),
     [
-        (["--signal=USR1"], "FAILED"),
-        ([], "CANCELLED"),
-        (["--signal=TERM"], "FAILED"),
-        (["--batch", "--signal=TERM"], "FAILED"),
+        ([["--signal=USR1"]], "FAILED"),
+        ([[]], "CANCELLED"),
+        ([["--signal=TERM"]], "FAILED"),
+        ([["--batch", "--signal=TERM"]], "FAILED"),
+        ([UP, []], "CANCELLED"),
     ],
-    ids=["USR1", "all of it", "TERM", "TERM to the shell"],
+    ids=["USR1", "all of it", "TERM", "TERM to the shell", "all of it when its time is up"],
 )
 def test_a_job_that_its_owner_stops_does_not_come_back(
-    options: Sequence[str], state: str, paced: Paced, slurm_cluster: Cluster, tmp_path: Path
+    cancels: Sequence[Sequence[str]], state: str, paced: Paced, slurm_cluster: Cluster, tmp_path: Path
 ) -> None:
     job = Batch(slurm_cluster, paced("slurm"), tmp_path)
-    job.cancel(*options)
+    for options in cancels:
+        job.cancel(*options)
     ended = job.end(restarts=0)
     assert ended.state == state
     assert state == "CANCELLED" or ended.exit_code == STOPPED
-    job.assert_stopped()
-
-
-def test_a_cancelled_job_does_not_come_back_though_its_time_was_up(
-    paced: Paced, slurm_cluster: Cluster, tmp_path: Path
-) -> None:
-    job = Batch(slurm_cluster, paced("slurm"), tmp_path)
-    job.cancel("--batch", "--signal=USR1")
-    job.cancel()
-    assert job.end(restarts=0).state == "CANCELLED"
     job.assert_stopped()
 
 
