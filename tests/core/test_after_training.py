@@ -16,12 +16,10 @@ import torch
 from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.processes import output_of
 from tests.support.ranks import assert_same_state, lone_error_in, train_on_ranks
 from tests.support.training import HAS_GPU, assert_same_weights, checkpoint, differences
-
-Package = Callable[..., Any]
 
 
 def script(project: Path, name: str, *arguments: str | Path) -> str:
@@ -68,9 +66,7 @@ def refused(package: Package, capsys: pytest.CaptureFixture[str]) -> Callable[[C
     return get
 
 
-def test_an_export_is_the_best_checkpoint_bit_for_bit(
-    project: Render, run_dir: Path, package: Package, tmp_path: Path
-) -> None:
+def test_an_export_is_the_best_checkpoint(project: Render, run_dir: Path, package: Package, tmp_path: Path) -> None:
     folder = Path(script(project(), "export.py", run_dir).strip())
     assert folder == run_dir / "export"
     best, build_model = checkpoint(run_dir, "best.pt"), package("model").build_model
@@ -218,7 +214,7 @@ def test_predictions_may_compute_gradients(
     assert not answer["tracked"]
 
 
-def test_what_cannot_be_predicted_is_told_in_one_line(
+def test_what_cannot_be_predicted_is_named(
     export: Any, run_dir: Path, refused: Callable[..., str], tmp_path: Path
 ) -> None:
     folder, to = export.export(run_dir), tmp_path / "answers"
@@ -293,9 +289,7 @@ def parameters(run_dir: Path, name: str = "last.pt") -> dict[str, Tensor]:
     return {key: value for key, value in checkpoint(run_dir, name)["model"].items() if not key.endswith(statistics)}
 
 
-def test_a_run_begins_with_weights_and_goes_on_without_them(
-    project: Render, run_dir: Path, export: Any, tmp_path: Path
-) -> None:
+def test_a_run_begins_with_weights_of_a_file(project: Render, run_dir: Path, export: Any, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     options = ("--max-steps", "2", "--lr", "0", "--seed", "5")
     train_on_ranks(project(), first, *options, "--init-from", str(run_dir / "checkpoints" / "best.pt"))
@@ -417,9 +411,7 @@ def empty(file: Path) -> Path:
 
 
 @pytest.mark.parametrize("case", UNUSABLE)
-def test_weights_that_cannot_be_used_end_all_ranks_with_one_line(
-    case: str, project: Render, run_dir: Path, tmp_path: Path
-) -> None:
+def test_unusable_weights_end_all_ranks_in_one_line(case: str, project: Render, run_dir: Path, tmp_path: Path) -> None:
     make, words, processes = UNUSABLE[case]
     options = ("--init-from", str(make(tmp_path, run_dir)))
     assert words in lone_error_in(train_on_ranks(project(), tmp_path / "new", *options, processes=processes, code=2))

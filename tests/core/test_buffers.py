@@ -1,14 +1,12 @@
 """A checkpoint holds each buffer once, and for each rank only what ranks differ in; nothing constant is averaged."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.ranks import train_on_ranks
 from tests.support.training import checkpoint, differences
 
@@ -203,7 +201,7 @@ def test_a_checkpoint_of_version_1_goes_on_exactly(own_project: Render, tmp_path
         assert differences(checkpoint(tmp_path / "whole")[part], checkpoint(tmp_path / "run")[part]) == [], part
 
 
-def test_a_usual_network_needs_no_exchange(package: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_usual_network_needs_no_exchange(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
     collectives = package("runtime.collectives")
     monkeypatch.setattr(collectives, "gather", lambda value: pytest.fail("an exchange"))
     assert collectives.unequal_buffers(package("model").build_model()) == {}

@@ -4,10 +4,8 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -15,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.simulated import one_of
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.ranks import assert_same_state, names, train_on_ranks
 from tests.support.training import HAS_GPU, checkpoint, module_of
 
@@ -53,9 +51,7 @@ def validation_digits(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(digits["images"])[chosen][:, None] / 16, torch.tensor(digits["labels"])[chosen]
 
 
-def test_an_export_has_the_logged_accuracy(
-    package: Callable[..., Any], project: Render, whole: Path, tmp_path: Path
-) -> None:
+def test_an_export_is_as_accurate_as_logged(package: Package, project: Render, whole: Path, tmp_path: Path) -> None:
     export = package("runtime.export")
     network = export.load_model(export.export(whole / "checkpoints" / "last.pt", tmp_path / "export"))
     images, labels = validation_digits(project() / "ddp_project" / "digits.npz")
@@ -106,9 +102,7 @@ def test_all_generators_go_on_where_they_were(drawn: int, project: Render) -> No
     assert draws() == expected
 
 
-def test_a_run_resumed_by_path_in_another_run_directory_ends_the_same(
-    project: Render, whole: Path, tmp_path: Path
-) -> None:
+def test_a_run_resumed_in_another_run_directory_ends_the_same(project: Render, whole: Path, tmp_path: Path) -> None:
     before = names(whole)
     source = whole / "checkpoints" / "step-00000026.pt"
     train_on_ranks(project(), tmp_path / "other", "--resume", str(source), "--max-steps", str(STEPS))
@@ -126,9 +120,7 @@ def test_two_runs_do_not_mix(further: tuple[str, ...], project: Render, whole: P
     assert {file: file.read_bytes() for file in stopped.rglob("*") if file.is_file()} == before
 
 
-def test_a_run_that_begins_with_a_checkpoint_has_a_best_of_its_own(
-    project: Render, stopped: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_begins_with_a_checkpoint_has_its_own_best(project: Render, stopped: Path, tmp_path: Path) -> None:
     saved = checkpoint(stopped)
     saved["progress"]["best"] = 2.0  # which no accuracy beats
     torch.save(saved, tmp_path / "start.pt")
@@ -164,9 +156,7 @@ def test_old_checkpoints_go_and_the_best_and_the_last_stay(project: Render, stop
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")
-def test_a_gpu_loads_without_a_copy_in_memory(
-    whole: Path, package: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_loads_without_a_copy_in_memory(whole: Path, package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several ranks of a machine would need it at once; a CPU needs it, else it would write to the file's memory."""
     module, config = package("runtime.checkpoint"), package("config").Config(run_dir=whole)
     monkeypatch.setattr(module.copy, "deepcopy", Mock(side_effect=AssertionError("copied")))

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.processes import output_of
 from tests.support.ranks import assert_same_state, train_on_ranks
 from tests.support.training import checkpoint
 
 
 @pytest.fixture
-def parse(package: Callable[..., Any]) -> Callable[..., Any]:
+def parse(package: Package) -> Callable[..., Any]:
     """Reads a command line of the default project."""
     command_line, config = package("runtime.command_line"), package("config")
     return lambda *words: command_line.parse(config.Config, [*map(str, words)])
@@ -66,7 +66,7 @@ def test_options_of_yaml_come_before_those_of_the_command_line(parse: Callable[.
         ("<<: {seed: 3}\nlr: 1", "seed", 3),
     ],
 )
-def test_a_file_means_what_one_sees(
+def test_a_file_means_what_it_shows(
     text: str, option: str, value: object, parse: Callable[..., Any], tmp_path: Path
 ) -> None:
     file = tmp_path / "options"
@@ -205,7 +205,7 @@ def test_a_switch_takes_a_value_too(parse: Callable[..., Any]) -> None:
     assert not parse("--deterministic", "--deterministic", "false", "--epochs", 1).deterministic
 
 
-def test_a_wrong_value_names_its_file(parse: Callable[..., Any], package: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_wrong_value_names_its_file(parse: Callable[..., Any], package: Package, tmp_path: Path) -> None:
     file = tmp_path / "options.yaml"
     file.write_text("lr: x")
     with pytest.raises(package("runtime.exits").UserError, match=r"--config \S+/options.yaml: .* --lr: x is no number"):
@@ -215,9 +215,7 @@ def test_a_wrong_value_names_its_file(parse: Callable[..., Any], package: Callab
 
 
 @pytest.mark.parametrize("option", ["seed", "bucket-mib", "timeout", "epochs"])
-def test_a_number_that_is_too_large_is_refused(
-    option: str, parse: Callable[..., Any], package: Callable[..., Any]
-) -> None:
+def test_a_number_too_large_is_refused(option: str, parse: Callable[..., Any], package: Package) -> None:
     with pytest.raises(package("runtime.exits").UserError, match=rf"--{option}: .* is not a number of at least \d and"):
         parse(f"--{option}", 2**64)
 
@@ -239,16 +237,14 @@ def test_a_number_that_is_too_large_is_refused(
         ("lr=3", "--lr"),
     ],
 )
-def test_an_option_of_another_program_gets_the_name_here(
-    words: str, meant: str, parse: Callable[..., Any], package: Callable[..., Any]
-) -> None:
+def test_a_foreign_option_gets_its_name(words: str, meant: str, parse: Callable[..., Any], package: Package) -> None:
     with pytest.raises(package("runtime.exits").UserError) as refused:
         parse(*words.split())
     assert str(refused.value).endswith(f": did you mean {meant}?")
     assert str(refused.value).startswith(f"Unrecognized options: {words.split()[0]}")
 
 
-def test_other_names_are_those_of_options(package: Callable[..., Any]) -> None:
+def test_other_names_are_those_of_options(package: Package) -> None:
     known = {field.name for field in fields(package("config").Config)}
     named = package("runtime.command_line").OTHER_NAMES
     assert named.keys() <= known
@@ -284,7 +280,7 @@ def test_other_names_are_those_of_options(package: Callable[..., Any]) -> None:
     ],
 )
 def test_what_is_no_option_is_refused_in_one_line(
-    text: str, words: str, parse: Callable[..., Any], package: Callable[..., Any], tmp_path: Path
+    text: str, words: str, parse: Callable[..., Any], package: Package, tmp_path: Path
 ) -> None:
     file = tmp_path / "options.yaml"
     file.write_bytes(text.encode("latin-1"))
@@ -294,8 +290,6 @@ def test_what_is_no_option_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-def test_a_file_that_is_not_there_is_refused(
-    parse: Callable[..., Any], package: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_missing_file_is_refused(parse: Callable[..., Any], package: Package, tmp_path: Path) -> None:
     with pytest.raises(package("runtime.exits").UserError, match="cannot be read: No such file or directory"):
         parse("--config", tmp_path / "options.yaml")

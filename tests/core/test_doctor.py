@@ -7,7 +7,6 @@ import runpy
 import socket
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.hardware import nvidia_smi, quota
 from tests.support.processes import PATH, output_of, scaled
 from tests.support.ranks import train_on_ranks
@@ -26,12 +25,12 @@ CONFIG = SimpleNamespace(device="cpu", backend="auto", workers="auto", run_dir=P
 
 
 @pytest.fixture(scope="module")
-def machine(package: Callable[..., Any]) -> Any:
+def machine(package: Package) -> Any:
     return package("runtime.machine")
 
 
 @pytest.fixture(scope="module")
-def doctor(package: Callable[..., Any]) -> Any:
+def doctor(package: Package) -> Any:
     return package("runtime.doctor")
 
 
@@ -54,9 +53,7 @@ def test_an_option_that_is_refused_is_told_as_in_a_run(project: Render) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "launch", "kubernetes"])
-def test_the_doctor_says_itself_that_machine_0_is_out_of_reach(
-    launcher: str, project: Render, free_port: int, tmp_path: Path
-) -> None:
+def test_the_doctor_names_an_unreachable_head(launcher: str, project: Render, free_port: int, tmp_path: Path) -> None:
     """HEAD_TIMEOUT is of a run, which would end and send to the doctor."""
     names = ("NNODES", "NODE_RANK", "HEAD", "PORT")
     if launcher == "kubernetes":
@@ -87,7 +84,7 @@ def test_ranks_that_share_cores_or_gpus(machine: Any) -> None:
     assert found(2, 64, quota=2) == found(2, 64, quota=70) == []
 
 
-def test_ranks_share_the_quota_of_their_machine(machine: Any, package: Callable[..., Any]) -> None:
+def test_ranks_share_the_quota_of_their_machine(machine: Any, package: Package) -> None:
     config = SimpleNamespace(backend="auto")
     for module in (machine, package("runtime.machine", launcher="mpirun")):
         own = {} if module is machine else {"ranks": None}

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.nn.functional import all_gather as gather_together
 from torch.utils.data import Subset
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.ranks import project_module, run_train, start_ranks, train_on_ranks, wrap
 from tests.support.training import checkpoint, differences
 
@@ -20,7 +20,7 @@ from tests.support.training import checkpoint, differences
 @pytest.mark.parametrize("samples", [1, 2, 3, 7, 64, 128, 129, 257, 10**12 + 1])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("size", [1, 2, 64])
-def test_all_ranks_have_equally_many_batches(samples: int, ranks: int, size: int, package: Callable[..., Any]) -> None:
+def test_all_ranks_have_equally_many_batches(samples: int, ranks: int, size: int, package: Package) -> None:
     world, batches_of = package("runtime.launcher").World, package("runtime.sampling").evaluation_batches
     shards = [batches_of(samples, size, world(rank, 0, ranks, 1)) for rank in range(ranks)]
     assert len({len(shard) for shard in shards}) == 1

@@ -1,12 +1,12 @@
 """torch's flight recorder is on in every version that has one, unless the user has set how much it keeps."""
 
 import os
-from collections.abc import Callable
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+
+from tests.conftest import Package
 
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
@@ -27,7 +27,7 @@ def test_it_is_turned_on_where_torch_does_not(
     backend: str,
     user: dict[str, str],
     expected: dict[str, str],
-    package: Callable[..., Any],
+    package: Package,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     process_group = package("runtime.process_group")

@@ -94,7 +94,7 @@ def test_another_start_runs_what_has_not_succeeded(invoke: Invoke, tmp_path: Pat
     assert ran(tmp_path) == ["first", "broken", "last"]
 
 
-def test_a_step_that_does_not_end_is_ended_with_what_it_started(
+def test_a_step_that_hangs_is_ended_with_its_children(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = step("stuck", 'setsid sleep 300 & echo $! > "$OUT/pid"; wait')

@@ -6,14 +6,13 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.hardware import nvidia_smi, quota
 from tests.support.processes import scaled
 
@@ -24,7 +23,7 @@ BOTH = ["GPU-a 00000000:03:00.0", "GPU-b 00000000:04:00.0"]
 
 
 @pytest.fixture
-def hardware(package: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def hardware(package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module of a project, on a system whose files the test writes below tmp_path, with no variable for GPUs."""
     for name in os.environ:
         if name.endswith("_VISIBLE_DEVICES"):
@@ -199,16 +198,14 @@ KFD = "sys/class/kfd/kfd/topology/nodes"
         ({"dev/hl0": "", "dev/hl_controlD0": ""}, {"1 x Gaudi": ""}),
     ],
 )
-def test_devices_that_the_system_shows(
-    files: dict[str, str], shown: dict[str, str], hardware: Any, tmp_path: Path
-) -> None:
+def test_devices_that_a_system_has(files: dict[str, str], shown: dict[str, str], hardware: Any, tmp_path: Path) -> None:
     """A GPU or an NPU that is part of the processor of a laptop is none on which to train."""
     lay(tmp_path, files)
     assert hardware.accelerators() == shown
 
 
 @pytest.mark.parametrize("value", ["", "-1", " ", "NoDevFiles"])
-def test_what_the_user_hides_is_not_named(
+def test_hidden_devices_are_not_named(
     value: str, hardware: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lay(tmp_path, {"dev/nvidia0": "", f"{KFD}/1/properties": "simd_count 440\n"})
@@ -268,7 +265,7 @@ def test_the_line_names_the_devices_the_build_and_the_remedy(
     files: dict[str, str],
     words: str,
     hardware: Any,
-    package: Callable[..., Any],
+    package: Package,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -279,9 +276,7 @@ def test_the_line_names_the_devices_the_build_and_the_remedy(
     assert placement.unused_devices("cpu") == ""
 
 
-def test_devices_of_another_kind_are_named(
-    hardware: Any, package: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_devices_are_named(hardware: Any, package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun would start a rank for each, and all of them would compute on the CPU."""
     placement, launcher = package("runtime.placement"), package("runtime.launcher")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("xpu"))
@@ -297,7 +292,7 @@ def test_devices_of_another_kind_are_named(
 
 
 def test_words_of_torch_about_an_old_driver_do_not_come_again(
-    hardware: Any, package: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hardware: Any, package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     placement = package("runtime.placement")
     lay(tmp_path, {"dev/nvidia0": ""})
@@ -314,7 +309,7 @@ def test_words_of_torch_about_an_old_driver_do_not_come_again(
             placement.uses_gpu("cuda")
 
 
-def test_auto_is_a_rank_for_each_gpu(package: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_a_rank_for_each_gpu(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = package("runtime.launcher")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)

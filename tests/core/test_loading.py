@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -14,12 +14,14 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset
 
+from tests.conftest import Package
+
 CORES = 6
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def loading(package: Callable[..., Any]) -> Iterator[ModuleType]:
+def loading(package: Package) -> Iterator[ModuleType]:
     """The module of the default project, on a rank that has six cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(CORES)
@@ -64,9 +66,7 @@ def workers(loading: ModuleType, dataset: Dataset[Any], **options: Any) -> int:
     return found
 
 
-def test_other_data_than_that_in_memory_has_the_further_cores_of_the_rank(
-    loading: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_outside_memory_has_workers_on_spare_cores(loading: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Subset gives batches of anything."""
     assert workers(loading, InMemory()) == 0
     assert workers(loading, Subset(Subset(InMemory(), range(9)), range(3))) == 0
@@ -185,7 +185,7 @@ def test_the_log_tells_of_a_loop_that_waits(
     assert {*shares} <= {"89"}, "two samples of 4 ms are loaded for a step of 1 ms"
 
 
-def test_a_worker_whose_rank_is_gone_before_it_begins_ends(package: Callable[..., Any]) -> None:
+def test_a_worker_whose_rank_is_gone_before_it_begins_ends(package: Package) -> None:
     heard, says = os.pipe()
     outlive_signals = package("runtime.loading").outlive_signals
     if (rank := os.fork()) == 0:

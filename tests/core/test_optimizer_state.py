@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import OneCycleLR
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.ranks import train_on_ranks
 from tests.support.training import checkpoint, differences
 from tools.rewriting import Rewrite
 
-Package = Callable[..., Any]
 Build = Callable[[nn.Module], Optimizer]
 
 

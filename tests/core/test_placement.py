@@ -1,7 +1,7 @@
 """Which GPU and how many cores each rank uses, and what is refused before the ranks communicate."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.hardware import quota, see_gpus
 from tests.support.ranks import error_in, join, project_module, run_train, train_on_ranks
 
 
 @pytest.fixture(scope="module")
-def placement(package: Callable[..., Any]) -> Any:
+def placement(package: Package) -> Any:
     return package("runtime.placement")
 
 
@@ -134,9 +134,7 @@ GPUS: dict[str, tuple[list[list[Any]], bool, list[int] | None]] = {
 
 
 @pytest.mark.parametrize("case", GPUS)
-def test_each_rank_has_a_gpu_whatever_is_told_of_them(
-    case: str, placement: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_rank_has_a_gpu_whatever_is_told(case: str, placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus, apart, expected = GPUS[case]
     places = [own_place(placement, monkeypatch, *each) for each in gpus]
     if apart:
@@ -172,7 +170,7 @@ def test_ranks_that_share_a_gpu_need_gloo(placement: Any, monkeypatch: pytest.Mo
     ],
 )
 def test_the_precision_is_one_that_the_gpu_has(
-    amp: str, has_bf16: bool, wanted: str, chosen: str, package: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    amp: str, has_bf16: bool, wanted: str, chosen: str, package: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU before the A100 emulates bfloat16, which torch counts as support unless it is told not to."""
     placement = package("runtime.placement", amp=amp)
@@ -237,9 +235,7 @@ def test_ranks_share_a_quota(project: Render, tmp_path: Path) -> None:
     ("user", "noted", "threads"),
     [("3", None, 3), ("3,2", None, 3), ("1", "", 0), ("1", "5", 5), ("many", None, 0), ("0", None, 0)],
 )
-def test_the_number_of_threads_is_the_users(
-    user: str, noted: str | None, threads: int, project: Render, tmp_path: Path
-) -> None:
+def test_the_user_sets_the_threads(user: str, noted: str | None, threads: int, project: Render, tmp_path: Path) -> None:
     """torchrun sets OMP_NUM_THREADS, too, so that launch.sh notes before what the user has set."""
     variables = {"OMP_NUM_THREADS": user} | ({} if noted is None else {"DDP_OMP_NUM_THREADS": noted})
     own = len(os.sched_getaffinity(0))

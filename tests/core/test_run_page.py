@@ -7,13 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
-from typing import Any
 
 from generator.check.train.records import read_csv
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.processes import wait_until
 from tests.support.ranks import Rank, kill_after, newest_step, start_ranks, train_on_ranks
 
@@ -78,7 +77,7 @@ def test_the_page_shows_what_was_recorded_over_a_kill_and_a_stop(project: Render
     assert "<b> &" not in page
 
 
-def test_what_is_not_finite_is_a_gap(package: Callable[..., Any], tmp_path: Path) -> None:
+def test_what_is_not_finite_is_a_gap(package: Package, tmp_path: Path) -> None:
     values = [4.0, math.nan, 2.0, 3.0, math.inf, -math.inf, 1.0]
     records = [
         {"step": step, "time": step, "train/loss": value, "train/x": math.nan} for step, value in enumerate(values)

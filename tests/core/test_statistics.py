@@ -1,12 +1,13 @@
 """A bad step leaves BatchNorm's running statistics as they were, in few kernels whatever the number of layers."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.conftest import Package
 
 LAYERS = 53  # of ResNet-50
 
@@ -26,7 +27,7 @@ class Kernels(TorchDispatchMode):
 
 
 @pytest.fixture(scope="module")
-def update(package: Callable[..., Any]) -> Any:
+def update(package: Package) -> Any:
     return package("runtime.update")
 
 

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 
 # Ends with the next of the codes in its first option, as a run would: its records, its result, its line for the user.
 STAND_IN = """
@@ -74,7 +74,7 @@ PRUNER = optuna.pruners.NopPruner()
 
 
 @pytest.fixture
-def sweep(package: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweep]:
+def sweep(package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweep]:
     handler = signal.getsignal(signal.SIGTERM)
     yield Sweep(package("runtime.sweeping"), tmp_path, monkeypatch)
     signal.signal(signal.SIGTERM, handler)

@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.ranks import assert_same_state, train_on_ranks
 from tests.support.training import checkpoint, differences
-
-Package = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +23,7 @@ def trained(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("below", ["", "checkpoints"])
-def test_a_folder_is_resumed_from_its_newest_whole_checkpoint(
+def test_a_folder_is_resumed_from_its_newest_whole_file(
     below: str, project: Render, trained: Path, tmp_path: Path
 ) -> None:
     newest = trained / "checkpoints" / "step-00000004.pt"

@@ -187,7 +187,7 @@ def test_a_resumed_run_ends_the_same(
 
 
 @BOTH
-def test_a_checkpoint_of_a_cpu_goes_on_with_apex(
+def test_apex_resumes_a_checkpoint_of_a_cpu(
     which: str, request: pytest.FixtureRequest, on_cpu: tuple[Path, str], folder: Path
 ) -> None:
     source = str(on_cpu[0] / "checkpoints" / "last.pt")
@@ -292,9 +292,7 @@ def spoiled(request: pytest.FixtureRequest, folder: Path) -> Spoiled:
 
 @BOTH
 @SPOILED
-def test_all_ranks_leave_out_a_bad_step_and_no_other_one(
-    which: str, opt_level: str, optimizer: str, spoiled: Spoiled
-) -> None:
+def test_all_ranks_leave_out_a_bad_step_alone(which: str, opt_level: str, optimizer: str, spoiled: Spoiled) -> None:
     ranks, log = spoiled(which, opt_level, optimizer)
     for seen in ranks:
         for part in ("weights", "average", "statistics"):
@@ -309,9 +307,7 @@ def test_all_ranks_leave_out_a_bad_step_and_no_other_one(
 
 @BOTH
 @SPOILED
-def test_the_average_is_of_the_float32_weights_that_are_stepped(
-    which: str, opt_level: str, optimizer: str, spoiled: Spoiled
-) -> None:
+def test_the_average_is_of_float32_weights(which: str, opt_level: str, optimizer: str, spoiled: Spoiled) -> None:
     seen = spoiled(which, opt_level, optimizer)[0][0]["states"]
     average = Average(numbered(seen[0][0]["average"]), decay=0.9)
     for step, (_, after) in enumerate(seen):

@@ -56,9 +56,7 @@ def test_a_mistake_ends_all_ranks_with_one_line(case: str, project: Render, tmp_
     ],
     ids=["newest", "address", "device"],
 )
-def test_a_mistake_is_told_once_where_the_program_starts_its_ranks(
-    options: list[str], message: str, project: Render, tmp_path: Path
-) -> None:
+def test_spawn_tells_a_mistake_once(options: list[str], message: str, project: Render, tmp_path: Path) -> None:
     printed = train(project(launcher="spawn"), tmp_path / "run", *options, launcher="spawn", code=2, timeout=60)
     assert message in lone_error_in([printed])
 

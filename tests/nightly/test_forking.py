@@ -51,9 +51,7 @@ def import_data(folder: str) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("all_data", "sizes"), [(False, [(89, 88), (22, 21)]), (True, [(1000, 999), (100, 99)])])
-def test_a_program_gets_the_first_part_of_its_data_or_all(
-    all_data: bool, sizes: list[tuple[int, int]], tmp_path: Path
-) -> None:
+def test_a_program_gets_a_part_of_its_data_or_all(all_data: bool, sizes: list[tuple[int, int]], tmp_path: Path) -> None:
     (tmp_path / "program").mkdir()
     (tmp_path / "program" / "data.py").write_text(PROGRAM)
     with forking(all_data=all_data) as name_modules:

@@ -40,7 +40,7 @@ def test_mpich_gives_the_weights_of_torchrun(project: Render, reference: Path, t
 
 
 @mpi.NEEDS_OPENMPI
-def test_launch_script_of_mpirun_reads_a_host_file(
+def test_launch_sh_of_mpirun_reads_a_host_file(
     project: Render, reference: Path, free_port: int, tmp_path: Path
 ) -> None:
     (tmp_path / "hosts").write_text("localhost slots=2\n")
@@ -51,9 +51,7 @@ def test_launch_script_of_mpirun_reads_a_host_file(
 
 
 @pytest.mark.parametrize("variables", [{"NPROC": "2"}, {}], ids=["told", "without GPUs"])
-def test_launch_script_of_spawn_starts_as_many_as_it_is_told_or_one(
-    variables: dict[str, str], project: Render, tmp_path: Path
-) -> None:
+def test_launch_sh_of_spawn_starts_as_many_as_told(variables: dict[str, str], project: Render, tmp_path: Path) -> None:
     command = ["./launch.sh", *ON_CPU, "--run-dir", str(tmp_path / "run"), "--max-steps", "2"]
     output_of(command, project(launcher="spawn"), os.environ | {"CUDA_VISIBLE_DEVICES": "", "PATH": PATH} | variables)
     assert checkpoint(tmp_path / "run")["world_size"] == int(variables.get("NPROC", 1))

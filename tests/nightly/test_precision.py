@@ -39,9 +39,7 @@ TELLING = f"{TRAINED}print(torch.get_float32_matmul_precision(), torch.backends.
     [([], "highest False"), (["tf32-convolutions"], "highest True"), (["tf32"], "high True")],
     ids=["default", "tf32-convolutions", "tf32"],
 )
-def test_the_program_tells_torch_whether_tf32_will_do(
-    option: list[str], told: str, project: Render, tmp_path: Path
-) -> None:
+def test_torch_is_told_whether_tf32_will_do(option: list[str], told: str, project: Render, tmp_path: Path) -> None:
     given = ["--precision", *option] if option else []
     assert said_after_training(TELLING, project(), tmp_path, *ON_CPU, *given) == told
 
@@ -63,9 +61,7 @@ print(((product.double().cpu() - left @ right).norm() / (left @ right).norm()).i
 @pytest.mark.gpu
 @NEEDS_GPU
 @pytest.mark.parametrize(("precision", "least", "most"), [("tf32-convolutions", 0.0, 1e-5), ("tf32", 1e-5, 1e-2)])
-def test_tf32_rounds_to_three_digits(
-    precision: str, least: float, most: float, project: Render, tmp_path: Path
-) -> None:
+def test_tf32_keeps_three_digits(precision: str, least: float, most: float, project: Render, tmp_path: Path) -> None:
     said = said_after_training(ROUNDED, project(), tmp_path, "--device", "cuda", "--precision", precision)
     assert least <= float(said) <= most
 
@@ -160,7 +156,7 @@ def test_clipping_sees_the_true_gradients(steps: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(("option", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
-def test_training_and_evaluation_compute_in_the_chosen_type(
+def test_steps_and_evaluations_use_the_chosen_type(
     option: str, dtype: torch.dtype, steps: list[dict[str, Any]]
 ) -> None:
     seen = steps[0][f"step {option} 0.0"]["dtypes"]

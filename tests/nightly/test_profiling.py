@@ -36,9 +36,7 @@ def test_a_trace_holds_five_steps_and_changes_nothing(project: Render, tmp_path:
 
 
 @pytest.mark.parametrize(("steps", "traced"), [(3, []), (11, range(STEPS)), (14, range(2, STEPS))])
-def test_a_shorter_run_leaves_what_there_is_or_says_so(
-    steps: int, traced: list[int], project: Render, tmp_path: Path
-) -> None:
+def test_a_shorter_run_traces_what_there_is(steps: int, traced: list[int], project: Render, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     output = train(project(), run_dir, "--max-steps", str(steps), "--profile", launcher="alone")
     assert ("no trace: --profile takes 16 steps" in output) == (not traced)

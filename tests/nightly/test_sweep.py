@@ -96,7 +96,7 @@ def test_a_sweep_names_the_best_of_its_runs(launcher: str, edited: Edit) -> None
 
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_what_a_worker_leaves_ends_as_if_it_had_not_left(
+def test_what_a_worker_leaves_ends_the_same(
     launcher: str, number: signal.Signals, edited: Edit, tmp_path: Path
 ) -> None:
     options = ("--max-steps=20", "--save-every=2", "--log-every=1")

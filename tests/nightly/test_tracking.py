@@ -138,7 +138,7 @@ def test_an_epoch_is_the_mean_over_its_samples_also_across_a_stop(history_of: Ca
 
 
 @pytest.mark.parametrize("logger", ["tensorboard", "wandb", "mlflow"])
-def test_which_logger_records_changes_no_bit_of_the_training(
+def test_no_logger_changes_a_bit(
     logger: str, run_of: Callable[[str], Path], history_of: Callable[[str], History]
 ) -> None:
     assert_same_weights(checkpoint(run_of(logger)), checkpoint(run_of("csv")))
@@ -148,9 +148,7 @@ def test_which_logger_records_changes_no_bit_of_the_training(
 
 
 @pytest.mark.parametrize("logger", LOGGERS)
-def test_rank_0_alone_imports_the_logger_which_writes_to_the_run_directory_alone(
-    logger: str, run_of: Callable[[str], Path], project: Render
-) -> None:
+def test_rank_0_alone_imports_the_logger(logger: str, run_of: Callable[[str], Path], project: Render) -> None:
     folder = run_of(logger).parent
     imported = [{name.split(".")[0] for name in (folder / f"modules-{rank}").read_text().split()} for rank in range(2)]
     assert imported[0] & TRACKERS == {logger} & TRACKERS
@@ -223,7 +221,7 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize(("logger", "launcher"), [("mlflow", "torchrun"), ("wandb", "torchrun"), ("wandb", "spawn")])
-def test_a_tracker_that_cannot_be_used_ends_every_rank_with_one_line(
+def test_an_unusable_tracker_ends_all_ranks_in_one_line(
     logger: str, launcher: str, project: Render, tmp_path: Path
 ) -> None:
     env, words = UNUSABLE[logger]

@@ -25,7 +25,7 @@ def changing(project: Path, run_dir: Path, options: dict[str, Any]) -> list[Prog
     ]
 
 
-def test_two_one_four_two_train_on_the_samples_of_two(
+def test_changing_sizes_train_on_the_samples(
     small: Render, orders: list[list[int]], tmp_path: Path, measured: Measured
 ) -> None:
     """Also, these samples are those of the formula in the sampler's docstring."""
@@ -45,7 +45,7 @@ def micro_batches(ended: Any) -> list[list[int]]:
     return [[*chain(*ranks)] for ranks in zip(*fetched(ended), strict=True)]
 
 
-def test_two_one_four_two_arrive_where_plain_pytorch_does(
+def test_changing_sizes_arrive_there(
     plain_project: Path, orders: list[list[int]], tmp_path: Path, measured: Measured
 ) -> None:
     run_all([changing(plain_project, tmp_path / "run", PLAIN_OPTIONS | {"accum_steps": 2})])
@@ -55,9 +55,7 @@ def test_two_one_four_two_arrive_where_plain_pytorch_does(
     assert difference <= 1e-5
 
 
-def test_dropout_draws_other_numbers_on_other_processes(
-    plain_project: Path, tmp_path: Path, measured: Measured
-) -> None:
+def test_dropout_draws_others_on_other_processes(plain_project: Path, tmp_path: Path, measured: Measured) -> None:
     """What cannot be the same, bit for bit or up to rounding: the page says so."""
     project = shutil.copytree(plain_project, tmp_path / "project")
     (project / "ddp_project" / "model.py").write_text(

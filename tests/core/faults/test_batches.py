@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.chaos import run_in_session
 from tests.support.processes import scaled, wait_until
 from tests.support.ranks import error_in, start_ranks, wrap
@@ -30,7 +30,7 @@ BIG = 1 << 20  # floats, of which each sample has as many
 
 
 @pytest.fixture(scope="module")
-def loading(package: Callable[..., Any]) -> ModuleType:
+def loading(package: Package) -> ModuleType:
     module: ModuleType = package("runtime.loading")
     return module
 
@@ -179,7 +179,7 @@ def test_an_error_of_the_owners_comes_out_of_a_worker(workers: int, loading: Mod
     assert error.value.code == 65
 
 
-def test_a_worker_whose_memory_ends_is_told_as_such(loading: ModuleType, package: Callable[..., Any]) -> None:
+def test_a_worker_whose_memory_ends_is_told_as_such(loading: ModuleType, package: Package) -> None:
     def killed() -> None:
         signal.signal(signal.SIGBUS, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGBUS)
@@ -223,9 +223,7 @@ def train_what_hangs() -> None:
     ("what", "workers", "processes"),
     [("a sample", 0, 1), ("a sample", 0, 2), ("a sample", 1, 2), ("load_data", 0, 1)],
 )
-def test_what_never_comes_ends_the_run(
-    what: str, workers: int, processes: int, project: Render, tmp_path: Path
-) -> None:
+def test_what_never_comes_ends_a_run(what: str, workers: int, processes: int, project: Render, tmp_path: Path) -> None:
     options = ("--workers", str(workers), "--timeout", str(TIMEOUT), "--epochs", "1000")
     env = {"HANGS": what}
     *first, last = start_ranks(

@@ -5,13 +5,11 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.conftest import Measured, Render
+from tests.conftest import Measured, Package, Render
 from tests.support.processes import hang_timeout
 from tests.support.ranks import error_in, train_on_ranks
 from tests.support.training import checkpoint
@@ -106,7 +104,7 @@ def test_a_run_without_a_whole_checkpoint_is_refused(run_dir: Path, project: Ren
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"a": {}}', '{"a": 1}', "\x00\xff"])
-def test_a_damaged_manifest_is_named(content: str, run_dir: Path, package: Callable[..., Any]) -> None:
+def test_a_damaged_manifest_is_named(content: str, run_dir: Path, package: Package) -> None:
     manifest = run_dir / "checkpoints" / "manifest.json"
     manifest.write_text(content)
     with pytest.raises(package("runtime.exits").UserError) as raised:

@@ -146,7 +146,7 @@ def test_few_samples_are_compared(processes: int, workers: int, project: Render,
 
 
 @pytest.mark.parametrize(("before", "now", "code"), [(600, 500, 2), (600, 700, 2), (600, 64, 2), (600, 600, 0)])
-def test_a_set_of_another_length_within_an_epoch_is_refused(
+def test_a_set_of_another_length_is_refused(
     before: int, now: int, code: int, own_project: Render, tmp_path: Path
 ) -> None:
     """At the end of an epoch, it is not."""

@@ -13,12 +13,11 @@ import torch
 from PIL import Image
 
 from generator.check.train.records import read_csv
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.forked_runs import Program, ends_of, run_all
 from tests.support.ranks import error_in, errors_in
 from tests.support.training import checkpoint
 
-Package = Callable[..., Any]
 COLOURS = {"blue": (0, 0, 200), "green": (0, 200, 0), "red": (200, 0, 0)}
 QUICK = {"image_size": 8, "global_batch_size": 8, "epochs": 1, "warmup_steps": 0}
 
@@ -154,9 +153,7 @@ def test_two_processes_write_the_digits_at_once(own_project: Render, tmp_path: P
             assert np.corrcoef(small.flat, digits["images"][i].flat)[0, 1] > 0.95
 
 
-def test_digits_that_a_full_disk_does_not_take_leave_nothing(
-    package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_digits_on_a_full_disk_leave_nothing(package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, save, left = of_images(package, "data"), Image.Image.save, iter(range(100))
 
     def save_some(self: Image.Image, file: Path) -> None:

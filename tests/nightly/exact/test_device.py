@@ -4,9 +4,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu import read_trace
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.core.exact.test_processes import CLIP_NORM, OPTIONS, UNEVEN, recipe
 from tests.core.test_layout import assert_the_layout_may_change
 from tests.core.test_statistics import LAYERS
@@ -56,7 +54,7 @@ def test_a_full_gpu_ends_the_run_with_one_line(own_project: Render, tmp_path: Pa
 
 
 @pytest.mark.parametrize("accum_steps", [1, 3])
-def test_uneven_counts_arrive_where_plain_pytorch_does(
+def test_uneven_counts_arrive_there(
     accum_steps: int, own_project: Render, orders: list[list[int]], tmp_path: Path
 ) -> None:
     project = own_project()
@@ -93,7 +91,7 @@ REFUSALS = {
 
 @NEEDS_GPU
 @pytest.mark.parametrize("case", REFUSALS)
-def test_what_cannot_work_together_is_told_in_one_line(
+def test_what_cannot_work_together_is_told(
     case: str, project: Render, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0])
@@ -105,7 +103,7 @@ def test_what_cannot_work_together_is_told_in_one_line(
 
 
 @NEEDS_GPU
-def test_statistics_take_few_kernels(package: Callable[..., Any]) -> None:
+def test_statistics_take_few_kernels(package: Package) -> None:
     model = nn.Sequential(*(nn.BatchNorm2d(4) for _ in range(LAYERS))).cuda()
     statistics = package("runtime.update").Statistics(model)
     bad = torch.tensor(False, device="cuda")

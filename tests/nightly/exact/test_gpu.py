@@ -16,7 +16,7 @@ from tests.support.training import NEEDS_GPU, ON_GPU, checkpoint, differences, t
 pytestmark = [pytest.mark.gpu, NEEDS_GPU]
 
 
-def test_sync_batch_norm_on_two_processes_equals_batch_norm_on_the_whole_batch(
+def test_sync_batch_norm_equals_batch_norm_of_one_process(
     project: Render, orders: list[list[int]], tmp_path: Path
 ) -> None:
     """Both processes use one GPU and Gloo, since NCCL wants a GPU for each."""

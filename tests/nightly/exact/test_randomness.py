@@ -111,7 +111,7 @@ def test_an_order_is_as_random_as_one_that_is_drawn(statistic: Statistic, shuffl
 
 
 @pytest.mark.parametrize(("statistic", "rounds"), STATISTICS.items())
-def test_too_few_rounds_are_found(
+def test_few_rounds_are_found(
     statistic: Statistic, rounds: int, shuffling: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shuffling, "ROUNDS", rounds)

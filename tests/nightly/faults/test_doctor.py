@@ -241,9 +241,7 @@ def submit(cluster: Cluster, project: Path, log: Path, *options: str, **variable
     return job.exit_code, log.read_text()
 
 
-def test_slurm_is_examined_by_its_tasks(
-    own_project: Render, slurm_cluster: Cluster, free_port: int, tmp_path: Path
-) -> None:
+def test_tasks_examine_slurm(own_project: Render, slurm_cluster: Cluster, free_port: int, tmp_path: Path) -> None:
     place, log, run_dir = own_project(launcher="slurm"), tmp_path / "job.log", ("--run-dir", str(tmp_path / "run"))
     code, printed = submit(slurm_cluster, place, log, *run_dir)
     assert code == 0, printed

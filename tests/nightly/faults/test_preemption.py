@@ -142,7 +142,7 @@ Paced = Callable[[str], Path]
 
 # Slurm looks for time limits twice a minute, and sends the signal up to half a minute early: here 30 to 60 s after the
 # start, when launch.sh listens for it, and before the training ends.
-def test_a_job_goes_on_after_its_time_limit(
+def test_a_time_limit_stops_no_job(
     paced: Paced, whole: dict[str, Any], slurm_cluster: Cluster, tmp_path: Path, measured: Measured
 ) -> None:
     job = Batch(slurm_cluster, paced("slurm"), tmp_path, "--time=2", "--signal=B:USR1@60")
@@ -200,7 +200,7 @@ def test_a_job_whose_rank_was_killed_goes_on_when_it_is_queued_again(
 
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_to_one_rank_stops_the_job(
+def test_a_signal_to_a_rank_stops_it(
     number: signal.Signals, victim: int, paced: Paced, slurm_cluster: Cluster, tmp_path: Path
 ) -> None:
     job = Batch(slurm_cluster, paced("slurm"), tmp_path)

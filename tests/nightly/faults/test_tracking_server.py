@@ -31,7 +31,7 @@ def answers(address: str) -> bool:
         return False
 
 
-def test_mlflow_gets_what_was_measured_while_its_server_was_away(
+def test_mlflow_misses_nothing_while_its_server_is_away(
     project: Render, free_port: int, tmp_path: Path, measured: Measured
 ) -> None:
     run_dir = tmp_path / "run"

@@ -110,7 +110,7 @@ LAUNCHERS = ["torchrun", "launch"]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_two_machines_give_the_weights_of_one(
+def test_two_give_the_weights_of_one(
     launcher: str, cluster: Start, project: Render, tmp_path: Path, measured: Measured
 ) -> None:
     two, started = cluster(launcher), time.perf_counter()
