@@ -16,8 +16,8 @@ from tests.conftest import Package, Render
 from tests.support.hardware import nvidia_smi, quota
 from tests.support.processes import scaled
 
-V2 = "sys/fs/cgroup"
-V1 = "sys/fs/cgroup/cpu,cpuacct"
+CGROUPS = "sys/fs/cgroup"
+OF_V1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
 TWO = "echo GPU-a, 00000000:03:00.0, 550.54.14; echo GPU-b, 00000000:04:00.0, 550.54.14"
 BOTH = ["GPU-a 00000000:03:00.0", "GPU-b 00000000:04:00.0"]
 
@@ -41,52 +41,44 @@ def lay(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(text)
 
 
-@pytest.mark.parametrize(
-    ("groups", "files", "least"),
-    [
-        ("0::/\n", {f"{V2}/cpu.max": "150000 100000\n"}, 1.5),
-        ("0::/\n", {f"{V2}/cpu.max": "max 100000\n"}, None),
-        ("0::/pod/one\n", {f"{V2}/pod/cpu.max": "200000 100000\n", f"{V2}/pod/one/cpu.max": "max 100000\n"}, 2),
-        ("0::/pod/one\n", {f"{V2}/pod/cpu.max": "90000 100000", f"{V2}/pod/one/cpu.max": "50000 10000"}, 0.9),
-        ("0::/docker/a/one\n", {f"{V2}/cpu.max": "300000 100000", f"{V2}/one/cpu.max": "100000 50000"}, 2),
-        ("0::/pod\n", {f"{V2}/pod/cpu.max": "", f"{V2}/other/cpu.max": "10000 100000"}, None),
-        (
-            "4:cpu,cpuacct:/docker/a\n3:cpuset:/\n",
-            {f"{V1}/cpu.cfs_quota_us": "50000\n", f"{V1}/cpu.cfs_period_us": "100000\n"},
-            0.5,
-        ),
-        (
-            "4:cpuacct,cpu:/a\n0::/\n",
-            {f"{V1}/a/cpu.cfs_quota_us": "-1\n", f"{V1}/a/cpu.cfs_period_us": "100000\n"},
-            None,
-        ),
-        (
-            "1:cpu:/a/b\n0::/\n",
-            {
-                f"{V2}/cpu/a/cpu.cfs_quota_us": "300000",
-                f"{V2}/cpu/a/cpu.cfs_period_us": "100000",
-                f"{V2}/cpu/a/b/x": "",
-            },
-            3,
-        ),
-        ("", {}, None),
-    ],
-)
+# What a process is in, what its cgroups say (version 2 as one text, version 1 as two), and the least quota.
+QUOTAS: list[tuple[str, dict[str, str | tuple[str, ...]], float | None]] = [
+    ("0::/\n", {"": "150000 100000\n"}, 1.5),
+    ("0::/\n", {"": "max 100000\n"}, None),
+    ("0::/pod/one\n", {"pod": "200000 100000\n", "pod/one": "max 100000\n"}, 2),
+    ("0::/pod/one\n", {"pod": "90000 100000", "pod/one": "50000 10000"}, 0.9),
+    ("0::/docker/a/one\n", {"": "300000 100000", "one": "100000 50000"}, 2),
+    ("0::/pod\n", {"pod": "", "other": "10000 100000"}, None),
+    ("4:cpu,cpuacct:/docker/a\n3:cpuset:/\n", {"cpu,cpuacct": ("50000\n", "100000\n")}, 0.5),
+    ("4:cpuacct,cpu:/a\n0::/\n", {"cpu,cpuacct/a": ("-1\n", "100000\n")}, None),
+    ("1:cpu:/a/b\n0::/\n", {"cpu/a": ("300000", "100000"), "cpu/a/b": ()}, 3),
+    ("", {}, None),
+]
+
+
+def lay_groups(folder: Path, process: str, groups: dict[str, str | tuple[str, ...]]) -> None:
+    """Write what a process is in, and what the cgroups say."""
+    lay(folder, {"proc/self/cgroup": process})
+    for group, limits in groups.items():
+        names = dict(zip(OF_V1, limits, strict=False)) if isinstance(limits, tuple) else {"cpu.max": limits}
+        lay(folder, {f"{CGROUPS}/{group}/{name}": text for name, text in names.items()} or {f"{CGROUPS}/{group}/x": ""})
+
+
+@pytest.mark.parametrize(("process", "groups", "least"), QUOTAS)
 def test_the_least_quota_of_a_process_counts(
-    groups: str, files: dict[str, str], least: float | None, hardware: Any, tmp_path: Path
+    process: str, groups: dict[str, Any], least: float | None, hardware: Any, tmp_path: Path
 ) -> None:
     """Of version 1 or 2, of its own cgroup or one around it, in a container that sees only some of them or not."""
-    lay(tmp_path, {"proc/self/cgroup": groups} | files)
+    lay_groups(tmp_path, process, groups)
     assert min(hardware.quotas().values(), default=None) == least
     cores = len(os.sched_getaffinity(0))
     assert hardware.ranks_on_cpus() == max(1, int(min(least or cores, cores)))
 
 
 def test_two_processes_name_a_quota_that_they_share_alike(hardware: Any, tmp_path: Path) -> None:
-    lay(tmp_path, {f"{V2}/{group}/cpu.max": "100000 100000" for group in ("a", "a/one", "a/two")})
     found = []
     for group in ("one", "two"):
-        lay(tmp_path, {"proc/self/cgroup": f"0::/a/{group}\n"})
+        lay_groups(tmp_path, f"0::/a/{group}\n", dict.fromkeys(("a", "a/one", "a/two"), "100000 100000"))
         found.append(hardware.quotas())
     assert [len(each) for each in found] == [2, 2]
     assert len(found[0].keys() & found[1].keys()) == 1
@@ -162,6 +154,10 @@ def test_gpus_are_those_that_nvidia_smi_tells(hardware: Any, tmp_path: Path, mon
 
 INTEL = "DRIVER=xe\nPCI_CLASS=38000\nPCI_ID=8086:0BD5\nPCI_SUBSYS_ID=8086:0000\nPCI_SLOT_NAME="
 KFD = "sys/class/kfd/kfd/topology/nodes"
+AMD = {
+    f"{KFD}/{number}/properties": f"cpu_cores_count {cores}\nsimd_count {units}\n"
+    for number, cores, units in ((0, 64, 0), (1, 0, 440))
+}
 
 
 @pytest.mark.parametrize(
@@ -179,14 +175,7 @@ KFD = "sys/class/kfd/kfd/topology/nodes"
             },
             {"1 x NVIDIA GPU (driver 470.82.01)": "CUDA"},
         ),
-        (
-            {
-                f"{KFD}/0/properties": "cpu_cores_count 64\nsimd_count 0\n",
-                f"{KFD}/1/properties": "cpu_cores_count 0\nsimd_count 440\n",
-                "dev/kfd": "",
-            },
-            {"1 x AMD GPU": "ROCm"},
-        ),
+        (AMD | {"dev/kfd": ""}, {"1 x AMD GPU": "ROCm"}),
         ({"sys/bus/pci/devices/0000:00:02.0/uevent": INTEL.replace("38000", "30000") + "0000:00:02.0\n"}, {}),
         ({"sys/bus/pci/devices/0000:4d:00.0/uevent": INTEL + "0000:4d:00.0\n"}, {"1 x Intel GPU": ""}),
         ({"sys/bus/pci/devices/0000:4d:00.0/uevent": INTEL.replace("38000", "20000") + "0000:4d:00.0\n"}, {}),
@@ -211,13 +200,9 @@ def test_hidden_devices_are_not_named(
     lay(tmp_path, {"dev/nvidia0": "", f"{KFD}/1/properties": "simd_count 440\n"})
     nvidia, amd = {"1 x NVIDIA GPU (driver none)": "CUDA"}, {"1 x AMD GPU": "ROCm"}
     assert hardware.accelerators() == nvidia | amd
-    for variable, left in (
-        ("HIP_VISIBLE_DEVICES", nvidia),
-        ("ROCR_VISIBLE_DEVICES", nvidia),
-        ("CUDA_VISIBLE_DEVICES", {}),
-    ):
+    for variable, left in (("HIP", nvidia), ("ROCR", nvidia), ("CUDA", {})):
         with monkeypatch.context() as patch:
-            patch.setenv(variable, value)
+            patch.setenv(f"{variable}_VISIBLE_DEVICES", value)
             assert hardware.accelerators() == left
 
 

@@ -217,14 +217,6 @@ def test_a_black_hole_for_large_packets_is_named(pair: Callable[..., Pair]) -> N
     assert re.match(lost, finding)
 
 
-def test_a_machine_that_does_not_come_is_named(pair: Callable[..., Pair]) -> None:
-    [(code, printed)] = pair("launch").examine(Fault({}), machines=(0,)).values()
-    assert code == 2
-    assert findings(printed) == [
-        "error: machine 1 has not come to port 29400 of n1 within 20 s: " "start ./launch.sh --doctor there, too"
-    ]
-
-
 def test_machine_0_that_does_not_come_is_named(pair: Callable[..., Pair]) -> None:
     [(code, printed)] = pair("launch").examine(Fault({}), machines=(1,)).values()
     assert code == 2

@@ -294,14 +294,6 @@ def read_until(process: subprocess.Popen[str], word: str, times: int) -> None:
 
 
 @pytest.mark.parametrize("mpirun", mpi.EACH_MPIRUN)
-def test_a_killed_launch_script_of_mpirun_takes_its_ranks_along(mpirun: str, paced: Paced, tmp_path: Path) -> None:
-    with launched(mpirun, paced("mpirun"), tmp_path) as process:
-        assert len(ranks_of(tmp_path / "run")) == 2
-        process.kill()
-        wait_until(lambda: ranks_of(tmp_path / "run") == [], 2)
-
-
-@pytest.mark.parametrize("mpirun", mpi.EACH_MPIRUN)
 def test_a_killed_rank_ends_the_launch_script_of_mpirun(mpirun: str, paced: Paced, tmp_path: Path) -> None:
     with launched(mpirun, paced("mpirun"), tmp_path) as process:
         os.kill(ranks_of(tmp_path / "run")[1], signal.SIGKILL)
