@@ -119,6 +119,7 @@ BLOCKS = 'python -m benchmarks blocks --device "$DEVICE" $BLOCKS --out "$OUT/blo
 NIGHTLY = ("exact/test_gpu", "exact/test_device", "exact/test_ddp_options", "exact/test_bad_steps", "test_precision")
 GPU, DEVICE, DDP_OPTIONS, BAD_STEPS, PRECISION = (f"tests/nightly/{file}.py" for file in NIGHTLY)
 KILLS = ("tests/nightly/faults/test_many_kills.py", "tests/core/faults/test_disks.py")
+COMPILED = "tests/nightly/test_compiled.py"
 CHECKPOINTS = "tests/core/test_checkpoints.py"
 
 
@@ -143,7 +144,7 @@ python -m pip install --verbose --no-index --no-deps --no-build-isolation --no-c
 STEPS = (
     Step("facts", "what the machine is", FACTS),
     Step("train", "the default project, an epoch", NEW_PROJECT + TRAIN),
-    Step("exact", "the guarantees of docs/exact.md", tests("", GPU)),
+    Step("exact", "the guarantees of docs/exact.md", tests("", GPU, COMPILED)),
     Step("precision", "TF32 and torch.amp", tests("not apex", PRECISION)),
     Step("trace", "how often a step waits for the GPU", TRACE),
     Step("memory", "a GPU whose memory is full", tests("full", DEVICE)),

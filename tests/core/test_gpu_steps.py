@@ -9,7 +9,6 @@ import typer
 from typer.testing import CliRunner, Result
 
 from generator.answers.questions import TEMPLATE
-from tests.support.processes import is_running, wait_until
 from tools import gpu
 from tools.gpu import Step
 
@@ -80,27 +79,3 @@ def test_a_failure_ends_no_other_step_and_is_the_exit_code(invoke: Invoke, tmp_p
     assert done.stdout.endswith((tmp_path / "out" / "summary.md").read_text())
     assert (tmp_path / "out" / "first.log").read_text() == "told\n"
     assert (tmp_path / "out" / "broken.log").read_text() == "why\n"
-
-
-def test_another_start_runs_what_has_not_succeeded(invoke: Invoke, tmp_path: Path) -> None:
-    invoke("first")
-    assert ran(tmp_path) == ["first"]
-    assert invoke().exit_code == 1
-    assert ran(tmp_path) == ["broken", "last"]
-    assert summary(tmp_path)["first"] == "ok (before)"
-    assert invoke("last", "first").exit_code == 0
-    assert ran(tmp_path) == []
-    invoke("--fresh")
-    assert ran(tmp_path) == ["first", "broken", "last"]
-
-
-def test_a_step_that_hangs_is_ended_with_its_children(
-    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stuck = step("stuck", 'setsid sleep 300 & echo $! > "$OUT/pid"; wait')
-    monkeypatch.setattr(gpu, "STEPS", (stuck,))
-    monkeypatch.setattr(gpu, "LIMIT", 2.0)
-    assert invoke().exit_code == 1
-    assert summary(tmp_path) == {"stuck": "failed: no end after 2 s"}
-    pid = int((tmp_path / "out" / "pid").read_text())
-    wait_until(lambda: not is_running(pid), 10)

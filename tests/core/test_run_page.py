@@ -102,10 +102,7 @@ def test_runs_are_compared_on_one_page(project: Render, tmp_path: Path) -> None:
     subprocess.run([*command, *map(str, runs)], cwd=tmp_path, env=env, check=True)
     assert points(tmp_path / "report.html") == recorded(*runs)
     text = (tmp_path / "report.html").read_text()
-    assert re.findall(r"<tr class=other><td>(.*?)</td>(.*?)</tr>", text)[0] == (
-        "--lr",
-        "<td>0.001</td><td>0.002</td>",
-    )
+    assert re.findall(r"<tr class=other><td>(.*?)</td>(.*?)</tr>", text)[0] == ("--lr", "<td>0.001</td><td>0.002</td>")
     refused = subprocess.run([*command, "nowhere"], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert (

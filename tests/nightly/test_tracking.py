@@ -159,12 +159,6 @@ def test_rank_0_alone_imports_the_logger(logger: str, run_of: Callable[[str], Pa
     assert not in_project & {"runs", "wandb", "mlruns", "mlflow.db", "tensorboard", "lightning_logs"}
 
 
-def test_tensorboard_has_one_event_file_for_each_start(run_of: Callable[[str], Path]) -> None:
-    files = [path for path in (run_of("tensorboard") / "tensorboard").rglob("*") if path.is_file()]
-    assert len(files) == 2
-    assert all(path.name.startswith("events.out.tfevents.") for path in files)
-
-
 def test_wandb_has_one_run_with_the_options(run_of: Callable[[str], Path]) -> None:
     run_dir = run_of("wandb")
     files = wandb_files(run_dir)

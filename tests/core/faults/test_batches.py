@@ -220,8 +220,7 @@ def train_what_hangs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "workers", "processes"),
-    [("a sample", 0, 1), ("a sample", 0, 2), ("a sample", 1, 2), ("load_data", 0, 1)],
+    ("what", "workers", "processes"), [("a sample", 0, 1), ("a sample", 0, 2), ("a sample", 1, 2), ("load_data", 0, 1)]
 )
 def test_what_never_comes_ends_a_run(what: str, workers: int, processes: int, project: Render, tmp_path: Path) -> None:
     options = ("--workers", str(workers), "--timeout", str(TIMEOUT), "--epochs", "1000")

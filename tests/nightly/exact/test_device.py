@@ -19,13 +19,7 @@ from tests.core.test_statistics import LAYERS
 from tests.support import reference
 from tests.support.forked_runs import relative_difference
 from tests.support.ranks import error_in, run_train, train_on_ranks, wrap
-from tests.support.training import (
-    NEEDS_GPU,
-    ON_DEVICE,
-    ON_GPU,
-    checkpoint,
-    train,
-)
+from tests.support.training import NEEDS_GPU, ON_DEVICE, ON_GPU, checkpoint, train
 from tools.rewriting import extend
 
 pytestmark = pytest.mark.gpu

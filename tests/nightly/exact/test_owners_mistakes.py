@@ -71,9 +71,7 @@ MISTAKES = {
             CHECKPOINT, "set_buffer($$$A)", "pass", "set_rank_state"
         ),
     },
-    KILL: {
-        "files are written in their place": Mistake(STORAGE, "os.replace($$$A)", "shutil.copy($$$A)", "whole_file"),
-    },
+    KILL: {"files are written in their place": Mistake(STORAGE, "os.replace($$$A)", "shutil.copy($$$A)", "whole_file")},
     STOP: {
         "a stop writes no checkpoint": Mistake(TRAIN, "run.checkpoints.save(wait=True)", "", "main"),
         "each rank looks at its own signals alone": Mistake(
@@ -81,7 +79,7 @@ MISTAKES = {
         ),
     },
     DAMAGE: {
-        "a damaged checkpoint is not noticed": Mistake(CHECKPOINT, "problem = $X", "problem = None", "first_whole"),
+        "a damaged checkpoint is not noticed": Mistake(CHECKPOINT, "problem = $X", "problem = None", "first_whole")
     },
 }
 CASES = [(test, name) for test, mistakes in MISTAKES.items() for name in mistakes]

@@ -96,8 +96,7 @@ FAULTS = {
         options=("--workers", "1"),
     ),
     "few open files": Fault(
-        {0: r"error: n2: a process may open 32 files only, and may need 56: ulimit -n 56"},
-        before={1: "ulimit -n 32"},
+        {0: r"error: n2: a process may open 32 files only, and may need 56: ulimit -n 56"}, before={1: "ulimit -n 32"}
     ),
     "another run directory": Fault(
         {0: r"error: n2: \S+ is not that of machine 0 \(No such file or directory\): give --run-dir on"},
@@ -108,8 +107,7 @@ FAULTS = {
         before={1: 'mount --bind "$RUNS" "$RUNS" && mount -o remount,bind,ro "$RUNS"'},
     ),
     "another torch": Fault(
-        {0: r"error: n2: torch is 2\.1\.0, and 2\.\S+ on n1: install the same on both"},
-        before={1: OTHER_TORCH},
+        {0: r"error: n2: torch is 2\.1\.0, and 2\.\S+ on n1: install the same on both"}, before={1: OTHER_TORCH}
     ),
     "another clock, by which torchrun takes machines for dead": Fault(
         {0: r"error: n2: the clock is (89|90|91) s ahead of that of n1: let chrony set both$"},

@@ -55,9 +55,7 @@ SURROUNDINGS = {
     ),
     "no /dev/shm": Surroundings(before=namespace("mount -t tmpfs -o ro none /dev/shm", "--mount")),
     "no /dev/shm, and processes that load data": Surroundings(
-        before=namespace("mount -t tmpfs -o ro none /dev/shm", "--mount"),
-        options=["--workers", "1"],
-        says="/dev/shm",
+        before=namespace("mount -t tmpfs -o ro none /dev/shm", "--mount"), options=["--workers", "1"], says="/dev/shm"
     ),
     "no IPv6": Surroundings(before=namespace(f"{LO}; echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6", "--net")),
     "IPv6 alone": Surroundings({"HEAD": "localhost"}, namespace(f"{LO}; {ONLY_IPV6}", "--net", "--mount")),
