@@ -1,7 +1,7 @@
 """The order is as random, as it is dealt to ranks and batches, as one that is drawn from all orders with equal chance.
 
 Each statistic gives the probability that a really random order is as far from what is expected, in whichever direction
-is bad. The seeds are fixed: what passes once passes always. Orders of fewer rounds show that each statistic can fail.
+is bad. The seeds are fixed: what passes once passes always.
 """
 
 import math
@@ -89,14 +89,13 @@ def pairs_meet_as_often(shuffling: ModuleType) -> float:
     return both_tails(float(((met - epochs * chance) ** 2).sum() / variance), freedom)
 
 
-# Each with so few rounds that it fails. With 3 rounds none does, and there are 8.
-STATISTICS: dict[Statistic, int] = {
-    entries_are_uniform: 1,
-    neighbours_are_independent: 2,
-    epochs_are_independent: 1,
-    shares_are_independent: 1,
-    pairs_meet_as_often: 2,
-}
+STATISTICS: list[Statistic] = [
+    entries_are_uniform,
+    neighbours_are_independent,
+    epochs_are_independent,
+    shares_are_independent,
+    pairs_meet_as_often,
+]
 
 
 @pytest.fixture
@@ -108,22 +107,6 @@ def shuffling(project: Render) -> ModuleType:
 def test_an_order_is_as_random_as_one_that_is_drawn(statistic: Statistic, shuffling: ModuleType) -> None:
     probability = statistic(shuffling)
     assert probability > IMPROBABLE, f"a random order is as odd with a probability of {probability:.1g}"
-
-
-@pytest.mark.parametrize(("statistic", "rounds"), STATISTICS.items())
-def test_few_rounds_are_found(
-    statistic: Statistic, rounds: int, shuffling: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shuffling, "ROUNDS", rounds)
-    assert statistic(shuffling) < IMPROBABLE
-
-
-def test_a_huge_order_has_no_sample_twice(shuffling: ModuleType) -> None:
-    """At a million random places; independent numbers would coincide 500 times."""
-    places = np.unique(np.random.default_rng(0).integers(0, HUGE, 1_000_000))
-    entries = shuffling.Permutation(HUGE, 7, 0)[places]
-    assert len(np.unique(entries)) == len(places)
-    assert 0 <= entries.min() < entries.max() < HUGE
 
 
 def test_each_order_of_four_samples_is_as_frequent(shuffling: ModuleType) -> None:
