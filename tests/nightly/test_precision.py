@@ -2,22 +2,18 @@
 
 import importlib
 import importlib.util
-import itertools
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from tests.conftest import Render
 from tests.core.test_checkpoints import logged
 from tests.support.processes import output_of
-from tests.support.ranks import join, train_on_ranks
+from tests.support.ranks import run_train, train_on_ranks, wrap
 from tests.support.training import HAS_GPU, NEEDS_GPU, ON_CPU, ON_GPU, checkpoint, train
 
 # ---- float32, with TF32 and without ----
@@ -92,76 +88,56 @@ def test_the_types_can_change_at_a_resume(half: Path, project: Render, tmp_path:
     assert logged(tmp_path / "run", "train/loss")[33] < logged(half, "train/loss")[20]
 
 
-# ---- torch.amp, one step on two ranks ----
+def norm_of_gradients(model: torch.nn.Module) -> float:
+    gradients = [weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]
+    return float(torch.cat(gradients).norm())
 
 
-def take_single_steps() -> None:
-    """What a rank does for the fixture `steps`: it joins the others as train.py does, and saves what it saw."""
-    program: Any = importlib.import_module("train")
+def watch_steps() -> None:
+    """Be a rank that saves in which types a model computes, and the norms of the gradients that are stepped."""
+    types: set[tuple[bool, torch.dtype]] = set()  # whether it trains, and the type of its logits
+    norms: list[float] = []
 
-    def work(config: Any, world: Any, device: torch.device) -> int:
-        seen: dict[str, Any] = {}
-        for dtype, clip_norm in itertools.product(("fp16", "bf16"), (0.0, 0.5, 1000.0)):
-            name = f"step {dtype} {clip_norm}"
-            own = replace(config, clip_norm=clip_norm, precision=dtype, run_dir=config.run_dir / name)
-            seen[name] = one_step(program, program.Run(own, world, device))
-        torch.save(seen, f"{os.environ['SEEN']}-{world.rank}.pt")
-        return 0
+    def make_compute(compute: Any) -> Any:
+        def watched(model: Any, batch: Any) -> Any:
+            types.add((model.training, model(batch[0]).dtype))
+            return compute(model, batch)
 
-    join(work)
+        return watched
 
+    def make_optimizer(build: Any) -> Any:
+        def built(model: Any, config: Any) -> Any:
+            optimizer = build(model, config)
+            optimizer.register_step_pre_hook(lambda *_: norms.append(norm_of_gradients(model)))
+            return optimizer
 
-def one_step(program: Any, run: Any) -> dict[str, Any]:
-    """Take a step, and compute its gradient without a scaler: on the same weights, samples and dropout."""
-    [(images, labels)] = next(iter(run.training))
-    rng = torch.get_rng_state()
-    with program.update.autocast(run.config, run.device):
-        means = run.ddp((images, labels))
-    run.update.backward(*means["loss"], 1)
-    expected = gradients_of(run)
-    run.optimizer.zero_grad()
-    torch.set_rng_state(rng)
-    dtypes, applied = [], []
-    run.model.classifier[-1].register_forward_hook(lambda layer, args, output: dtypes.append(output.dtype))
-    run.optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: applied.append(gradients_of(run)))
-    program.train_step(run, [(images, labels)], 1e-3)
-    run.progress.advance(run.training.sampler.global_micro_batch_size)
-    program.evaluate(run)
-    return {"expected": expected, "applied": applied[0], "dtypes": [*map(str, dtypes)]}
+        return built
+
+    wrap("task.compute", make_compute)
+    wrap("task.build_optimizer", make_optimizer)
+    try:
+        run_train()
+    finally:
+        torch.save((types, norms), f"{os.environ['SEEN']}-{os.environ['RANK']}.pt")
 
 
-def gradients_of(run: Any) -> Tensor:
-    return torch.cat([weight.grad.flatten().clone() for weight in run.model.parameters()])
-
-
-@pytest.fixture(scope="module")
-def steps(project: Render, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks saw of single steps."""
-    folder = tmp_path_factory.mktemp("steps")
-    env = {"SEEN": str(folder / "seen")}
-    train_on_ranks(project(amp="torch"), folder / "steps", env=env, entry=take_single_steps)
-    return [torch.load(f"{folder / 'seen'}-{rank}.pt", weights_only=True) for rank in range(2)]
-
-
-def test_clipping_sees_the_true_gradients(steps: list[dict[str, Any]]) -> None:
-    for seen in steps:
-        clipped, whole = seen["step fp16 0.5"], seen["step fp16 1000.0"]
-        norm = whole["expected"].norm().item()
-        assert 0.5 < norm < 1000
-        assert clipped["applied"].norm().item() == pytest.approx(0.5, rel=1e-4)
-        assert whole["applied"].norm().item() == pytest.approx(norm, rel=1e-2)
-        for step in (clipped, whole):
-            assert F.cosine_similarity(step["applied"], step["expected"], dim=0).item() > 0.999
-        assert seen["step bf16 0.5"]["applied"].norm().item() == pytest.approx(0.5, rel=1e-4)
-
-
-@pytest.mark.parametrize(("option", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
-def test_steps_and_evaluations_use_the_chosen_type(
-    option: str, dtype: torch.dtype, steps: list[dict[str, Any]]
+@pytest.mark.parametrize(("option", "clip_norm"), [("fp16", 0.5), ("fp16", 1000.0), ("bf16", 0.5)])
+def test_steps_use_the_chosen_type_and_clip_true_gradients(
+    option: str, clip_norm: float, project: Render, tmp_path: Path
 ) -> None:
-    seen = steps[0][f"step {option} 0.0"]["dtypes"]
-    assert len(seen) > 1, "a step, and the batches of an evaluation"
-    assert {*seen} == {str(dtype)}
+    """Clipped before they are unscaled, their norm would be that of the limit, or far below it."""
+    options = ("--max-steps", "6", "--precision", option, "--clip-norm", str(clip_norm))
+    env = {"SEEN": str(tmp_path / "seen")}
+    train_on_ranks(project(amp="torch"), tmp_path / "run", *options, env=env, entry=watch_steps)
+    for rank in range(2):
+        types, norms = torch.load(tmp_path / f"seen-{rank}.pt", weights_only=False)
+        expected = torch.float16 if option == "fp16" else torch.bfloat16
+        assert types == {(True, expected), (False, expected)}
+        assert norms
+        if clip_norm == 0.5:
+            assert max(norms) == pytest.approx(0.5, rel=1e-4)
+        else:
+            assert all(0.5 < norm < 1000 for norm in norms)
 
 
 # ---- on a GPU ----
