@@ -49,27 +49,19 @@ def test_a_folder_without_checkpoints_is_named(project: Render, tmp_path: Path) 
     assert f"error: there is no checkpoint {tmp_path / 'empty'}: leave out --resume" in printed[0]
 
 
-def plain_file(weights: Any, folder: Path) -> Path:
-    torch.save(weights, folder / "weights.pth")
-    return folder / "weights.pth"
+SAVED: dict[str, Callable[[Any, Path], object]] = {
+    "weights.pth": lambda weights, file: torch.save(weights, file),
+    "old.pth": lambda weights, file: torch.save(weights, file, _use_new_zipfile_serialization=False),
+    "foreign.ckpt": lambda weights, file: torch.save({"epoch": 3, "state_dict": weights}, file),
+}
 
 
-def old_file(weights: Any, folder: Path) -> Path:
-    torch.save(weights, folder / "old.pth", _use_new_zipfile_serialization=False)
-    return folder / "old.pth"
-
-
-def foreign_file(weights: Any, folder: Path) -> Path:
-    torch.save({"epoch": 3, "state_dict": weights}, folder / "foreign.ckpt")
-    return folder / "foreign.ckpt"
-
-
-@pytest.mark.parametrize("make", [plain_file, old_file, foreign_file])
+@pytest.mark.parametrize("name", SAVED)
 def test_files_of_other_programs_are_loaded(
-    make: Callable[[Any, Path], Path], package: Package, trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, package: Package, trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    weights, model = checkpoint(trained)["model"], package("model").build_model()
-    path = make(weights, tmp_path)
+    weights, model, path = checkpoint(trained)["model"], package("model").build_model(), tmp_path / name
+    SAVED[name](weights, path)
     with caplog.at_level("INFO"):
         package("runtime.weights").load_what_fits(model, path)
     assert differences(dict(model.state_dict()), dict(weights)) == []

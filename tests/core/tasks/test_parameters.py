@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import Render
 from tests.support.forked_runs import Program, ends_of, run_all
-from tests.support.ranks import error_in
+from tests.support.ranks import error_in, errors_in
 from tools.rewriting import extend
 
 OPTIONS = {"global_batch_size": 24, "epochs": 1, "log_every": 2, "save_every": 2}
@@ -70,8 +70,6 @@ def refusal(program: Program) -> str:
 
 SPARSE = """table = network.table = nn.Parameter(torch.ones(3, 10))
     network.register_forward_hook(lambda _, __, out: out + F.embedding(out.argmax(1) % 3, table, sparse=True))"""
-SOMETIMES = f"""network.sometimes = nn.Linear(10, 10)
-    network.classifier.register_forward_hook(lambda _, __, x: network.sometimes(x) if {RANK} == 1 else x)"""
 OTHERWISE, NO_PART = "parameters are trained otherwise than at the start: ", "parameters took no part in a step: "
 AT_THE_START = {  # by what is wrong: the model, the optimizer, and the error
     "lazy layers": ("network.classifier[2] = nn.LazyLinear(10)", "", "model.py: build_model() must give param"),
@@ -90,7 +88,6 @@ AT_THE_START = {  # by what is wrong: the model, the optimizer, and the error
     "a closure unsaid": ("pass", "Sharp(model.parameters())", "task.py: the optimizer needs a closure"),
     "SparseAdam": ("pass", "torch.optim.SparseAdam(model.parameters())", "task.py: SparseAdam needs sparse gradients"),
     "an unused layer": ("network.unused = nn.Linear(3, 3)", "", f"{NO_PART}unused.weight, unused.bias"),
-    "a layer of one rank": (SOMETIMES, "", f"{NO_PART}sometimes.weight"),
     "twice": ("pass", "Optimizers(build(model, config), AdamW(model.features.parameters()))", "task.py: build_optim"),
     "of the task": (
         "pass",
@@ -106,6 +103,19 @@ def test_it_is_refused_at_the_start(what: str, small: Render, tmp_path: Path) ->
     project = changed(small(), tmp_path / "project", model, optimizer)
     assert words in refusal(Program(project, tmp_path / "run", OPTIONS))
     assert not [*(tmp_path / "run").glob("checkpoints/*.pt")]
+
+
+SOMETIMES = f"""network.sometimes = nn.Linear(10, 10)
+    network.classifier.register_forward_hook(lambda _, __, x: network.sometimes(x) if {RANK} == 1 else x)"""
+
+
+def test_a_layer_that_one_rank_alone_uses_is_named(small: Render, tmp_path: Path) -> None:
+    """By each rank that notices; another one waits for it."""
+    project = changed(small(), tmp_path / "project", SOMETIMES)
+    [[ended]] = ends_of([[Program(project, tmp_path / "run", OPTIONS)]])
+    assert set(ended.codes) <= {2, 69}
+    [error] = [line for line in errors_in(ended.output) if line.startswith("error: parameters")]
+    assert error.startswith(f"error: {NO_PART}sometimes.weight")
 
 
 FROZEN, FREEZE = "network.features[0].requires_grad_(False)", "model.classifier[2].requires_grad_(False)"

@@ -18,11 +18,12 @@ from tools.rewriting import Rewrite, extend
 SPOILING = '''
 
 def spoiled(self: Digits, indices: list[int]) -> Any:
-    """Spoil the images of the steps that SPOILED names, on the ranks that it names."""
+    """Spoil the images of the steps that SPOILED names, on the ranks that it names: not what is compared at the start."""
     images, labels = fetched(self, indices)
     ranks, steps, bad = os.environ["SPOILED"].split()
     step = place[indices[0]] // 64 + 1
-    if self.augment and os.environ["RANK"] in ranks.split(",") and str(step) in steps.split(","):
+    chosen = os.environ["RANK"] in ranks.split(",") and str(step) in steps.split(",")
+    if self.augment and chosen and len(indices) > 1:
         images[0, 0, 0, 0] = float(bad)
     return images, labels
 
