@@ -18,7 +18,7 @@ from tools.rewriting import Rewrite, extend
 SPOILING = '''
 
 def spoiled(self: Digits, indices: list[int]) -> Any:
-    """Spoil the images of the steps that SPOILED names, on the ranks that it names: not what is compared at the start."""
+    """Spoil the batches of the steps that SPOILED names, on these ranks: not the samples compared at the start."""
     images, labels = fetched(self, indices)
     ranks, steps, bad = os.environ["SPOILED"].split()
     step = place[indices[0]] // 64 + 1
