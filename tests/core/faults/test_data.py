@@ -84,6 +84,8 @@ def load_what_is_asked_for(config: Any, load: Any, kind: str) -> Any:
             return training, Subset(Stream(validation), range(9))
         case "no samples":
             return Subset(training, []), validation
+        case "nothing to evaluate":
+            return training, Subset(validation, [])
     return Digits(training, kind), Digits(validation, kind)
 
 
@@ -100,6 +102,7 @@ REFUSED = {
     "a stream": f"the training set {STREAM}",
     "a part of a stream": f"the validation set {STREAM}",
     "no samples": "the training set is empty",
+    "nothing to evaluate": "the validation set is empty: load_data() must return samples to evaluate on",
     "a length that is a float": "the training set has no length: TypeError 'float' object",
     "a negative length": "the training set has no length: ValueError __len__() should return >= 0",
     "a length that raises": "the training set has no length: FileNotFoundError index.json",
@@ -111,6 +114,7 @@ REFUSED = {
 def test_data_that_cannot_be_dealt_out_is_refused(kind: str, project: Render, tmp_path: Path) -> None:
     printed = train_on_ranks(project(), tmp_path / "run", code=2, entry=train_on_it, env={"KIND": kind}, timeout=60)
     assert f"data.py: {REFUSED[kind]}" in error_in(printed)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

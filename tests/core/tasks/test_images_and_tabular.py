@@ -14,8 +14,8 @@ from PIL import Image
 
 from generator.check.train.records import read_csv
 from tests.conftest import Package, Render
-from tests.support.forked_runs import Program, ends_of, run_all
-from tests.support.ranks import error_in, errors_in
+from tests.support.forked_runs import Program, run_all
+from tests.support.ranks import error_in
 from tests.support.training import checkpoint
 
 COLOURS = {"blue": (0, 0, 200), "green": (0, 200, 0), "red": (200, 0, 0)}
@@ -85,13 +85,6 @@ def test_a_broken_image_is_named_in_one_line(workers: int, own_project: Render, 
     options = QUICK | {"data": images, "workers": workers}
     [[ended]] = run_all([[Program(own_project(task="images"), tmp_path / "run", options, world_size=1, code=2)]])
     assert error_in(ended.output).startswith(f"error: {file} is no image that can be read: ")
-
-
-def test_a_broken_image_of_one_rank_ends_all(own_project: Render, images: Path, tmp_path: Path) -> None:
-    (images / "train" / "red" / "1.PNG").write_text("nonsense")
-    [[ended]] = ends_of([[Program(own_project(task="images"), tmp_path / "run", QUICK | {"data": images})]])
-    assert {*ended.codes} == {2, 69}
-    assert sum(f"error: {images}/train/red/1.PNG is no image" in line for line in errors_in(ended.output)) == 1
 
 
 def test_images_are_found_in_the_order_of_the_alphabet(package: Package, images: Path) -> None:

@@ -71,26 +71,6 @@ def test_nonsense_is_refused_in_one_line(mistake: str, small: Render, tmp_path: 
     assert not [*(tmp_path / "run").glob("checkpoints/*.pt")]
 
 
-NOTHING_TO_EVALUATE = """
-
-def without_validation(config: Any, load: Any = load_data) -> Any:
-    training, validation = load(config)
-    return training, Subset(validation, [])
-
-
-load_data = without_validation
-"""
-
-
-def test_an_empty_validation_set_is_refused(small: Render, tmp_path: Path) -> None:
-    project = shutil.copytree(small(), tmp_path / "project")
-    extend(project / "ddp_project" / "data.py", NOTHING_TO_EVALUATE)
-    [[ended]] = run_all([[Program(project, tmp_path / "run", OPTIONS, code=2)]])
-    expected = "error: data.py: the validation set is empty: load_data() must return samples to evaluate on"
-    assert error_in(ended.output) == expected
-    assert not (tmp_path / "run").exists()
-
-
 # Appended to task.py: a penalty on slopes, in evaluations too. The first of these keeps a table for the training.
 PENALISED = """
 
