@@ -78,8 +78,6 @@ def test_a_checkpoint_holds_all_that_a_run_needs(whole: Path) -> None:
         assert not torch.equal(first, second), "each rank has its own"
 
 
-
-
 def draws() -> list[float]:
     """Numbers of all generators: of each one a normally distributed one, of which two are made at once, then others."""
     normal = [random.gauss(0, 1), np.random.standard_normal(), torch.randn(()).item()]
