@@ -77,7 +77,6 @@ class Program:
         return ended.codes == [self.code] * self.world_size
 
     def run(self) -> Run:
-        """What is to be forked."""
         return Run(
             self.project,
             "torchrun",

@@ -183,7 +183,6 @@ def newest_step(run_dir: Path) -> int:
 
 
 def any_ended(ranks: list[Rank]) -> bool:
-    """Whether one of the ranks is not alive."""
     return not all(rank.process.is_alive() for rank in ranks)
 
 

@@ -91,7 +91,6 @@ def running(project: Path, run_dir: Path, launcher: str, *options: str) -> Itera
 
 
 def wait_for_steps(run_dir: Path) -> None:
-    """Wait until the log of the run tells of step 30."""
     wait_for_line(run_dir / "train.log", "step 30 ")
 
 
@@ -113,7 +112,6 @@ def ranks_of(run_dir: Path) -> list[int]:
 
 
 def checkpoint(run_dir: Path, name: str = "last.pt") -> dict[str, Any]:
-    """Read a checkpoint of a run."""
     read: dict[str, Any] = torch.load(run_dir / "checkpoints" / name, map_location="cpu", weights_only=True)
     return read
 

@@ -12,6 +12,7 @@ from tests.support import reference
 from tests.support.forked_runs import TELLING, Program, fetched, relative_difference, run_all
 from tests.support.ranks import error_in
 from tests.support.training import checkpoint
+from tools.rewriting import extend
 
 OPTIONS = {"global_batch_size": 24, "accum_steps": 2, "epochs": 3}
 # Which number of processes goes on up to which step: in the middle of the first epoch, at its end, and so on.
@@ -25,34 +26,30 @@ def changing(project: Path, run_dir: Path, options: dict[str, Any]) -> list[Prog
     ]
 
 
-def test_changing_sizes_train_on_the_samples(
-    small: Render, orders: list[list[int]], tmp_path: Path, measured: Measured
+def test_changing_sizes_train_on_the_same_samples_and_arrive_there(
+    plain_project: Path, orders: list[list[int]], tmp_path: Path, measured: Measured
 ) -> None:
     """Also, these samples are those of the formula in the sampler's docstring."""
-    project = small(TELLING)
-    undisturbed = Program(project, tmp_path / "undisturbed", OPTIONS)
-    [[whole], parts] = run_all([[undisturbed], changing(project, tmp_path / "changing", OPTIONS)])
+    project = shutil.copytree(plain_project, tmp_path / "project")
+    extend(project / "ddp_project" / "data.py", TELLING)
+    options = PLAIN_OPTIONS | {"accum_steps": 2}
+    undisturbed = Program(project, tmp_path / "undisturbed", options)
+    [[whole], parts] = run_all([[undisturbed], changing(project, tmp_path / "changing", options)])
     in_turn = [*chain(*map(micro_batches, parts))]
     assert in_turn == micro_batches(whole)
     assert in_turn == [order[start : start + 12] for order in orders for start in range(0, 108, 12)]
-    progress = checkpoint(tmp_path / "changing")["progress"]
-    assert (progress["epoch"], progress["samples_seen"]) == (3, 3 * 108)
     measured("world_size", "samples in the same order on 2, 1, 4 and 2 processes", len([*chain(*in_turn)]))
+    saved = checkpoint(tmp_path / "changing")
+    assert (saved["progress"]["epoch"], saved["progress"]["samples_seen"]) == (3, 3 * 108)
+    expected, _ = reference.train(recipe(accum_steps=2), orders)
+    difference = relative_difference(saved["model"], expected)
+    measured("world_size", "largest relative difference of a weight to a plain loop", difference)
+    assert difference <= 1e-5
 
 
 def micro_batches(ended: Any) -> list[list[int]]:
     """The samples of each micro-batch over all ranks, in the order of the ranks."""
     return [[*chain(*ranks)] for ranks in zip(*fetched(ended), strict=True)]
-
-
-def test_changing_sizes_arrive_there(
-    plain_project: Path, orders: list[list[int]], tmp_path: Path, measured: Measured
-) -> None:
-    run_all([changing(plain_project, tmp_path / "run", PLAIN_OPTIONS | {"accum_steps": 2})])
-    expected, _ = reference.train(recipe(accum_steps=2), orders)
-    difference = relative_difference(checkpoint(tmp_path / "run")["model"], expected)
-    measured("world_size", "largest relative difference of a weight to a plain loop", difference)
-    assert difference <= 1e-5
 
 
 def test_dropout_draws_others_on_other_processes(plain_project: Path, tmp_path: Path, measured: Measured) -> None:
