@@ -28,6 +28,7 @@ from tests.support.schedulers.slurm import Cluster
 from tools import slurm
 
 Render = Callable[..., Path]
+Package = Callable[..., Any]
 Measured = Callable[[str, str, float], None]
 MEASURED_NOW: set[str] = set()  # the guarantees with a number of this session
 TESTS = Path(__file__).parent

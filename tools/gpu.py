@@ -116,9 +116,10 @@ print("a step waits for the GPU so often:", waits_of_a_step(pathlib.Path(sys.arg
 TORCHRUN = "python -m torch.distributed.run --standalone --nproc-per-node=2"  # torch may be another environment's
 NCCL = f'{TORCHRUN} train.py --device "$DEVICE" --backend "$BACKEND" --epochs 1'
 BLOCKS = 'python -m benchmarks blocks --device "$DEVICE" $BLOCKS --out "$OUT/blocks.json"'
-GPU, DEVICE, PRECISION = (
-    f"tests/nightly/{file}.py" for file in ("exact/test_gpu", "exact/test_device", "test_precision")
-)
+NIGHTLY = ("exact/test_gpu", "exact/test_device", "exact/test_ddp_options", "exact/test_bad_steps", "test_precision")
+GPU, DEVICE, DDP_OPTIONS, BAD_STEPS, PRECISION = (f"tests/nightly/{file}.py" for file in NIGHTLY)
+KILLS = ("tests/nightly/faults/test_many_kills.py", "tests/core/faults/test_disks.py")
+COMPILED = "tests/nightly/test_compiled.py"
 CHECKPOINTS = "tests/core/test_checkpoints.py"
 
 
@@ -143,13 +144,13 @@ python -m pip install --verbose --no-index --no-deps --no-build-isolation --no-c
 STEPS = (
     Step("facts", "what the machine is", FACTS),
     Step("train", "the default project, an epoch", NEW_PROJECT + TRAIN),
-    Step("exact", "the guarantees of docs/exact.md", tests("", GPU)),
+    Step("exact", "the guarantees of docs/exact.md", tests("", GPU, COMPILED)),
     Step("precision", "TF32 and torch.amp", tests("not apex", PRECISION)),
     Step("trace", "how often a step waits for the GPU", TRACE),
     Step("memory", "a GPU whose memory is full", tests("full", DEVICE)),
-    Step("kills", "--async-saves with kills, and saves that take long", tests("kills or long", DEVICE)),
-    Step("options", "the static graph, buckets, gradients in bfloat16", tests("sent or travel", DEVICE)),
-    Step("bad-steps", "bad steps: fused, SGD, float16, bfloat16", tests("bad", DEVICE)),
+    Step("kills", "--async-saves with kills, and saves that take long", tests("beside or longer", *KILLS)),
+    Step("options", "the static graph, buckets, gradients in bfloat16", tests("sent or travel", DDP_OPTIONS)),
+    Step("bad-steps", "bad steps: fused, SGD, float16, bfloat16", tests("trace", BAD_STEPS)),
     Step("uneven", "uneven counts", tests("uneven", DEVICE)),
     Step("placement", "ranks that cannot work together", tests("together", DEVICE)),
     Step("kernels", "kernels, streams, the layout of moments", tests("few or stream or moments", DEVICE)),

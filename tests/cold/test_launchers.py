@@ -23,9 +23,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 
 
 @pytest.mark.parametrize("launcher", OF_ONE_MACHINE)
-def test_cold_processes_of_a_launcher_give_what_forked_ranks_give(
-    launcher: str, results: dict[str, dict[str, Any]]
-) -> None:
+def test_cold_processes_give_what_forked_ranks_give(launcher: str, results: dict[str, dict[str, Any]]) -> None:
     result = results[launcher]
     said = "\n".join(failure["text"] for failure in result["failures"])
     if "is not installed here" in said:

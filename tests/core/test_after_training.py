@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,24 +16,18 @@ import torch
 from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
 
-from tests.conftest import Render
-from tests.support.processes import hang_timeout, output_of
-from tests.support.ranks import assert_same_state, train_on_ranks
+from tests.conftest import Package, Render
+from tests.support.processes import output_of
+from tests.support.ranks import assert_same_state, lone_error_in, train_on_ranks
 from tests.support.training import HAS_GPU, assert_same_weights, checkpoint, differences
-
-Package = Callable[..., Any]
 
 
 def script(project: Path, name: str, *arguments: str | Path) -> str:
     """Run a script of a project in a process of its own, and return what it printed."""
-    command = [sys.executable, project / name, *arguments]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=hang_timeout(60))
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return output_of([sys.executable, project / name, *arguments], project, os.environ, timeout=60)
 
 
 def digest(file: Path) -> str:
-    """The SHA-256 of a file."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
@@ -54,7 +47,6 @@ def run_dir(trained: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def export(package: Package) -> Any:
-    """The module that exports and predicts."""
     return package("runtime.export")
 
 
@@ -74,9 +66,7 @@ def refused(package: Package, capsys: pytest.CaptureFixture[str]) -> Callable[[C
     return get
 
 
-def test_an_export_is_the_best_checkpoint_bit_for_bit(
-    project: Render, run_dir: Path, package: Package, tmp_path: Path
-) -> None:
+def test_an_export_is_the_best_checkpoint(project: Render, run_dir: Path, package: Package, tmp_path: Path) -> None:
     folder = Path(script(project(), "export.py", run_dir).strip())
     assert folder == run_dir / "export"
     best, build_model = checkpoint(run_dir, "best.pt"), package("model").build_model
@@ -116,9 +106,7 @@ def test_the_newest_run_and_its_export_are_the_default(project: Render, trained:
     np.save(tmp_path / "digits.npy", np.zeros((2, 8, 8)))
     parts = ("export.py", "predict.py digits.npy", "predict.py digits.npy | head -0")
     line = " && ".join(f"{sys.executable} {project()}/{part}" for part in parts)
-    done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=hang_timeout(60))
-    assert done.stderr == ""
-    printed = done.stdout.splitlines()
+    printed = output_of(["bash", "-c", line], tmp_path, os.environ, timeout=60).splitlines()
     assert printed[0] == "runs/newer/export"
     assert [json.loads(text).keys() for text in printed[1:]] == 2 * [{"file", "digit", "probability"}]
 
@@ -146,13 +134,10 @@ def test_a_damaged_or_missing_checkpoint_is_not_exported(
     export: Any, run_dir: Path, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     best = run_dir / "checkpoints" / "best.pt"
-    content = bytearray(best.read_bytes())
-    content[len(content) // 2] ^= 1
+    assert f"{best} is damaged: " in refused(lambda: export.export(damaged(best).parents[1]))
+    (tmp_path / "cut.pt").write_bytes(best.read_bytes()[:1000])
     best.unlink()
     assert f"there is no checkpoint {best}" in refused(lambda: export.export(run_dir))
-    best.write_bytes(content)
-    assert f"{best} is damaged: " in refused(lambda: export.export(run_dir))
-    (tmp_path / "cut.pt").write_bytes(content[:1000])
     assert "cannot be read as a checkpoint" in refused(lambda: export.export(tmp_path / "cut.pt"))
     monkeypatch.chdir(tmp_path)
     assert "there is no run in" in refused(export.export)
@@ -201,7 +186,6 @@ def test_tied_weights_are_in_the_file_once_and_tied_again(package: Package, tmp_
 
 
 def bad_files(folder: Path) -> dict[str, Path]:
-    """Files that hold no digits."""
     np.save(folder / "flat.npy", np.zeros((2, 64)))
     np.save(folder / "bright.npy", np.full((2, 8, 8), 255))
     np.save(folder / "words.npy", np.full((2, 8, 8), "a"))
@@ -230,7 +214,7 @@ def test_predictions_may_compute_gradients(
     assert not answer["tracked"]
 
 
-def test_what_cannot_be_predicted_is_told_in_one_line(
+def test_what_cannot_be_predicted_is_named(
     export: Any, run_dir: Path, refused: Callable[..., str], tmp_path: Path
 ) -> None:
     folder, to = export.export(run_dir), tmp_path / "answers"
@@ -251,23 +235,18 @@ def test_what_cannot_be_predicted_is_told_in_one_line(
     assert "model.safetensors is damaged" in refused(lambda: export.load_model(folder))
 
 
-def test_a_file_that_a_task_cannot_open_is_no_fault_of_the_disk(
+def test_errors_of_a_task_that_predicts_are_told_in_one_line(
     export: Any, package: Package, run_dir: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The task leaves the error as it is; what it yields are tensors."""
+    """The task leaves the error of a file as it is; what it yields are tensors. One of an earlier version lacks it."""
     answers = ({"answer": torch.tensor([float(line)])} for line in ("1.5", "2"))
     monkeypatch.setattr(package("task"), "predict", lambda model, file: answers if file.open() else None)
     folder, to = export.export(run_dir), run_dir / "answers"
     line = refused(lambda: export.predict([folder, folder / "model.json", folder / "none"], to))
     assert f"{folder / 'none'} cannot be read: No such file or directory" in line
     assert not to.exists()
-
-
-def test_a_task_of_an_earlier_version_is_told_what_to_add(
-    export: Any, package: Package, run_dir: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.delattr(package("task"), "predict")
-    line = refused(lambda: export.predict([export.export(run_dir), run_dir]))
+    line = refused(lambda: export.predict([folder, run_dir]))
     assert "task.py lacks def predict(model: nn.Module, file: Path) -> Iterator[dict[str, Any]]: add it" in line
 
 
@@ -301,7 +280,6 @@ def test_a_model_is_built_from_options_of_their_types(own_project: Render, run_d
 
 
 def log(run_dir: Path) -> str:
-    """What rank 0 has logged."""
     return (run_dir / "train.log").read_text()
 
 
@@ -311,9 +289,7 @@ def parameters(run_dir: Path, name: str = "last.pt") -> dict[str, Tensor]:
     return {key: value for key, value in checkpoint(run_dir, name)["model"].items() if not key.endswith(statistics)}
 
 
-def test_a_run_begins_with_weights_and_goes_on_without_them(
-    project: Render, run_dir: Path, export: Any, tmp_path: Path
-) -> None:
+def test_a_run_begins_with_weights_of_a_file(project: Render, run_dir: Path, export: Any, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     options = ("--max-steps", "2", "--lr", "0", "--seed", "5")
     train_on_ranks(project(), first, *options, "--init-from", str(run_dir / "checkpoints" / "best.pt"))
@@ -400,52 +376,43 @@ def test_the_models_of_tasks_say_what_describes_their_data(task: str, package: P
     assert {*network.of_data} == buffers
 
 
-def nothing_fits(folder: Path, run_dir: Path) -> Path:
-    """Weights of another model."""
-    save_file({"other.weight": torch.zeros(3)}, folder / "foreign.safetensors")
-    return folder / "foreign.safetensors"
+def saved_as(content: Any, file: Path) -> Path:
+    """Save it for torch or, by the name of the file, for safetensors."""
+    save_file(content, file) if file.suffix == ".safetensors" else torch.save(content, file)
+    return file
 
 
-def no_weights(folder: Path, run_dir: Path) -> Path:
-    """A file that is none."""
-    (folder / "text.safetensors").write_text("no weights")
-    return folder / "text.safetensors"
-
-
-def foreign_checkpoint(folder: Path, run_dir: Path) -> Path:
-    """What another program has saved."""
-    torch.save({"weights": torch.zeros(3)}, folder / "foreign.pt")
-    return folder / "foreign.pt"
-
-
-def damaged_checkpoint(folder: Path, run_dir: Path) -> Path:
-    """A checkpoint with another byte."""
-    best = run_dir / "checkpoints" / "best.pt"
-    content = bytearray(best.read_bytes())
+def damaged(file: Path) -> Path:
+    content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
-    best.unlink()
-    best.write_bytes(content)
-    return best
+    file.unlink()
+    file.write_bytes(content)
+    return file
 
 
-@pytest.mark.parametrize(
-    ("make", "words", "processes"),
-    [
-        (lambda folder, run_dir: folder / "none.pt", "there is no file", 1),
-        (damaged_checkpoint, "best.pt is damaged: ", 2),
-        (foreign_checkpoint, "and it has weights", 1),
-        (no_weights, "cannot be read as safetensors", 1),
-        (nothing_fits, "(14 in all), and it has other.weight", 2),
-    ],
-    ids=["missing", "damaged", "foreign", "unreadable", "other model"],
-)
-def test_weights_that_cannot_be_used_end_all_ranks_with_one_line(
-    make: Callable[[Path, Path], Path], words: str, processes: int, project: Render, run_dir: Path, tmp_path: Path
-) -> None:
+OTHER = {"other.weight": torch.zeros(3)}
+UNUSABLE: dict[str, tuple[Callable[[Path, Path], Path], str, int]] = {
+    # what makes a file, of a folder and a run, what is said of it, and the number of processes
+    "missing": (lambda folder, run_dir: folder / "none.pt", "there is no file", 1),
+    "damaged": (lambda folder, run_dir: damaged(run_dir / "checkpoints" / "best.pt"), "best.pt is damaged: ", 2),
+    "foreign": (lambda folder, run_dir: saved_as({"weights": 3}, folder / "a.pt"), "and it has weights", 1),
+    "unreadable": (lambda folder, run_dir: empty(folder / "a.safetensors"), "cannot be read as safetensors", 1),
+    "other model": (
+        lambda folder, run_dir: saved_as(OTHER, folder / "a.safetensors"),
+        "(14 in all), and it has other.weight",
+        2,
+    ),
+}
+
+
+def empty(file: Path) -> Path:
+    file.touch()
+    return file
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_unusable_weights_end_all_ranks_in_one_line(case: str, project: Render, run_dir: Path, tmp_path: Path) -> None:
+    make, words, processes = UNUSABLE[case]
     options = ("--init-from", str(make(tmp_path, run_dir)))
-    printed = "".join(train_on_ranks(project(), tmp_path / "new", *options, processes=processes, code=2))
-    errors = [line for line in printed.splitlines() if " INFO " not in line]
-    assert len(errors) == 1, printed
-    assert errors[0].startswith("error: ")
-    assert words in errors[0]
+    assert words in lone_error_in(train_on_ranks(project(), tmp_path / "new", *options, processes=processes, code=2))
     assert not [*(tmp_path / "new").glob("checkpoints/*")]

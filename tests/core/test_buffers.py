@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.ranks import train_on_ranks
 from tests.support.training import checkpoint, differences
 
@@ -103,7 +102,6 @@ class Network(nn.Module):
 
 
 def with_model(own_project: Render, model: str) -> Path:
-    """A project with another model.py."""
     place = own_project()
     (place / "ddp_project" / "model.py").write_text(model)
     return place
@@ -147,12 +145,23 @@ def test_buffers_that_grow_are_resumed_on_two_ranks_and_on_one(own_project: Rend
     assert "size mismatch for table" in printed[0]
 
 
-def test_what_ranks_differ_in_is_kept_for_each_and_averaged_to_evaluate(own_project: Render, tmp_path: Path) -> None:
-    project = with_model(own_project, OWN)
+def assert_resumes_exactly(project: Path, folder: Path, stopped: Callable[[Path], object]) -> None:
+    """Stop a run, look at its directory or change it, resume, and compare its end with that of a whole run."""
     options = ("--save-every", "2", "--keep", "9")
-    train_on_ranks(project, tmp_path / "whole", "--max-steps", "4", *options)
-    train_on_ranks(project, tmp_path / "run", "--max-steps", "2", *options)
-    saved = checkpoint(tmp_path / "run")
+    train_on_ranks(project, folder / "whole", "--max-steps", "4", *options)
+    train_on_ranks(project, folder / "run", "--max-steps", "2", *options)
+    stopped(folder / "run")
+    train_on_ranks(project, folder / "run", "--max-steps", "4", "--resume", *options)
+    for part in ("model", "optimizer", "ranks"):
+        assert differences(checkpoint(folder / "whole")[part], checkpoint(folder / "run")[part]) == [], part
+
+
+def test_what_ranks_differ_in_is_kept_for_each_and_averaged_to_evaluate(own_project: Render, tmp_path: Path) -> None:
+    assert_resumes_exactly(with_model(own_project, OWN), tmp_path, assert_each_rank_has_its_own)
+
+
+def assert_each_rank_has_its_own(run_dir: Path) -> None:
+    saved = checkpoint(run_dir)
     own = saved["ranks"]["buffers"]
     assert own.keys() == {"tracker.running_level", "tracker.queue", "tracker.place", "tracker.spectrum"}
     assert [int(place) for place in own["tracker.place"]] == [2, 4]
@@ -160,9 +169,6 @@ def test_what_ranks_differ_in_is_kept_for_each_and_averaged_to_evaluate(own_proj
         first, second = own[name]
         assert not torch.equal(first, second)
         torch.testing.assert_close(saved["model"][name], (first + second) / 2)
-    train_on_ranks(project, tmp_path / "run", "--max-steps", "4", "--resume", *options)
-    for part in ("model", "optimizer", "ranks"):
-        assert differences(checkpoint(tmp_path / "whole")[part], checkpoint(tmp_path / "run")[part]) == [], part
 
 
 def test_a_buffer_that_becomes_nan_is_no_good_checkpoint(own_project: Render, tmp_path: Path) -> None:
@@ -194,17 +200,10 @@ def as_version_1_had_it(run_dir: Path) -> None:
 
 
 def test_a_checkpoint_of_version_1_goes_on_exactly(own_project: Render, tmp_path: Path) -> None:
-    project = with_model(own_project, OWN)
-    options = ("--save-every", "2", "--keep", "9")
-    train_on_ranks(project, tmp_path / "whole", "--max-steps", "4", *options)
-    train_on_ranks(project, tmp_path / "run", "--max-steps", "2", *options)
-    as_version_1_had_it(tmp_path / "run")
-    train_on_ranks(project, tmp_path / "run", "--max-steps", "4", "--resume", *options)
-    for part in ("model", "optimizer", "ranks"):
-        assert differences(checkpoint(tmp_path / "whole")[part], checkpoint(tmp_path / "run")[part]) == [], part
+    assert_resumes_exactly(with_model(own_project, OWN), tmp_path, as_version_1_had_it)
 
 
-def test_a_usual_network_needs_no_exchange(package: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_usual_network_needs_no_exchange(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
     collectives = package("runtime.collectives")
     monkeypatch.setattr(collectives, "gather", lambda value: pytest.fail("an exchange"))
     assert collectives.unequal_buffers(package("model").build_model()) == {}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -10,17 +11,32 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.processes import output_of
 from tests.support.ranks import assert_same_state, train_on_ranks
 from tests.support.training import checkpoint
 
+Parse = Callable[..., Any]
+Refused = Callable[..., str]
+
 
 @pytest.fixture
-def parse(package: Callable[..., Any]) -> Callable[..., Any]:
+def parse(package: Package) -> Parse:
     """Reads a command line of the default project."""
     command_line, config = package("runtime.command_line"), package("config")
     return lambda *words: command_line.parse(config.Config, [*map(str, words)])
+
+
+@pytest.fixture
+def refused(parse: Parse, package: Package) -> Refused:
+    """Return what is said of a command line that is wrong."""
+
+    def get(*words: object) -> str:
+        with pytest.raises(package("runtime.exits").UserError) as error:
+            parse(*words)
+        return str(error.value)
+
+    return get
 
 
 def test_a_run_is_replayed_from_its_config(project: Render, tmp_path: Path) -> None:
@@ -41,7 +57,7 @@ def test_a_run_is_replayed_from_its_config(project: Render, tmp_path: Path) -> N
     assert [config["resume"] for config in configs] == ["auto", None]
 
 
-def test_options_of_yaml_come_before_those_of_the_command_line(parse: Callable[..., Any], tmp_path: Path) -> None:
+def test_options_of_yaml_come_before_those_of_the_command_line(parse: Parse, tmp_path: Path) -> None:
     file = tmp_path / "options.yaml"
     file.write_text("epochs: 3\nlr: 1e-05\nglobal-batch-size: 8\ndeterministic: yes\nrun_dir: a folder\nresume: null\n")
     found = parse("--epochs", 5, "--config", file, "--no-deterministic")
@@ -66,9 +82,7 @@ def test_options_of_yaml_come_before_those_of_the_command_line(parse: Callable[.
         ("<<: {seed: 3}\nlr: 1", "seed", 3),
     ],
 )
-def test_a_file_means_what_one_sees(
-    text: str, option: str, value: object, parse: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_file_means_what_it_shows(text: str, option: str, value: object, parse: Parse, tmp_path: Path) -> None:
     file = tmp_path / "options"
     file.write_text(text)
     found = getattr(parse("--config", file), option)
@@ -125,7 +139,6 @@ GIVEN = (
 
 
 def with_options(project: Path, options: str) -> Path:
-    """Give the project these options of its owner."""
     file = project / "ddp_project" / "options.py"
     head = file.read_text().partition("@dataclass")[0].replace("from pathlib import Path\n", "")
     file.write_text(f"{head}from pathlib import Path\n{options}")
@@ -200,27 +213,23 @@ except UserError as error:
 """
 
 
-def test_a_switch_takes_a_value_too(parse: Callable[..., Any]) -> None:
+def test_a_switch_takes_a_value_too(parse: Parse) -> None:
     assert parse("--deterministic", "true").deterministic
     assert parse("--compile=True", "--deterministic=yes", "--lr", 1).compile
     assert not parse("--deterministic", "--deterministic", "false", "--epochs", 1).deterministic
 
 
-def test_a_wrong_value_names_its_file(parse: Callable[..., Any], package: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_wrong_value_names_its_file(parse: Parse, refused: Refused, tmp_path: Path) -> None:
     file = tmp_path / "options.yaml"
     file.write_text("lr: x")
-    with pytest.raises(package("runtime.exits").UserError, match=r"--config \S+/options.yaml: .* --lr: x is no number"):
-        parse("--config", file, "--epochs", 3)
+    assert re.search(r"--config \S+/options.yaml: .* --lr: x is no number", refused("--config", file, "--epochs", 3))
     file.write_text("# nothing\n")
     assert parse("--config", file).epochs == parse().epochs
 
 
 @pytest.mark.parametrize("option", ["seed", "bucket-mib", "timeout", "epochs"])
-def test_a_number_that_is_too_large_is_refused(
-    option: str, parse: Callable[..., Any], package: Callable[..., Any]
-) -> None:
-    with pytest.raises(package("runtime.exits").UserError, match=rf"--{option}: .* is not a number of at least \d and"):
-        parse(f"--{option}", 2**64)
+def test_a_number_too_large_is_refused(option: str, refused: Refused) -> None:
+    assert re.search(rf"--{option}: .* is not a number of at least \d and", refused(f"--{option}", 2**64))
 
 
 @pytest.mark.parametrize(
@@ -240,16 +249,13 @@ def test_a_number_that_is_too_large_is_refused(
         ("lr=3", "--lr"),
     ],
 )
-def test_an_option_of_another_program_gets_the_name_here(
-    words: str, meant: str, parse: Callable[..., Any], package: Callable[..., Any]
-) -> None:
-    with pytest.raises(package("runtime.exits").UserError) as refused:
-        parse(*words.split())
-    assert str(refused.value).endswith(f": did you mean {meant}?")
-    assert str(refused.value).startswith(f"Unrecognized options: {words.split()[0]}")
+def test_a_foreign_option_gets_its_name(words: str, meant: str, refused: Refused) -> None:
+    said = refused(*words.split())
+    assert said.endswith(f": did you mean {meant}?")
+    assert said.startswith(f"Unrecognized options: {words.split()[0]}")
 
 
-def test_other_names_are_those_of_options(package: Callable[..., Any]) -> None:
+def test_other_names_are_those_of_options(package: Package) -> None:
     known = {field.name for field in fields(package("config").Config)}
     named = package("runtime.command_line").OTHER_NAMES
     assert named.keys() <= known
@@ -284,19 +290,13 @@ def test_other_names_are_those_of_options(package: Callable[..., Any]) -> None:
         ("a: \xff", "cannot be read: 'utf-8' codec"),
     ],
 )
-def test_what_is_no_option_is_refused_in_one_line(
-    text: str, words: str, parse: Callable[..., Any], package: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_what_is_no_option_is_refused_in_one_line(text: str, words: str, refused: Refused, tmp_path: Path) -> None:
     file = tmp_path / "options.yaml"
     file.write_bytes(text.encode("latin-1"))
-    error = package("runtime.exits").UserError
-    with pytest.raises(error, match=words) as refused:
-        parse("--config", file)
-    assert "\n" not in str(refused.value)
+    said = refused("--config", file)
+    assert re.search(words, said)
+    assert "\n" not in said
 
 
-def test_a_file_that_is_not_there_is_refused(
-    parse: Callable[..., Any], package: Callable[..., Any], tmp_path: Path
-) -> None:
-    with pytest.raises(package("runtime.exits").UserError, match="cannot be read: No such file or directory"):
-        parse("--config", tmp_path / "options.yaml")
+def test_a_missing_file_is_refused(refused: Refused, tmp_path: Path) -> None:
+    assert "cannot be read: No such file or directory" in refused("--config", tmp_path / "options.yaml")

@@ -1,6 +1,5 @@
 """Evaluation gives every rank equally many batches, so collectives in compute() meet, and counts each sample once."""
 
-import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,15 +11,15 @@ import torch.distributed as dist
 from torch.distributed.nn.functional import all_gather as gather_together
 from torch.utils.data import Subset
 
-from tests.conftest import Render
-from tests.support.ranks import run_train, start_ranks, train_on_ranks
+from tests.conftest import Package, Render
+from tests.support.ranks import project_module, run_train, start_ranks, train_on_ranks, wrap
 from tests.support.training import checkpoint, differences
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 7, 64, 128, 129, 257, 10**12 + 1])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("size", [1, 2, 64])
-def test_all_ranks_have_equally_many_batches(samples: int, ranks: int, size: int, package: Callable[..., Any]) -> None:
+def test_all_ranks_have_equally_many_batches(samples: int, ranks: int, size: int, package: Package) -> None:
     world, batches_of = package("runtime.launcher").World, package("runtime.sampling").evaluation_batches
     shards = [batches_of(samples, size, world(rank, 0, ranks, 1)) for rank in range(ranks)]
     assert len({len(shard) for shard in shards}) == 1
@@ -43,21 +42,21 @@ def test_all_ranks_have_equally_many_batches(samples: int, ranks: int, size: int
 
 def evaluate_together() -> None:
     """Be a rank whose compute() exchanges something with all ranks, and whose sample without weight gives NaN."""
-    data: Any = importlib.import_module("ddp_project.data")
-    task: Any = importlib.import_module("ddp_project.task")
-    mean: Any = importlib.import_module("ddp_project.runtime.meter").Mean
-    load, compute, samples = data.load_data, task.compute, int(os.environ["SAMPLES"])
-    data.load_data = lambda config: (load(config)[0], Subset(load(config)[1], range(samples)))
+    mean, samples = project_module("runtime.meter").Mean, int(os.environ["SAMPLES"])
 
-    def compute_together(model: Any, batch: Any) -> Any:
-        together = torch.cat(gather_together(model(batch[0])))  # as contrastive losses do it
-        assert len(together) == dist.get_world_size() * len(batch[0])
-        means = compute(model, batch)
-        if model.training:
-            return means | {"seen": mean(0, 1)}
-        return means | {"seen": mean(len(batch[0]) * (float("nan") if dist.get_rank() >= samples else 1.0), 1)}
+    def make(compute: Any) -> Any:
+        def compute_together(model: Any, batch: Any) -> Any:
+            together = torch.cat(gather_together(model(batch[0])))  # as contrastive losses do it
+            assert len(together) == dist.get_world_size() * len(batch[0])
+            means = compute(model, batch)
+            if model.training:
+                return means | {"seen": mean(0, 1)}
+            return means | {"seen": mean(len(batch[0]) * (float("nan") if dist.get_rank() >= samples else 1.0), 1)}
 
-    task.compute = compute_together
+        return compute_together
+
+    wrap("data.load_data", lambda load: lambda config: (load(config)[0], Subset(load(config)[1], range(samples))))
+    wrap("task.compute", make)
     run_train()
 
 
@@ -73,19 +72,28 @@ def test_collectives_in_compute_meet(samples: int, project: Render, tmp_path: Pa
 
 def use_autograd_in_evaluation() -> None:
     """Be a rank whose compute() takes gradients of its inputs by a backward pass in evaluation, if it is asked to."""
-    data: Any = importlib.import_module("ddp_project.data")
-    task: Any = importlib.import_module("ddp_project.task")
-    load, compute = data.load_data, task.compute
-    data.load_data = lambda config: tuple(Subset(each, range(128)) for each in load(config))
 
-    def with_saliency(model: Any, batch: Any) -> Any:
+    def before(model: Any, batch: Any) -> None:
         if not model.training and os.environ["SALIENCY"] == "yes":
             with torch.enable_grad():
                 images = batch[0].clone().requires_grad_()
                 model(images).sum().backward()
-        return compute(model, batch)
 
-    task.compute = with_saliency
+    wrap("data.load_data", lambda load: lambda config: tuple(Subset(each, range(128)) for each in load(config)))
+    compute_after(before)
+
+
+def compute_after(before: Callable[[Any, Any], None]) -> None:
+    """Train with a compute() that does something before."""
+
+    def make(compute: Any) -> Any:
+        def compute_then(model: Any, batch: Any) -> Any:
+            before(model, batch)
+            return compute(model, batch)
+
+        return compute_then
+
+    wrap("task.compute", make)
     run_train()
 
 
@@ -100,17 +108,11 @@ def test_a_backward_pass_in_evaluation_changes_no_training(accum_steps: int, pro
 
 
 def change_weights_of_one_rank() -> None:
-    """Be a rank whose compute() writes to a weight by what this rank sees."""
-    task: Any = importlib.import_module("ddp_project.task")
-    compute = task.compute
-
-    def changing(model: Any, batch: Any) -> Any:
+    def before(model: Any, batch: Any) -> None:
         with torch.no_grad():
             next(model.parameters()).add_(0.01 * dist.get_rank())
-        return compute(model, batch)
 
-    task.compute = changing
-    run_train()
+    compute_after(before)
 
 
 def test_weights_that_differ_by_rank_are_no_checkpoint(project: Render, tmp_path: Path) -> None:
@@ -123,19 +125,16 @@ def test_weights_that_differ_by_rank_are_no_checkpoint(project: Render, tmp_path
 
 def exchange_what_differs() -> None:
     """Be a rank whose compute() exchanges tensors of other shapes, or other collectives, than that of the other."""
-    task: Any = importlib.import_module("ddp_project.task")
-    compute, rank = task.compute, int(os.environ["RANK"])
+    rank = int(os.environ["RANK"])
 
-    def mismatched(model: Any, batch: Any) -> Any:
+    def before(model: Any, batch: Any) -> None:
         own = torch.ones(40 + rank * (os.environ["DIFFERS"] == "shapes"))
         if os.environ["DIFFERS"] == "shapes" or rank:
             dist.all_gather([torch.empty_like(own) for _ in range(2)], own)
         else:
             dist.barrier()
-        return compute(model, batch)
 
-    task.compute = mismatched
-    run_train()
+    compute_after(before)
 
 
 @pytest.mark.parametrize("differs", ["shapes", "collectives"])

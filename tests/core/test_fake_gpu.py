@@ -58,7 +58,8 @@ def take_steps(_: int, project: Path, options: dict[str, Any], optimizer: str) -
     config = train.Config(accum_steps=2, clip_norm=1.0, **options)
     training, _validation = train.loading.load(config, train.launcher.World(0, 0, 1, 1), gpu)
     train.meter.AT_ONCE = 4
-    sys.modules[train.update.Average.__module__].places_with_infinity = lambda weights: []  # not of a step, and waits
+    averaging: Any = sys.modules[train.update.Average.__module__]
+    averaging.places_with_infinity = lambda weights: []  # it waits, but before the first step
     with FakeTensorMode(allow_non_fake_inputs=True):
         with gpu:
             model = train.build_model()

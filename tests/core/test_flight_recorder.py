@@ -1,12 +1,12 @@
 """torch's flight recorder is on in every version that has one, unless the user has set how much it keeps."""
 
 import os
-from collections.abc import Callable
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+
+from tests.conftest import Package
 
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
@@ -23,16 +23,10 @@ SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     ],
 )
 def test_it_is_turned_on_where_torch_does_not(
-    version: str,
-    backend: str,
-    user: dict[str, str],
-    expected: dict[str, str],
-    package: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    version: str, backend: str, user: dict[str, str], expected: dict[str, str], package: Package
 ) -> None:
-    process_group = package("runtime.process_group")
-    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
-    with patch.dict(os.environ):
+    process_group, told = package("runtime.process_group"), torch.torch_version.TorchVersion(version)
+    with patch.dict(os.environ), patch.object(torch, "__version__", told):
         for name in SIZES:
             os.environ.pop(name, None)
         os.environ.update(user)

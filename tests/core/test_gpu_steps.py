@@ -9,7 +9,6 @@ import typer
 from typer.testing import CliRunner, Result
 
 from generator.answers.questions import TEMPLATE
-from tests.support.processes import is_running, wait_until
 from tools import gpu
 from tools.gpu import Step
 
@@ -17,12 +16,10 @@ Invoke = Callable[..., Result]
 
 
 def nothing_missing(out: Path, device: str) -> str:
-    """Let a step run."""
     return ""
 
 
 def step(name: str, commands: str, missing: Callable[[Path, str], str] = nothing_missing) -> Step:
-    """A step that notes that it ran."""
     return Step(name, f"what {name} is", f'echo {name} >> "$OUT/ran"\n{commands}', missing)
 
 
@@ -62,7 +59,6 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
 
 
 def ran(tmp_path: Path) -> list[str]:
-    """The steps that have run, and forgets them."""
     file = tmp_path / "out" / "ran"
     found = file.read_text().split() if file.exists() else []
     file.unlink(missing_ok=True)
@@ -70,7 +66,6 @@ def ran(tmp_path: Path) -> list[str]:
 
 
 def summary(tmp_path: Path) -> dict[str, str]:
-    """How each step ended."""
     lines = (tmp_path / "out" / "summary.md").read_text().splitlines()[2:]
     return {name: told for _, name, told, *_ in (map(str.strip, line.split("|")) for line in lines)}
 
@@ -84,37 +79,3 @@ def test_a_failure_ends_no_other_step_and_is_the_exit_code(invoke: Invoke, tmp_p
     assert done.stdout.endswith((tmp_path / "out" / "summary.md").read_text())
     assert (tmp_path / "out" / "first.log").read_text() == "told\n"
     assert (tmp_path / "out" / "broken.log").read_text() == "why\n"
-
-
-def test_another_start_runs_what_has_not_succeeded(invoke: Invoke, tmp_path: Path) -> None:
-    invoke("first")
-    assert ran(tmp_path) == ["first"]
-    assert invoke().exit_code == 1
-    assert ran(tmp_path) == ["broken", "last"]
-    assert summary(tmp_path)["first"] == "ok (before)"
-    assert invoke("last", "first").exit_code == 0
-    assert ran(tmp_path) == []
-    invoke("--fresh")
-    assert ran(tmp_path) == ["first", "broken", "last"]
-
-
-def test_steps_can_be_chosen(invoke: Invoke, tmp_path: Path) -> None:
-    assert invoke("--list").stdout.split() == [word for each in STEPS for word in (each.name, *each.what.split())]
-    assert invoke("--from", "absent").exit_code == 0
-    assert ran(tmp_path) == ["last"]
-    for arguments in (["nowhere"], ["--from", "nowhere"]):
-        refused = invoke(*arguments)
-        assert refused.exit_code == 2
-        assert "there is no step nowhere" in refused.output
-
-
-def test_a_step_that_does_not_end_is_ended_with_what_it_started(
-    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stuck = step("stuck", 'setsid sleep 300 & echo $! > "$OUT/pid"; wait')
-    monkeypatch.setattr(gpu, "STEPS", (stuck,))
-    monkeypatch.setattr(gpu, "LIMIT", 2.0)
-    assert invoke().exit_code == 1
-    assert summary(tmp_path) == {"stuck": "failed: no end after 2 s"}
-    pid = int((tmp_path / "out" / "pid").read_text())
-    wait_until(lambda: not is_running(pid), 10)

@@ -6,25 +6,24 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.hardware import nvidia_smi, quota
 from tests.support.processes import scaled
 
-V2 = "sys/fs/cgroup"
-V1 = "sys/fs/cgroup/cpu,cpuacct"
+CGROUPS = "sys/fs/cgroup"
+OF_V1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
 TWO = "echo GPU-a, 00000000:03:00.0, 550.54.14; echo GPU-b, 00000000:04:00.0, 550.54.14"
 BOTH = ["GPU-a 00000000:03:00.0", "GPU-b 00000000:04:00.0"]
 
 
 @pytest.fixture
-def hardware(package: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def hardware(package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module of a project, on a system whose files the test writes below tmp_path, with no variable for GPUs."""
     for name in os.environ:
         if name.endswith("_VISIBLE_DEVICES"):
@@ -42,52 +41,44 @@ def lay(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(text)
 
 
-@pytest.mark.parametrize(
-    ("groups", "files", "least"),
-    [
-        ("0::/\n", {f"{V2}/cpu.max": "150000 100000\n"}, 1.5),
-        ("0::/\n", {f"{V2}/cpu.max": "max 100000\n"}, None),
-        ("0::/pod/one\n", {f"{V2}/pod/cpu.max": "200000 100000\n", f"{V2}/pod/one/cpu.max": "max 100000\n"}, 2),
-        ("0::/pod/one\n", {f"{V2}/pod/cpu.max": "90000 100000", f"{V2}/pod/one/cpu.max": "50000 10000"}, 0.9),
-        ("0::/docker/a/one\n", {f"{V2}/cpu.max": "300000 100000", f"{V2}/one/cpu.max": "100000 50000"}, 2),
-        ("0::/pod\n", {f"{V2}/pod/cpu.max": "", f"{V2}/other/cpu.max": "10000 100000"}, None),
-        (
-            "4:cpu,cpuacct:/docker/a\n3:cpuset:/\n",
-            {f"{V1}/cpu.cfs_quota_us": "50000\n", f"{V1}/cpu.cfs_period_us": "100000\n"},
-            0.5,
-        ),
-        (
-            "4:cpuacct,cpu:/a\n0::/\n",
-            {f"{V1}/a/cpu.cfs_quota_us": "-1\n", f"{V1}/a/cpu.cfs_period_us": "100000\n"},
-            None,
-        ),
-        (
-            "1:cpu:/a/b\n0::/\n",
-            {
-                f"{V2}/cpu/a/cpu.cfs_quota_us": "300000",
-                f"{V2}/cpu/a/cpu.cfs_period_us": "100000",
-                f"{V2}/cpu/a/b/x": "",
-            },
-            3,
-        ),
-        ("", {}, None),
-    ],
-)
+# What a process is in, what its cgroups say (version 2 as one text, version 1 as two), and the least quota.
+QUOTAS: list[tuple[str, dict[str, str | tuple[str, ...]], float | None]] = [
+    ("0::/\n", {"": "150000 100000\n"}, 1.5),
+    ("0::/\n", {"": "max 100000\n"}, None),
+    ("0::/pod/one\n", {"pod": "200000 100000\n", "pod/one": "max 100000\n"}, 2),
+    ("0::/pod/one\n", {"pod": "90000 100000", "pod/one": "50000 10000"}, 0.9),
+    ("0::/docker/a/one\n", {"": "300000 100000", "one": "100000 50000"}, 2),
+    ("0::/pod\n", {"pod": "", "other": "10000 100000"}, None),
+    ("4:cpu,cpuacct:/docker/a\n3:cpuset:/\n", {"cpu,cpuacct": ("50000\n", "100000\n")}, 0.5),
+    ("4:cpuacct,cpu:/a\n0::/\n", {"cpu,cpuacct/a": ("-1\n", "100000\n")}, None),
+    ("1:cpu:/a/b\n0::/\n", {"cpu/a": ("300000", "100000"), "cpu/a/b": ()}, 3),
+    ("", {}, None),
+]
+
+
+def lay_groups(folder: Path, process: str, groups: dict[str, str | tuple[str, ...]]) -> None:
+    """Write what a process is in, and what the cgroups say."""
+    lay(folder, {"proc/self/cgroup": process})
+    for group, limits in groups.items():
+        names = dict(zip(OF_V1, limits, strict=False)) if isinstance(limits, tuple) else {"cpu.max": limits}
+        lay(folder, {f"{CGROUPS}/{group}/{name}": text for name, text in names.items()} or {f"{CGROUPS}/{group}/x": ""})
+
+
+@pytest.mark.parametrize(("process", "groups", "least"), QUOTAS)
 def test_the_least_quota_of_a_process_counts(
-    groups: str, files: dict[str, str], least: float | None, hardware: Any, tmp_path: Path
+    process: str, groups: dict[str, Any], least: float | None, hardware: Any, tmp_path: Path
 ) -> None:
     """Of version 1 or 2, of its own cgroup or one around it, in a container that sees only some of them or not."""
-    lay(tmp_path, {"proc/self/cgroup": groups} | files)
+    lay_groups(tmp_path, process, groups)
     assert min(hardware.quotas().values(), default=None) == least
     cores = len(os.sched_getaffinity(0))
     assert hardware.ranks_on_cpus() == max(1, int(min(least or cores, cores)))
 
 
 def test_two_processes_name_a_quota_that_they_share_alike(hardware: Any, tmp_path: Path) -> None:
-    lay(tmp_path, {f"{V2}/{group}/cpu.max": "100000 100000" for group in ("a", "a/one", "a/two")})
     found = []
     for group in ("one", "two"):
-        lay(tmp_path, {"proc/self/cgroup": f"0::/a/{group}\n"})
+        lay_groups(tmp_path, f"0::/a/{group}\n", dict.fromkeys(("a", "a/one", "a/two"), "100000 100000"))
         found.append(hardware.quotas())
     assert [len(each) for each in found] == [2, 2]
     assert len(found[0].keys() & found[1].keys()) == 1
@@ -163,6 +154,10 @@ def test_gpus_are_those_that_nvidia_smi_tells(hardware: Any, tmp_path: Path, mon
 
 INTEL = "DRIVER=xe\nPCI_CLASS=38000\nPCI_ID=8086:0BD5\nPCI_SUBSYS_ID=8086:0000\nPCI_SLOT_NAME="
 KFD = "sys/class/kfd/kfd/topology/nodes"
+AMD = {
+    f"{KFD}/{number}/properties": f"cpu_cores_count {cores}\nsimd_count {units}\n"
+    for number, cores, units in ((0, 64, 0), (1, 0, 440))
+}
 
 
 @pytest.mark.parametrize(
@@ -180,14 +175,7 @@ KFD = "sys/class/kfd/kfd/topology/nodes"
             },
             {"1 x NVIDIA GPU (driver 470.82.01)": "CUDA"},
         ),
-        (
-            {
-                f"{KFD}/0/properties": "cpu_cores_count 64\nsimd_count 0\n",
-                f"{KFD}/1/properties": "cpu_cores_count 0\nsimd_count 440\n",
-                "dev/kfd": "",
-            },
-            {"1 x AMD GPU": "ROCm"},
-        ),
+        (AMD | {"dev/kfd": ""}, {"1 x AMD GPU": "ROCm"}),
         ({"sys/bus/pci/devices/0000:00:02.0/uevent": INTEL.replace("38000", "30000") + "0000:00:02.0\n"}, {}),
         ({"sys/bus/pci/devices/0000:4d:00.0/uevent": INTEL + "0000:4d:00.0\n"}, {"1 x Intel GPU": ""}),
         ({"sys/bus/pci/devices/0000:4d:00.0/uevent": INTEL.replace("38000", "20000") + "0000:4d:00.0\n"}, {}),
@@ -199,33 +187,26 @@ KFD = "sys/class/kfd/kfd/topology/nodes"
         ({"dev/hl0": "", "dev/hl_controlD0": ""}, {"1 x Gaudi": ""}),
     ],
 )
-def test_devices_that_the_system_shows(
-    files: dict[str, str], shown: dict[str, str], hardware: Any, tmp_path: Path
-) -> None:
+def test_devices_that_a_system_has(files: dict[str, str], shown: dict[str, str], hardware: Any, tmp_path: Path) -> None:
     """A GPU or an NPU that is part of the processor of a laptop is none on which to train."""
     lay(tmp_path, files)
     assert hardware.accelerators() == shown
 
 
 @pytest.mark.parametrize("value", ["", "-1", " ", "NoDevFiles"])
-def test_what_the_user_hides_is_not_named(
+def test_hidden_devices_are_not_named(
     value: str, hardware: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lay(tmp_path, {"dev/nvidia0": "", f"{KFD}/1/properties": "simd_count 440\n"})
     nvidia, amd = {"1 x NVIDIA GPU (driver none)": "CUDA"}, {"1 x AMD GPU": "ROCm"}
     assert hardware.accelerators() == nvidia | amd
-    for variable, left in (
-        ("HIP_VISIBLE_DEVICES", nvidia),
-        ("ROCR_VISIBLE_DEVICES", nvidia),
-        ("CUDA_VISIBLE_DEVICES", {}),
-    ):
+    for variable, left in (("HIP", nvidia), ("ROCR", nvidia), ("CUDA", {})):
         with monkeypatch.context() as patch:
-            patch.setenv(variable, value)
+            patch.setenv(f"{variable}_VISIBLE_DEVICES", value)
             assert hardware.accelerators() == left
 
 
 def build_of_torch(patch: pytest.MonkeyPatch, version: str, cuda: str | None, hip: str | None) -> None:
-    """Let torch be another build."""
     for module, name, value in (
         (torch, "__version__", version),
         (torch.version, "cuda", cuda),
@@ -269,7 +250,7 @@ def test_the_line_names_the_devices_the_build_and_the_remedy(
     files: dict[str, str],
     words: str,
     hardware: Any,
-    package: Callable[..., Any],
+    package: Package,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -280,9 +261,7 @@ def test_the_line_names_the_devices_the_build_and_the_remedy(
     assert placement.unused_devices("cpu") == ""
 
 
-def test_devices_of_another_kind_are_named(
-    hardware: Any, package: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_devices_are_named(hardware: Any, package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun would start a rank for each, and all of them would compute on the CPU."""
     placement, launcher = package("runtime.placement"), package("runtime.launcher")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("xpu"))
@@ -298,7 +277,7 @@ def test_devices_of_another_kind_are_named(
 
 
 def test_words_of_torch_about_an_old_driver_do_not_come_again(
-    hardware: Any, package: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hardware: Any, package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     placement = package("runtime.placement")
     lay(tmp_path, {"dev/nvidia0": ""})
@@ -315,7 +294,7 @@ def test_words_of_torch_about_an_old_driver_do_not_come_again(
             placement.uses_gpu("cuda")
 
 
-def test_auto_is_a_rank_for_each_gpu(package: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_a_rank_for_each_gpu(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = package("runtime.launcher")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)

@@ -35,7 +35,7 @@ def test_launch_sh_refuses_a_wrong_option_in_one_line(launcher: str, project: Re
         ({"NNODES": "2", "NODE_RANK": "1"}, "HEAD is '': give the address of machine 0"),
     ],
 )
-def test_launch_sh_refuses_a_wrong_variable_in_one_line(
+def test_launch_sh_refuses_a_wrong_variable(
     launcher: str, variables: dict[str, str], words: str, project: Render
 ) -> None:
     env = {**os.environ, "PATH": PATH, **variables}
@@ -74,8 +74,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
         ("export.py", "torch", "interrupted", -signal.SIGINT),
     ],
 )
-def test_ctrl_c_before_the_training_is_one_line(
-    program: str, module: str, line: str, code: int, project: Render
-) -> None:
+def test_ctrl_c_before_training_is_one_line(program: str, module: str, line: str, code: int, project: Render) -> None:
     env = {**os.environ, "MODULE": module, "PROGRAM": program}
     assert output_of([sys.executable, "-c", INTERRUPTED_AT], project(), env, code=code) == f"{line}\n"

@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -14,12 +14,14 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset
 
+from tests.conftest import Package
+
 CORES = 6
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def loading(package: Callable[..., Any]) -> Iterator[ModuleType]:
+def loading(package: Package) -> Iterator[ModuleType]:
     """The module of the default project, on a rank that has six cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(CORES)
@@ -56,42 +58,31 @@ class InMemory(OneByOne):
 
 
 def batches(loading: ModuleType, dataset: Dataset[Any], sampler: Any, **options: Any) -> Any:
-    """A dataset in batches, as a rank loads it."""
     return loading.DeviceBatches(dataset, sampler, loading.Config(**options), torch.device("cpu"))
 
 
 def workers(loading: ModuleType, dataset: Dataset[Any], **options: Any) -> int:
-    """How many processes load a dataset."""
     found: int = batches(loading, dataset, [loading.Batch([0], (0,))], **options).workers
     return found
 
 
-def test_data_in_memory_has_no_workers(loading: ModuleType) -> None:
-    """Nor has a part of it, though a Subset gives batches of anything."""
+def test_data_outside_memory_has_workers_on_spare_cores(loading: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Subset gives batches of anything."""
     assert workers(loading, InMemory()) == 0
     assert workers(loading, Subset(Subset(InMemory(), range(9)), range(3))) == 0
-
-
-def test_other_data_has_the_further_cores_of_the_rank(loading: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     assert workers(loading, OneByOne()) == CORES - 1
     assert workers(loading, Subset(OneByOne(), range(3))) == CORES - 1
     assert workers(loading, InMemory(), workers=2) == 2
     assert workers(loading, OneByOne(), workers=0) == 0
     monkeypatch.setattr(loading, "MOST_WORKERS", 3)
     assert workers(loading, OneByOne()) == 3
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert workers(loading, OneByOne()) == 0
 
 
 def test_a_whole_batch_that_is_a_list_is_refused(loading: ModuleType) -> None:
     with pytest.raises(loading.UserError, match="a list of 2 for 3 indices: return a tuple or dict"):
         [*batches(loading, Pair(), [loading.Batch([1, 2, 3], (0,))])]
-
-
-def test_a_rank_with_one_core_loads_its_data_itself(loading: ModuleType) -> None:
-    torch.set_num_threads(1)
-    try:
-        assert workers(loading, OneByOne()) == 0
-    finally:
-        torch.set_num_threads(CORES)
 
 
 @pytest.fixture
@@ -194,7 +185,7 @@ def test_the_log_tells_of_a_loop_that_waits(
     assert {*shares} <= {"89"}, "two samples of 4 ms are loaded for a step of 1 ms"
 
 
-def test_a_worker_whose_rank_is_gone_before_it_begins_ends(package: Callable[..., Any]) -> None:
+def test_a_worker_whose_rank_is_gone_before_it_begins_ends(package: Package) -> None:
     heard, says = os.pipe()
     outlive_signals = package("runtime.loading").outlive_signals
     if (rank := os.fork()) == 0:

@@ -12,17 +12,15 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import OneCycleLR
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.ranks import train_on_ranks
 from tests.support.training import checkpoint, differences
 from tools.rewriting import Rewrite
 
-Package = Callable[..., Any]
 Build = Callable[[nn.Module], Optimizer]
 
 
 def network(*names: str) -> nn.Module:
-    """Layers of one size, in an order."""
     return nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in names})
 
 
@@ -47,7 +45,6 @@ class Saved:
         self.state = part.state_dict()
 
     def into(self, model: nn.Module, build: Build, *changed: str) -> Optimizer:
-        """Load it into a new optimizer for a model, as a resume does."""
         optimizer = build(model)
         part = self.kind(model, optimizer)
         part.load_state_dict(copy.deepcopy(self.state), {*changed})
@@ -55,12 +52,10 @@ class Saved:
 
 
 def adam(model: nn.Module, **options: Any) -> Optimizer:
-    """AdamW of what can be trained."""
     return AdamW([weight for weight in model.parameters() if weight.requires_grad], **options)
 
 
 def moments(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The first moments by names."""
     return {
         name: optimizer.state[each]["exp_avg"] for name, each in model.named_parameters() if each in optimizer.state
     }
@@ -76,7 +71,6 @@ def test_layers_in_another_order_keep_their_moments(package: Package) -> None:
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """Return what was logged."""
     caplog.set_level("INFO")
     return lambda: [record.getMessage() for record in caplog.records]
 
@@ -128,7 +122,6 @@ def test_momentum_that_onecycle_has_changed_goes_on(package: Package) -> None:
 
 
 def two_groups(model: nn.Module, *decays: float) -> Optimizer:
-    """AdamW with a group for each layer."""
     return AdamW([{"params": [w], "weight_decay": d} for w, d in zip(model.parameters(), decays, strict=True)])
 
 

@@ -1,13 +1,9 @@
 """Which GPU and how many cores each rank uses, and what is refused before the ranks communicate."""
 
-import importlib
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -16,14 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.hardware import quota, see_gpus
-from tests.support.ranks import run_train, train_on_ranks
+from tests.support.ranks import error_in, join, project_module, run_train, train_on_ranks
 
 
 @pytest.fixture(scope="module")
-def placement(package: Callable[..., Any]) -> Any:
-    """The module of a project."""
+def placement(package: Package) -> Any:
     return package("runtime.placement")
 
 
@@ -35,7 +30,6 @@ def place(
     gpus: Sequence[str] = (),
     quotas: Mapping[str, float] | None = None,
 ) -> Any:
-    """Where a rank can compute."""
     return placement.Place(host, "nccl" if gpus else "gloo", [*gpus], tuple(cores), quotas or {})
 
 
@@ -118,36 +112,38 @@ def at(bus: int, uuid: str = "", device: int = 0) -> dict[str, object]:
 ALIKE = "00000000-0000-0000-0000-000000000000"
 
 
-def test_two_gpus_of_equal_uuids_on_a_host_are_two(placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = [own_place(placement, monkeypatch, at(3, ALIKE), at(4, ALIKE))] * 2
-    assert placement.divide_gpus(places) == [0, 1]
-    apart = [own_place(placement, monkeypatch, at(bus, ALIKE)) for bus in (3, 4)]
-    assert placement.divide_gpus(apart) == [0, 0]
-    assert placement.problem_of(places, [0, 1]) is placement.problem_of(apart, [0, 0]) is None
+AT_3, AT_4 = at(3, ALIKE), at(4, ALIKE)
+UUID: dict[str, Any] = {"uuid": ALIKE}
+NOTHING: dict[str, Any] = {}
+GPUS: dict[str, tuple[list[list[Any]], bool, list[int] | None]] = {
+    # what torch tells each rank of its GPUs, whether they are on two hosts, and which each uses, or that it is refused
+    "equal UUIDs": ([[AT_3, AT_4], [AT_3, AT_4]], False, [0, 1]),
+    "equal UUIDs of ranks apart": ([[AT_3], [AT_4]], False, [0, 0]),
+    # Addresses of two hosts are often equal; the UUIDs of some virtual and AMD GPUs, too.
+    "equal on two hosts": ([[AT_3], [AT_3]], True, [0, 0]),
+    "equal UUIDs alone, on two hosts": ([[UUID], [UUID]], True, [0, 0]),
+    "nothing told, on two hosts": ([[NOTHING], [NOTHING]], True, [0, 0]),
+    # Parts of a GPU share its address: those of NVIDIA have UUIDs of their own, those of AMD may have none.
+    "parts": (2 * [[at(3, "A"), at(3, "B")]], False, [0, 1]),
+    "parts of equal UUIDs": (2 * [[AT_3, AT_3]], False, [0, 1]),
+    "parts of equal UUIDs alone": (2 * [[UUID, UUID]], False, [0, 1]),
+    "parts of which nothing is told": (2 * [[NOTHING, NOTHING]], False, [0, 1]),
+    "one for two ranks": (2 * [[at(3, "A")]], False, None),
+    "one for two ranks, by its UUID": (2 * [[{"uuid": "A"}]], False, None),
+}
 
 
-def test_equal_gpus_of_two_hosts_are_two(placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their addresses are often equal; the UUIDs of some virtual and AMD GPUs, too."""
-    for gpu in (at(3, ALIKE), {"uuid": ALIKE}, {}):
-        own = own_place(placement, monkeypatch, gpu)
-        places = [replace(own, host=host) for host in ("n1", "n2")]
-        assert placement.divide_gpus(places) == [0, 0]
-        assert placement.problem_of(places, [0, 0]) is None
-
-
-def test_parts_of_a_gpu_share_its_address(placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of NVIDIA have UUIDs of their own, those of AMD may have none."""
-    parts: Any
-    for parts in ([at(3, "A"), at(3, "B")], [at(3, ALIKE), at(3, ALIKE)], [{"uuid": ALIKE}, {"uuid": ALIKE}], [{}, {}]):
-        places = [own_place(placement, monkeypatch, *parts)] * 2
-        assert placement.divide_gpus(places) == [0, 1]
-        assert placement.problem_of(places, [0, 1]) is None
-
-
-def test_one_gpu_that_two_ranks_share_is_refused(placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for gpu in (at(3, "A"), {"uuid": "A"}):
-        places = [own_place(placement, monkeypatch, gpu)] * 2
-        problem = placement.problem_of(places, placement.divide_gpus(places))
+@pytest.mark.parametrize("case", GPUS)
+def test_each_rank_has_a_gpu_whatever_is_told(case: str, placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus, apart, expected = GPUS[case]
+    places = [own_place(placement, monkeypatch, *each) for each in gpus]
+    if apart:
+        places = [replace(each, host=host) for each, host in zip(places, ("n1", "n2"), strict=True)]
+    chosen = placement.divide_gpus(places)
+    problem = placement.problem_of(places, chosen)
+    if expected:
+        assert (chosen, problem) == (expected, None)
+    else:
         assert "rank 0 and rank 1 have the same GPU of" in problem
         assert "start at most 1 there" in problem
 
@@ -162,34 +158,6 @@ def test_ranks_that_share_a_gpu_need_gloo(placement: Any, monkeypatch: pytest.Mo
     assert placement.problem_of(with_gloo, placement.divide_gpus(with_gloo)) is None
 
 
-def test_each_rank_learns_its_share_or_the_problem_at_the_store(placement: Any) -> None:
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-    def outcomes(run: str, *places: Any) -> list[Any]:
-        found: dict[int, Any] = {}
-
-        def work(rank: int) -> None:
-            client = dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=600))
-            world = placement.World(rank, rank, len(places), len(places))
-            try:
-                found[rank] = placement.agree_on_places(places[rank], world, dist.PrefixStore(run, client))
-            except placement.UserError as error:
-                found[rank] = str(error)
-
-        threads = [Thread(target=work, args=(rank,)) for rank in range(len(places))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return [found[rank] for rank in range(len(places))]
-
-    on_cpu = [place(placement, cores=cores) for cores in (range(4), range(4, 10))]
-    assert outcomes("first", *on_cpu) == [(None, 4), (None, 6)]
-    [problem, same] = outcomes("second", place(placement, gpus=["A"]), place(placement, gpus=["A"]))
-    assert "rank 0 and rank 1 have the same GPU of node1" in problem
-    assert same == problem
-
-
 @pytest.mark.parametrize(
     ("amp", "has_bf16", "wanted", "chosen"),
     [
@@ -202,7 +170,7 @@ def test_each_rank_learns_its_share_or_the_problem_at_the_store(placement: Any) 
     ],
 )
 def test_the_precision_is_one_that_the_gpu_has(
-    amp: str, has_bf16: bool, wanted: str, chosen: str, package: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    amp: str, has_bf16: bool, wanted: str, chosen: str, package: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU before the A100 emulates bfloat16, which torch counts as support unless it is told not to."""
     placement = package("runtime.placement", amp=amp)
@@ -220,11 +188,8 @@ def test_the_precision_is_one_that_the_gpu_has(
 
 def join_in_turns() -> None:
     """What a rank does on a node of two sockets, to which the ranks went in turns, and that has two GPUs near each."""
-    launcher: Any = importlib.import_module("ddp_project.runtime.launcher")
-    process_group: Any = importlib.import_module("ddp_project.runtime.process_group")
-    world = launcher.read_world()
     used: list[torch.device] = []
-    see_gpus(*("AB", "CD")[world.rank % 2])
+    see_gpus(*("AB", "CD")[int(os.environ["RANK"]) % 2])
     vars(torch.cuda)["set_device"] = used.append
 
     def main(config: Any, world: Any, device: torch.device) -> int:
@@ -232,7 +197,7 @@ def join_in_turns() -> None:
         torch.distributed.barrier()  # a rank that leaves at once can meet others that still connect
         return 0
 
-    sys.exit(process_group.run_rank(main, launcher.Config(backend="gloo"), world))
+    join(main, backend="gloo")
 
 
 def test_each_rank_uses_the_gpu_that_it_is_given(project: Render, tmp_path: Path) -> None:
@@ -243,56 +208,36 @@ def test_each_rank_uses_the_gpu_that_it_is_given(project: Render, tmp_path: Path
 
 
 def tell_threads() -> None:
-    """What a rank does that only tells with how many threads it computes, and how many cores it has."""
-    launcher: Any = importlib.import_module("ddp_project.runtime.launcher")
-    process_group: Any = importlib.import_module("ddp_project.runtime.process_group")
+    """What a rank does, under a quota if it is told one, that only tells its threads and cores."""
+    if "JOIN" in os.environ:
+        Path(os.environ["JOIN"]).write_text(str(os.getpid()))
 
     def main(config: Any, world: Any, device: torch.device) -> int:
-        placement = sys.modules["ddp_project.runtime.placement"]
-        print("threads:", torch.get_num_threads(), "cores:", placement.own_cores())
+        cores = project_module("runtime.placement").own_cores()
+        print("threads:", torch.get_num_threads(), "cores:", cores)
         torch.distributed.barrier()
         return 0
 
-    sys.exit(process_group.run_rank(main, launcher.Config(), launcher.read_world()))
-
-
-def tell_threads_under_a_quota() -> None:
-    """What a rank does under a quota."""
-    Path(os.environ["JOIN"]).write_text(str(os.getpid()))
-    tell_threads()
+    join(main, seed=0)
 
 
 def test_ranks_share_a_quota(project: Render, tmp_path: Path) -> None:
-    with quota(1.5) as join:
-        if join is None:
+    with quota(1.5) as group:
+        if group is None:
             pytest.skip("no quota of CPUs can be set here")
         for ranks in (1, 2):
-            printed = train_on_ranks(
-                project(),
-                tmp_path / "run",
-                processes=ranks,
-                env={"JOIN": str(join)},
-                timeout=60,
-                entry=tell_threads_under_a_quota,
-            )
+            env, run_dir = {"JOIN": str(group)}, tmp_path / "run"
+            printed = train_on_ranks(project(), run_dir, processes=ranks, env=env, timeout=60, entry=tell_threads)
             assert printed == ["threads: 1 cores: 1\n"] * ranks
 
 
 @pytest.mark.parametrize(
-    ("variables", "threads"),
-    [
-        ({"OMP_NUM_THREADS": "3"}, 3),
-        ({"OMP_NUM_THREADS": "3,2"}, 3),
-        ({"OMP_NUM_THREADS": "1", "DDP_OMP_NUM_THREADS": ""}, 0),
-        ({"OMP_NUM_THREADS": "1", "DDP_OMP_NUM_THREADS": "5"}, 5),
-        ({"OMP_NUM_THREADS": "many"}, 0),
-        ({"OMP_NUM_THREADS": "0"}, 0),
-    ],
+    ("user", "noted", "threads"),
+    [("3", None, 3), ("3,2", None, 3), ("1", "", 0), ("1", "5", 5), ("many", None, 0), ("0", None, 0)],
 )
-def test_the_number_of_threads_is_the_users(
-    variables: dict[str, str], threads: int, project: Render, tmp_path: Path
-) -> None:
+def test_the_user_sets_the_threads(user: str, noted: str | None, threads: int, project: Render, tmp_path: Path) -> None:
     """torchrun sets OMP_NUM_THREADS, too, so that launch.sh notes before what the user has set."""
+    variables = {"OMP_NUM_THREADS": user} | ({} if noted is None else {"DDP_OMP_NUM_THREADS": noted})
     own = len(os.sched_getaffinity(0))
     [printed] = train_on_ranks(project(), tmp_path / "run", processes=1, env=variables, timeout=60, entry=tell_threads)
     assert printed == f"threads: {threads or own} cores: {own}\n"
@@ -306,12 +251,10 @@ def test_the_one_thread_of_torchrun_is_not_the_users(project: Render, tmp_path: 
 
 def run_with_a_gpu_on_rank_0() -> None:
     """What a rank does that sees a GPU if it is rank 0, as if the driver of another machine had failed."""
-    launcher: Any = importlib.import_module("ddp_project.runtime.launcher")
-    process_group: Any = importlib.import_module("ddp_project.runtime.process_group")
-    if launcher.read_world().is_main:
+    if os.environ["RANK"] == "0":
         see_gpus("A")
         vars(dist)["is_nccl_available"] = lambda: True
-    sys.exit(process_group.run_rank(None, launcher.Config(), launcher.read_world()))
+    join(None, seed=0)
 
 
 def test_a_machine_without_its_gpu_is_named_at_once(project: Render, tmp_path: Path) -> None:
@@ -324,18 +267,13 @@ def test_a_machine_without_its_gpu_is_named_at_once(project: Render, tmp_path: P
 def join_with_a_gpu_twice() -> None:
     """What a rank does whose NCCL finds, as it does at the first connection, that two ranks share a GPU."""
     told = "NCCL error in: NCCLUtils.cpp:94, invalid usage\nLast error:\nDuplicate GPU detected : rank 1 and rank 0"
-
-    def refuse(*arguments: object, **options: object) -> None:
-        raise dist.DistBackendError(
-            f"{told}\nException raised from create at NCCLUtils.cpp:94 (most recent call first)"
-        )
-
-    vars(dist)["init_process_group"] = refuse
+    where = "Exception raised from create at NCCLUtils.cpp:94 (most recent call first)"
+    vars(dist)["init_process_group"] = Mock(side_effect=dist.DistBackendError(f"{told}\n{where}"))
     run_train()
 
 
 def test_the_cause_of_an_error_of_nccl_is_in_the_line(project: Render, tmp_path: Path) -> None:
     """NCCL names it in its last line."""
     printed = train_on_ranks(project(), tmp_path / "run", code=2, timeout=60, entry=join_with_a_gpu_twice)
-    [error] = [line for line in printed[0].splitlines() if line.startswith("error: ")]
-    assert "invalid usage Last error: Duplicate GPU detected : rank 1 and rank 0; launch.sh --doctor" in error
+    expected = "invalid usage Last error: Duplicate GPU detected : rank 1 and rank 0; launch.sh --doctor"
+    assert expected in error_in(printed[:1])

@@ -3,7 +3,6 @@
 import enum
 import io
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.ranks import train_on_ranks
 from tests.support.training import checkpoint, differences
 from tools.rewriting import Rewrite
@@ -66,7 +65,6 @@ VALUES = {
 
 
 def read_again(value: Any) -> Any:
-    """The value as a checkpoint has it when it is read."""
     memory = io.BytesIO()
     torch.save(value, memory)
     memory.seek(0)
@@ -74,14 +72,14 @@ def read_again(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_what_can_be_plain_is_read_again(name: str, package: Callable[..., Any]) -> None:
+def test_what_can_be_plain_is_read_again(name: str, package: Package) -> None:
     value, expected = VALUES[name]
     found = read_again(package("runtime.plain").plain(value, "part"))
     assert differences(found, value if expected is None else expected) == []
     assert type(found) is (type(value) if expected is None else type(expected))
 
 
-def test_the_versions_of_layers_are_kept(package: Callable[..., Any]) -> None:
+def test_the_versions_of_layers_are_kept(package: Package) -> None:
     saved = nn.BatchNorm1d(2).state_dict()
     found = read_again(package("runtime.plain").plain(saved, "model"))
     assert type(found) is OrderedDict
@@ -107,13 +105,13 @@ def test_the_versions_of_layers_are_kept(package: Callable[..., Any]) -> None:
         (Path("a"), "is a PosixPath"),
     ],
 )
-def test_what_cannot_is_refused_by_its_place(value: Any, words: str, package: Callable[..., Any]) -> None:
+def test_what_cannot_is_refused_by_its_place(value: Any, words: str, package: Package) -> None:
     with pytest.raises(package("runtime.exits").UserError, match=rf"optimizer/param_groups/0/schedule {words}, which"):
         package("runtime.plain").plain({"param_groups": [{"schedule": value}]}, "optimizer")
 
 
 @pytest.mark.parametrize("value", [defaultdict(int), MappingProxyType({}), np.ones(2)])
-def test_a_module_gets_its_own_types_back(value: Any, package: Callable[..., Any]) -> None:
+def test_a_module_gets_its_own_types_back(value: Any, package: Package) -> None:
     with pytest.raises(package("runtime.exits").UserError, match=r"model/1\._extra_state/seen is a "):
         package("runtime.plain").plain({"1._extra_state": {"seen": value}}, "model")
 

@@ -5,14 +5,13 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.ranks import train_on_ranks
 
 OPTIONS = ("--epochs", "3", "--log-every", "5", "--save-every", "5", "--keep", "99")
@@ -43,8 +42,7 @@ LOG = """\
 
 
 @pytest.fixture
-def records(package: Callable[..., Any]) -> Any:
-    """The module."""
+def records(package: Package) -> Any:
     return package("runtime.records")
 
 
@@ -145,9 +143,7 @@ def test_a_log_of_version_1_is_taken_over_once(records: Any, tmp_path: Path) -> 
     assert read(tmp_path)[2]["epoch/validation_loss"] == math.inf
 
 
-def test_a_full_disk_costs_a_warning_and_no_record(
-    records: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_costs_a_warning_alone(records: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = records.Records(tmp_path)
     kept.begin(0)
     kept.add(1, {"train/loss": 1.0})
@@ -182,7 +178,7 @@ REFUSING = ("recall@1", "recall_1", "a", "a/b", "x" * 300, "b/", "..", "two\nlin
 
 
 def test_a_metric_that_mlflow_refuses_costs_no_other(
-    package: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     # A store of files takes no metric "a/b" beside a metric "a", and says that it has an internal error.
@@ -209,7 +205,7 @@ def test_a_metric_that_mlflow_refuses_costs_no_other(
 
 
 def test_mlflow_has_after_a_kill_what_was_measured_while_it_was_away(
-    package: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/store")
@@ -234,7 +230,7 @@ def test_mlflow_has_after_a_kill_what_was_measured_while_it_was_away(
     assert values == [9 * [0.9], 6 * [0.1]], "each has one name for the whole run"
 
 
-def test_wandb_is_told_no_step_twice_over_several_kills(package: Callable[..., Any], tmp_path: Path) -> None:
+def test_wandb_is_told_no_step_twice_over_several_kills(package: Package, tmp_path: Path) -> None:
     kept = package("runtime.records", logging="wandb")
     for start, end in ((0, 30), (10, 12), (10, 20)):  # the second start was killed before it had caught up
         appended = kept.Records(tmp_path)

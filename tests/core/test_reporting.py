@@ -1,20 +1,19 @@
 """What a run reports beside the metrics of its task."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.simulated import one_of
+from tests.conftest import Package
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_the_metrics_have_the_peak_memory_of_a_gpu(
-    on_gpu: bool, package: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on_gpu: bool, package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: on_gpu)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 2**29)

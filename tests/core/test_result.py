@@ -15,7 +15,6 @@ from tests.support.training import checkpoint
 
 
 def result(run_dir: Path) -> dict[str, Any]:
-    """What result.json says."""
     read: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
     return read
 

@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.conftest import Package
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_MAX_RESTARTS": "3"}, {"TORCHELASTIC_RESTART_COUNT": "1"}
 # The variables that name a job, and those that it finds after a restart.
@@ -24,7 +25,6 @@ fcntl.flock(file, fcntl.LOCK_EX)
 print("held", flush=True)
 sys.stdin.read()
 """
-Package = Callable[..., Any]
 
 
 def saved(name: str) -> Path:
@@ -37,7 +37,6 @@ def saved(name: str) -> Path:
 
 @contextmanager
 def training(run_dir: Path) -> Iterator[None]:
-    """Inside, another process has a run."""
     command = [sys.executable, "-c", HOLD, str(run_dir / "in-use")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -47,7 +46,7 @@ def training(run_dir: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("launcher", JOBS)
-def test_a_restarted_job_goes_on_with_the_run_that_it_resumed(
+def test_a_restarted_job_goes_on_with_its_run(
     launcher: str, package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint, start = (package(f"runtime.{name}", launcher=launcher) for name in ("checkpoint", "launcher"))
@@ -65,9 +64,7 @@ def test_a_restarted_job_goes_on_with_the_run_that_it_resumed(
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "launch", "ray"])
-def test_what_torchrun_starts_by_itself_is_no_job(
-    launcher: str, package: Package, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_torchrun_starts_alone_is_no_job(launcher: str, package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
     """It names each run, and without --standalone all of them alike: they must not share a run directory."""
     start = package("runtime.launcher", launcher=launcher)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
@@ -75,9 +72,7 @@ def test_what_torchrun_starts_by_itself_is_no_job(
     assert start.job_name() is None
 
 
-def test_a_run_that_is_training_is_not_taken_over(
-    package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_in_training_is_not_taken_over(package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint, config, exits = (package(name) for name in ("runtime.checkpoint", "config", "runtime.exits"))
     monkeypatch.chdir(tmp_path)
     crashed, live = saved("crashed"), saved("live")

@@ -7,13 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
-from typing import Any
 
 from generator.check.train.records import read_csv
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.processes import wait_until
 from tests.support.ranks import Rank, kill_after, newest_step, start_ranks, train_on_ranks
 
@@ -25,7 +24,6 @@ Point = tuple[str, str, str, str]  # the metric, the run and what of it, the ste
 
 
 def points(page: Path) -> list[Point]:
-    """What the points of all charts say."""
     found = []
     for chart in re.findall(r"<figure>.*?</figure>", page.read_text()):
         metric = re.findall(r"<b>(.*?)</b>", chart)[0]
@@ -36,12 +34,10 @@ def points(page: Path) -> list[Point]:
 
 
 def recorded(*run_dirs: Path) -> list[Point]:
-    """The same, of metrics.csv."""
     return sorted(point for run_dir in run_dirs for point in rows(run_dir) if point[0] != "epoch")
 
 
 def rows(run_dir: Path) -> Iterator[Point]:
-    """Each row of metrics.csv, as a point is shown."""
     for name, points in read_csv(run_dir).items():
         prefix = next((prefix for prefix in KINDS if name.startswith(prefix)), "")
         for step, value in points:
@@ -81,7 +77,7 @@ def test_the_page_shows_what_was_recorded_over_a_kill_and_a_stop(project: Render
     assert "<b> &" not in page
 
 
-def test_what_is_not_finite_is_a_gap(package: Callable[..., Any], tmp_path: Path) -> None:
+def test_what_is_not_finite_is_a_gap(package: Package, tmp_path: Path) -> None:
     values = [4.0, math.nan, 2.0, 3.0, math.inf, -math.inf, 1.0]
     records = [
         {"step": step, "time": step, "train/loss": value, "train/x": math.nan} for step, value in enumerate(values)
@@ -106,10 +102,7 @@ def test_runs_are_compared_on_one_page(project: Render, tmp_path: Path) -> None:
     subprocess.run([*command, *map(str, runs)], cwd=tmp_path, env=env, check=True)
     assert points(tmp_path / "report.html") == recorded(*runs)
     text = (tmp_path / "report.html").read_text()
-    assert re.findall(r"<tr class=other><td>(.*?)</td>(.*?)</tr>", text)[0] == (
-        "--lr",
-        "<td>0.001</td><td>0.002</td>",
-    )
+    assert re.findall(r"<tr class=other><td>(.*?)</td>(.*?)</tr>", text)[0] == ("--lr", "<td>0.001</td><td>0.002</td>")
     refused = subprocess.run([*command, "nowhere"], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert (

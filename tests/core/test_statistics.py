@@ -1,12 +1,13 @@
 """A bad step leaves BatchNorm's running statistics as they were, in few kernels whatever the number of layers."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.conftest import Package
 
 LAYERS = 53  # of ResNet-50
 
@@ -26,8 +27,7 @@ class Kernels(TorchDispatchMode):
 
 
 @pytest.fixture(scope="module")
-def update(package: Callable[..., Any]) -> Any:
-    """The module of a project."""
+def update(package: Package) -> Any:
     return package("runtime.update")
 
 
@@ -38,25 +38,6 @@ def test_a_step_on_a_gpu_takes_few_kernels_to_keep_them(update: Any) -> None:
         statistics.restore_if(bad)
     assert len(kernels.calls) <= 8, "a where and a copy for each of three buffers would be 318"
     assert all(len(dtypes) <= 1 for _, dtypes in kernels.calls), "a list of several types is copied one by one"
-
-
-@pytest.mark.parametrize("bad", [True, False])
-def test_only_a_bad_step_brings_them_back(bad: bool, update: Any) -> None:
-    model = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(5))
-    statistics = update.Statistics(model)
-
-    def after(value: float, *, step: Callable[[Tensor], None]) -> list[Tensor]:
-        for buffer in model.buffers():
-            buffer.fill_(value)
-        step(torch.tensor(bad))
-        return [buffer.clone() for buffer in model.buffers()]
-
-    before = after(2, step=lambda _: statistics.keep())
-    expected = before if bad else [torch.full_like(buffer, 7) for buffer in before]
-    assert all(map(torch.equal, after(7, step=statistics.restore_if), expected))
-    assert all(
-        map(torch.equal, after(9, step=statistics.restore_if), expected if bad else map(lambda b: b * 0 + 9, expected))
-    )
 
 
 def test_a_buffer_that_a_layer_puts_in_the_place_of_its_own_is_kept_too(update: Any) -> None:

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 
 # Ends with the next of the codes in its first option, as a run would: its records, its result, its line for the user.
 STAND_IN = """
@@ -43,6 +43,11 @@ sys.exit(code)
 COMPLETE, PRUNED, FAIL = (optuna.trial.TrialState[name] for name in ("COMPLETE", "PRUNED", "FAIL"))
 
 
+def study_in(folder: Path) -> optuna.Study:
+    file = folder / "runs" / "sweep" / "journal.log"
+    return optuna.load_study(study_name="sweep", storage=JournalStorage(JournalFileBackend(str(file))))
+
+
 class Sweep:
     """A sweep of the stand-in, in a folder of its own."""
 
@@ -51,7 +56,6 @@ class Sweep:
         (folder / "stand_in.py").write_text(STAND_IN)
 
     def run(self, *codes: str) -> int:
-        """Run as many trials in all as there are codes; the launches of each end with its codes."""
         self.patch.chdir(self.folder)
         self.patch.setattr(sys, "argv", ["sweep.py", "--trials", str(len(codes))])
         self.patch.setattr(self.sweeping, "POLL", 0.01)
@@ -60,12 +64,9 @@ class Sweep:
         return code
 
     def study(self) -> optuna.Study:
-        """What is on the disk."""
-        file = self.folder / "runs" / "sweep" / "journal.log"
-        return optuna.load_study(study_name="sweep", storage=JournalStorage(JournalFileBackend(str(file))))
+        return study_in(self.folder)
 
     def launches(self, number: int) -> int:
-        """How often a trial was launched."""
         return len((self.folder / "runs" / "sweep" / str(number) / "launches").read_text())
 
 
@@ -73,8 +74,7 @@ PRUNER = optuna.pruners.NopPruner()
 
 
 @pytest.fixture
-def sweep(package: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweep]:
-    """A sweep that has not begun."""
+def sweep(package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweep]:
     handler = signal.getsignal(signal.SIGTERM)
     yield Sweep(package("runtime.sweeping"), tmp_path, monkeypatch)
     signal.signal(signal.SIGTERM, handler)

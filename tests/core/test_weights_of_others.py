@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.ranks import assert_same_state, train_on_ranks
 from tests.support.training import checkpoint, differences
-
-Package = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +23,7 @@ def trained(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("below", ["", "checkpoints"])
-def test_a_folder_is_resumed_from_its_newest_whole_checkpoint(
+def test_a_folder_is_resumed_from_its_newest_whole_file(
     below: str, project: Render, trained: Path, tmp_path: Path
 ) -> None:
     newest = trained / "checkpoints" / "step-00000004.pt"
@@ -51,30 +49,19 @@ def test_a_folder_without_checkpoints_is_named(project: Render, tmp_path: Path) 
     assert f"error: there is no checkpoint {tmp_path / 'empty'}: leave out --resume" in printed[0]
 
 
-def plain_file(weights: Any, folder: Path) -> Path:
-    """A state_dict alone."""
-    torch.save(weights, folder / "weights.pth")
-    return folder / "weights.pth"
+SAVED: dict[str, Callable[[Any, Path], object]] = {
+    "weights.pth": lambda weights, file: torch.save(weights, file),
+    "old.pth": lambda weights, file: torch.save(weights, file, _use_new_zipfile_serialization=False),
+    "foreign.ckpt": lambda weights, file: torch.save({"epoch": 3, "state_dict": weights}, file),
+}
 
 
-def old_file(weights: Any, folder: Path) -> Path:
-    """The format of PyTorch before 1.6."""
-    torch.save(weights, folder / "old.pth", _use_new_zipfile_serialization=False)
-    return folder / "old.pth"
-
-
-def foreign_file(weights: Any, folder: Path) -> Path:
-    """What other programs save."""
-    torch.save({"epoch": 3, "state_dict": weights}, folder / "foreign.ckpt")
-    return folder / "foreign.ckpt"
-
-
-@pytest.mark.parametrize("make", [plain_file, old_file, foreign_file])
+@pytest.mark.parametrize("name", SAVED)
 def test_files_of_other_programs_are_loaded(
-    make: Callable[[Any, Path], Path], package: Package, trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, package: Package, trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    weights, model = checkpoint(trained)["model"], package("model").build_model()
-    path = make(weights, tmp_path)
+    weights, model, path = checkpoint(trained)["model"], package("model").build_model(), tmp_path / name
+    SAVED[name](weights, path)
     with caplog.at_level("INFO"):
         package("runtime.weights").load_what_fits(model, path)
     assert differences(dict(model.state_dict()), dict(weights)) == []

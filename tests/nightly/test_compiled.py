@@ -9,16 +9,18 @@ from tests.conftest import Render
 from tests.support.forked_runs import relative_difference
 from tests.support.ranks import train_on_ranks
 from tests.support.reference import Average
-from tests.support.training import checkpoint, train
+from tests.support.training import EXACTLY, checkpoint, train
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_a_compiled_run_has_the_same_keys_and_goes_on_uncompiled(project: Render, tmp_path: Path) -> None:
     plain, run_dir = tmp_path / "plain", tmp_path / "run"
-    train_on_ranks(project(), plain, "--max-steps", "13")
+    train_on_ranks(project(), plain, *EXACTLY, "--max-steps", "13")
     source = str(plain / "checkpoints" / "last.pt")
     averaging = ("--ema-decay", "0.5", "--save-every", "1")
-    train(project(), run_dir, "--resume", source, "--max-steps", "15", "--compile", *averaging, launcher="alone")
+    options = (*EXACTLY, "--resume", source, "--max-steps", "15", "--compile", *averaging)
+    train(project(), run_dir, *options, launcher="alone")
     saved = checkpoint(run_dir)
     assert saved["config"]["compile"] is True
     assert saved["model"].keys() == checkpoint(plain)["model"].keys()

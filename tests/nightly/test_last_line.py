@@ -5,15 +5,14 @@ import signal
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from generator.check.launchers import OPEN_MPI
 from tests.conftest import Render
 from tests.core.test_last_line import NOTHING_SAVED
 from tests.support.processes import PATH, Session, run_in_terminal
-from tests.support.schedulers import mpi
-from tests.support.training import FOR_EVER, ON_CPU, launched, ranks_of, wait_for_steps
+from tests.support.schedulers.mpi import NEEDS_OPENMPI
+from tests.support.training import FOR_EVER, ON_CPU
 
 STARTS = {
     "torchrun": ["./launch.sh"],
@@ -27,11 +26,9 @@ STARTS = {
 ANSWERS = {"alone": "torchrun", "program": "spawn"}
 
 
-@pytest.fixture(params=STARTS)
+@pytest.fixture(params=[pytest.param(name, marks=NEEDS_OPENMPI if name == "mpirun" else ()) for name in STARTS])
 def start(request: pytest.FixtureRequest, project: Render, tmp_path: Path):  # type: ignore[no-untyped-def]
     """Return what starts two processes in a terminal, or one alone."""
-    if request.param == "mpirun" and mpi.openmpi_mpirun() is None:
-        pytest.skip(mpi.missing_openmpi() or "")
 
     def run(*options: str, interrupt: float | str | None = None) -> Session:
         place = project(launcher=ANSWERS.get(request.param, request.param))
@@ -70,13 +67,3 @@ def test_an_early_ctrl_c_is_one_line(start, moment: float) -> None:  # type: ign
     assert "Traceback" not in session.shown
     assert "stopped after step" in session.lines[-1] or session.lines[-1] in ("interrupted", NOTHING_SAVED)
     assert session.code in (75, 130, -signal.SIGINT), session.shown
-
-
-def test_a_killed_rank_is_one_line(project: Render, tmp_path: Path) -> None:
-    with launched(project(), tmp_path / "run", *FOR_EVER) as process:
-        wait_for_steps(tmp_path / "run")
-        psutil.Process(ranks_of(tmp_path / "run")[1]).kill()
-        assert process.wait(60) == 128 + signal.SIGKILL
-    lines = (tmp_path / "output.log").read_text().strip().split("\n")
-    assert lines[-1] == "rank 1 was ended by SIGKILL"
-    assert "Traceback" not in lines

@@ -11,21 +11,15 @@ from pathlib import Path
 
 import optuna
 import pytest
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 
 from tests.conftest import Render
+from tests.core.test_sweep import study_in
 from tests.support.processes import PATH, is_running, scaled, wait_for_line, wait_until
 from tests.support.training import ON_CPU, assert_same_weights, checkpoint, ranks_of, train
 from tools.rewriting import Rewrite
 
 SHORT = ("--max-steps=6", "--log-every=2")
-ENV = {
-    **os.environ,
-    "PATH": PATH,
-    "NPROC_PER_NODE": "2",  # torchrun's
-    "NPROC": "2",  # spawn's
-}
+ENV = {**os.environ, "PATH": PATH, "NPROC_PER_NODE": "2", "NPROC": "2"}  # of torchrun, and of spawn
 Edit = Callable[..., Path]
 STARTED: list[subprocess.Popen[str]] = []
 
@@ -44,7 +38,6 @@ def edited(own_project: Render) -> Edit:
 
 
 def start(project: Path, trials: int) -> subprocess.Popen[str]:
-    """Start a worker."""
     command = [sys.executable, "sweep.py", "--trials", str(trials)]
     worker = subprocess.Popen(
         command, cwd=project, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -71,18 +64,14 @@ def end(worker: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
 
 
 def trials_of(project: Path) -> list[optuna.trial.FrozenTrial]:
-    """What the study says."""
-    storage = JournalStorage(JournalFileBackend(str(project / "runs" / "sweep" / "journal.log")))
-    return optuna.load_study(study_name="sweep", storage=storage).trials
+    return study_in(project).trials
 
 
 def states_of(project: Path) -> list[str]:
-    """How the trials ended."""
     return [trial.state.name for trial in trials_of(project)]
 
 
 def log_of(project: Path, number: int) -> str:
-    """The log of a trial."""
     log = project / "runs" / "sweep" / str(number) / "train.log"
     return log.read_text() if log.exists() else ""
 
@@ -107,7 +96,7 @@ def test_a_sweep_names_the_best_of_its_runs(launcher: str, edited: Edit) -> None
 
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_what_a_worker_leaves_ends_as_if_it_had_not_left(
+def test_what_a_worker_leaves_ends_the_same(
     launcher: str, number: signal.Signals, edited: Edit, tmp_path: Path
 ) -> None:
     options = ("--max-steps=20", "--save-every=2", "--log-every=1")
@@ -167,9 +156,3 @@ def test_a_refused_option_ends_it_in_one_line(launcher: str, wrong: str, said: s
     assert err.count("\n") == 1
     assert said in err
     assert states_of(project) == ["FAIL"]
-
-
-def test_diverging_is_no_reason_to_end(edited: Edit) -> None:
-    project = edited(f"{SHORT}, '--max-bad-steps=1', '--lr=' + ['1e38', '0.01'][trial.number]")
-    end(start(project, 2))
-    assert states_of(project) == ["PRUNED", "COMPLETE"]

@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -77,18 +77,21 @@ class Program:
         return ended.codes == [self.code] * self.world_size
 
     def run(self) -> Run:
-        """What is to be forked."""
-        words = [word for key, value in self.options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
-        words = [word for word in words if word != "None"]  # such as --resume alone
         return Run(
             self.project,
             "torchrun",
-            [*ON_CPU, "--run-dir", str(self.run_dir), *words],
+            [*ON_CPU, "--run-dir", str(self.run_dir), *words(self.options)],
             environment(self.run_dir.parent) | self.env,
             world_size=self.world_size,
             one_writes="workers" not in self.options,
             deadline=hang_timeout(self.deadline),
         )
+
+
+def words(options: Mapping[str, object]) -> list[str]:
+    """Return options as the command line takes them; one of None, such as resume, stands alone."""
+    given = [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    return [word for word in given if word != "None"]
 
 
 def one_after_another(programs: Sequence[Program]) -> list[Ended]:

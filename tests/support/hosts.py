@@ -53,7 +53,6 @@ class Host:
 
 
 def ip(*arguments: str) -> str:
-    """Run ip and return what it prints."""
     return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
 
 

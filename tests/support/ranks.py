@@ -3,12 +3,11 @@
 import importlib
 import multiprocessing
 import os
-import resource
 import runpy
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
@@ -63,7 +62,46 @@ def run_train() -> None:
     runpy.run_path(os.path.abspath("train.py"), run_name="__main__")  # as processes that it spawns must find it
 
 
-def run_rank(entry: Entry, project: Path, options: list[str], env: dict[str, str], output: Path, limit: int) -> None:
+def project_module(name: str) -> Any:
+    """Import a module of the project whose rank this is."""
+    return importlib.import_module(f"ddp_project.{name}")
+
+
+def wrap(place: str, make: Callable[[Any], Any]) -> None:
+    """Let make() return what takes the place of a function of that project, such as "task.compute"."""
+    module, _, name = place.rpartition(".")
+    owner = project_module(module)
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+def join(main: Callable[[Any, Any, torch.device], int] | None, **options: object) -> None:
+    """Join the other ranks as train.py does, and run main(): with these options, or those of the command line."""
+    process_group, config = project_module("runtime.process_group"), project_module("config").Config
+    chosen = config(**options) if options else project_module("runtime.command_line").parse(config)
+    sys.exit(process_group.run_rank(main, chosen, process_group.read_world()))
+
+
+def errors_in(printed: Iterable[str]) -> list[str]:
+    """The lines of error in what ranks printed, in which there is no traceback."""
+    text = "".join(printed)
+    assert "Traceback" not in text, text
+    return [line for line in text.splitlines() if line.startswith("error: ")]
+
+
+def error_in(printed: Iterable[str]) -> str:
+    """The one line of error there."""
+    [error] = errors_in(printed)
+    return error
+
+
+def lone_error_in(printed: Iterable[str]) -> str:
+    """The same, where nothing else is printed but lines of INFO."""
+    [line] = [line for line in "".join(printed).splitlines() if line and " INFO " not in line]
+    assert line.startswith("error: ")
+    return line
+
+
+def run_rank(entry: Entry, project: Path, options: list[str], env: dict[str, str], output: Path) -> None:
     """Be a rank: take the environment, the folder, the command line and the output that a shell would give it."""
     os.environ.clear()
     os.environ.update(env)
@@ -71,7 +109,6 @@ def run_rank(entry: Entry, project: Path, options: list[str], env: dict[str, str
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     sys.argv = ["train.py", *options]
     sys.path.insert(0, str(project))
     entry()
@@ -83,7 +120,6 @@ def start_ranks(
     *options: str,
     processes: int = 2,
     env: Mapping[str, str] | None = None,
-    largest_file: int = resource.RLIM_INFINITY,
     entry: Entry = run_train,
     outputs: Path | None = None,
 ) -> list[Rank]:
@@ -102,7 +138,7 @@ def start_ranks(
         output = (outputs or run_dir.parent) / f"{run_dir.name}-rank-{number}.out"
         output.unlink(missing_ok=True)
         context = SPAWNING if "cuda" in command else FORKING
-        process = context.Process(target=run_rank, args=(entry, project, command, variables, output, largest_file))
+        process = context.Process(target=run_rank, args=(entry, project, command, variables, output))
         process.start()
         ranks.append(Rank(process, output))
     return ranks
@@ -115,14 +151,11 @@ def train_on_ranks(
     processes: int = 2,
     code: int = 0,
     env: Mapping[str, str] | None = None,
-    largest_file: int = resource.RLIM_INFINITY,
     timeout: float = 120,
     entry: Entry = run_train,
 ) -> list[str]:
     """Train and return what each rank printed. Fails if a rank ends with another code, or if not rank 0 writes."""
-    ranks = start_ranks(
-        project, run_dir, *options, processes=processes, env=env, largest_file=largest_file, entry=entry
-    )
+    ranks = start_ranks(project, run_dir, *options, processes=processes, env=env, entry=entry)
     try:
         printed = [rank.ends_with(code, timeout) for rank in ranks]
     finally:
@@ -150,7 +183,6 @@ def newest_step(run_dir: Path) -> int:
 
 
 def any_ended(ranks: list[Rank]) -> bool:
-    """Whether one of the ranks is not alive."""
     return not all(rank.process.is_alive() for rank in ranks)
 
 
@@ -204,58 +236,30 @@ def weights_of_an_epoch_on_a_gpu(rank: int, project: Path, options: dict[str, An
     return {name: value.cpu() for name, value in run.model.state_dict().items()}
 
 
-def accumulated_gradients(rank: int, project: Path, options: dict[str, Any]) -> dict[str, Any]:
+def gradients_beside_buckets(rank: int, project: Path, options: dict[str, Any]) -> dict[str, int]:
     """Train an epoch with gradients in DDP's buckets, and one with fresh ones for each step.
 
-    Returns for both the gradients of each step as integers, for they tell 0.0 from -0.0, the most bytes of gradients
-    beside the buckets between two micro-batches, and the bytes that they held before each micro-batch.
+    Returns for both the most bytes of gradients that lie outside the buckets between two micro-batches.
     """
-    sys.path.insert(0, str(project))
-    train: Any = importlib.import_module("train")
-    build_model, compute, mean = train.build_model, train.task.compute, train.meter.Mean
-
-    def build_more() -> Any:
-        model = build_model()
-        model.never = torch.nn.Parameter(torch.ones(3))
-        return model
-
-    def compute_more(model: Any, batch: Any) -> dict[str, Any]:
-        means = compute(model, batch)
-        more: dict[str, Any] = means | {"loss": mean(means["loss"].sum - 0.0 * model.never.sum(), means["loss"].count)}
-        return more
-
-    train.build_model, train.task.compute = build_more, compute_more
-    found: dict[str, Any] = {}
-    for kind in ("in buckets", "fresh"):
-        _, run = make_run(rank, project, "ddp_project", options | {"run_dir": options["run_dir"] / kind})
+    found = {"in buckets": 0, "fresh": 0}
+    for kind in found:
+        train, run = make_run(rank, project, "ddp_project", options | {"run_dir": options["run_dir"] / kind})
         if kind == "fresh":
             run.ddp.module.in_buckets = False
             run.ddp.zero_grad()
-        found[kind] = {"steps": [], "beside": 0, "held": []}
-        _watch_gradients(run, found[kind])
+        between: dict[int, int] = {}  # places and bytes of the gradients before each micro-batch
+
+        def before_micro_batch(*_: Any, run: Any = run, between: dict[int, int] = between) -> None:
+            storages = [each.grad.untyped_storage() for each in run.model.parameters() if each.grad is not None]
+            between.update((storage.data_ptr(), storage.nbytes()) for storage in storages)
+
+        def before_step(*_: Any, run: Any = run, between: dict[int, int] = between, kind: str = kind) -> None:
+            buckets = {each.grad.untyped_storage().data_ptr() for each in run.model.parameters()}
+            beside = sum(size for place, size in between.items() if place not in buckets)
+            between.clear()
+            found[kind] = max(found[kind], beside)
+
+        run.model.register_forward_pre_hook(before_micro_batch)
+        run.optimizer.register_step_pre_hook(before_step)
         train.train_epoch(run)
-    return found
-
-
-def _watch_gradients(run: Any, found: dict[str, Any]) -> None:
-    between: dict[int, int] = {}  # places and bytes of the gradients before each micro-batch
-
-    def before_micro_batch(*_: Any) -> None:
-        storages = [each.grad.untyped_storage() for each in run.model.parameters() if each.grad is not None]
-        between.update((storage.data_ptr(), storage.nbytes()) for storage in storages)
-
-    def before_step(*_: Any) -> None:
-        gradients = [each.grad for each in run.model.parameters()]
-        buckets = {gradient.untyped_storage().data_ptr() for gradient in gradients}
-        beside = sum(size for place, size in between.items() if place not in buckets)
-        between.clear()
-        found["beside"] = max(found["beside"], beside)
-        found["steps"].append([gradient.clone().view(torch.int32) for gradient in gradients])
-
-    def before_ddp(*_: Any) -> None:
-        storages = [each.grad.untyped_storage() for each in run.model.parameters() if each.grad is not None]
-        found["held"].append(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()))
-
-    run.ddp.register_forward_pre_hook(before_ddp)
-    run.model.register_forward_pre_hook(before_micro_batch)
-    run.optimizer.register_step_pre_hook(before_step)
+    return found | {"weights": sum(4 * weight.numel() for weight in run.model.parameters())}

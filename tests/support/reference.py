@@ -96,7 +96,6 @@ class Average:
         self.steps = steps  # that it has followed
 
     def follow(self, weights: Mapping[str, Tensor]) -> None:
-        """Take a step."""
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
         self.weights = {name: decay * own + (1 - decay) * weights[name].double() for name, own in self.weights.items()}
         self.steps += 1

@@ -24,6 +24,7 @@ FOR_EVER = ("--epochs", "1000", "--eval-every", "1000")
 ON_GPU = ("--device", "cuda", "--backend", "nccl")
 HAS_GPU = torch.cuda.device_count() > 0  # unlike is_available(), this lets forked processes do without the GPU
 ON_DEVICE = ("--device", "cuda", "--backend", "gloo") if HAS_GPU else ON_CPU  # ranks may share it
+EXACTLY = (*ON_DEVICE, "--deterministic")
 LAUNCHERS = [choice.value for each in read_questions() if each.key == "launcher" for choice in each.choices]
 Started = AbstractContextManager[subprocess.Popen[bytes]]
 NEEDS_GPU = pytest.mark.skipif(not HAS_GPU, reason="there is no GPU")
@@ -90,7 +91,6 @@ def running(project: Path, run_dir: Path, launcher: str, *options: str) -> Itera
 
 
 def wait_for_steps(run_dir: Path) -> None:
-    """Wait until the log of the run tells of step 30."""
     wait_for_line(run_dir / "train.log", "step 30 ")
 
 
@@ -112,7 +112,6 @@ def ranks_of(run_dir: Path) -> list[int]:
 
 
 def checkpoint(run_dir: Path, name: str = "last.pt") -> dict[str, Any]:
-    """Read a checkpoint of a run."""
     read: dict[str, Any] = torch.load(run_dir / "checkpoints" / name, map_location="cpu", weights_only=True)
     return read
 

@@ -27,9 +27,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_collective_of_one_rank_alone_would_end_the_run(
-    place: str, small: Render, tmp_path: Path, measured: Measured
-) -> None:
+def test_a_lone_collective_would_end_the_run(place: str, small: Render, tmp_path: Path, measured: Measured) -> None:
     """So the runs of all other tests, which end well, hold none."""
     project = shutil.copytree(small(), tmp_path / "project")
     name, edit = PLACES[place]

@@ -17,7 +17,6 @@ OPTIONS = {"global_batch_size": 24, "epochs": reference.EPOCHS, "lr": 0.01, "war
 
 
 def recipe(accum_steps: int = 1, clip_norm: float = CLIP_NORM) -> reference.Recipe:
-    """What the oracle is told of OPTIONS."""
     return reference.Recipe(24, 24 // accum_steps, reference.EPOCHS, warmup=5, lr=0.01, clip_norm=clip_norm)
 
 
@@ -64,9 +63,7 @@ def test_uneven_counts_arrive_there_too(
         assert difference <= 1e-6, f"{size} processes"
 
 
-def test_uneven_counts_arrive_there_as_a_gpu_computes_them(
-    plain_project: Path, orders: list[list[int]], tmp_path: Path
-) -> None:
+def test_uneven_counts_arrive_there_as_on_a_gpu(plain_project: Path, orders: list[list[int]], tmp_path: Path) -> None:
     """Over stops, too, after which a run ends as one without them, bit for bit. Clipping would hide a wrong divisor."""
     project = shutil.copytree(plain_project, tmp_path / "project")
     UNEVEN.apply(project / "ddp_project" / "task.py")
@@ -80,7 +77,7 @@ def test_uneven_counts_arrive_there_as_a_gpu_computes_them(
     assert_ends_like(whole, stopped[-1])
 
 
-def test_batch_norm_sees_the_part_of_its_process(
+def test_batch_norm_sees_its_part(
     batch_norm_project: Path, orders: list[list[int]], tmp_path: Path, measured: Measured
 ) -> None:
     """Two processes equal a plain loop whose BatchNorm sees half batches, not one whose BatchNorm sees whole ones."""

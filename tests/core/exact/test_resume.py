@@ -80,7 +80,7 @@ def test_a_batch_that_is_fetched_ahead_changes_nothing(small: Render, tmp_path: 
         assert_ends_like(whole, programs[-1])
 
 
-def test_stopped_several_times_it_trains_on_the_same_samples_in_the_same_order(small: Render, tmp_path: Path) -> None:
+def test_stopped_several_times_it_trains_on_the_same_samples(small: Render, tmp_path: Path) -> None:
     """Twice within one epoch, at its end, and in each of the others."""
     whole = Program(small(TELLING, logging="csv"), tmp_path / "whole", OPTIONS)
     stopped = stopped_at(whole, 1, 3, 5, 8, 9, 14)

@@ -15,9 +15,7 @@ OPTIONS = {"global_batch_size": 24, "accum_steps": 2, "epochs": 2, "log_every": 
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_an_epoch_trains_on_each_sample_once_and_evaluates_each_once(
-    world_size: int, small: Render, tmp_path: Path
-) -> None:
+def test_an_epoch_trains_on_and_evaluates_each_sample_once(world_size: int, small: Render, tmp_path: Path) -> None:
     [[ended]] = run_all([[Program(small(TELLING), tmp_path / "run", OPTIONS, world_size)]])
     trained = fetched(ended)
     micro_batches = 119 // 12
@@ -58,7 +56,7 @@ def test_a_micro_batch_is_loaded_when_the_one_before_is_done(small: Render, tmp_
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_metrics_are_those_of_one_process(
+def test_metrics_are_those_of_one(
     world_size: int, plain_project: Path, orders: list[list[int]], tmp_path: Path, measured: Measured
 ) -> None:
     """Without learning, the metrics are those of the first weights, whoever computes them."""

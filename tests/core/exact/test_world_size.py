@@ -5,14 +5,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.conftest import Measured, Render
 from tests.core.exact.test_processes import OPTIONS as PLAIN_OPTIONS
 from tests.core.exact.test_processes import recipe
 from tests.support import reference
 from tests.support.forked_runs import TELLING, Program, fetched, relative_difference, run_all
+from tests.support.ranks import error_in
 from tests.support.training import checkpoint
+from tools.rewriting import extend
 
 OPTIONS = {"global_batch_size": 24, "accum_steps": 2, "epochs": 3}
 # Which number of processes goes on up to which step: in the middle of the first epoch, at its end, and so on.
@@ -20,26 +20,31 @@ CHANGES = [(2, 3), (1, 5), (4, 9), (2, 15)]
 
 
 def changing(project: Path, run_dir: Path, options: dict[str, Any]) -> list[Program]:
-    """A run with one number of processes after the other."""
     return [
         Program(project, run_dir, options | {"max_steps": until} | ({} if first else {"resume": None}), world_size)
         for first, (world_size, until) in zip([True, False, False, False], CHANGES, strict=True)
     ]
 
 
-def test_two_one_four_two_train_on_the_samples_of_two(
-    small: Render, orders: list[list[int]], tmp_path: Path, measured: Measured
+def test_changing_sizes_train_on_the_same_samples_and_arrive_there(
+    plain_project: Path, orders: list[list[int]], tmp_path: Path, measured: Measured
 ) -> None:
     """Also, these samples are those of the formula in the sampler's docstring."""
-    project = small(TELLING)
-    undisturbed = Program(project, tmp_path / "undisturbed", OPTIONS)
-    [[whole], parts] = run_all([[undisturbed], changing(project, tmp_path / "changing", OPTIONS)])
+    project = shutil.copytree(plain_project, tmp_path / "project")
+    extend(project / "ddp_project" / "data.py", TELLING)
+    options = PLAIN_OPTIONS | {"accum_steps": 2}
+    undisturbed = Program(project, tmp_path / "undisturbed", options)
+    [[whole], parts] = run_all([[undisturbed], changing(project, tmp_path / "changing", options)])
     in_turn = [*chain(*map(micro_batches, parts))]
     assert in_turn == micro_batches(whole)
     assert in_turn == [order[start : start + 12] for order in orders for start in range(0, 108, 12)]
-    progress = checkpoint(tmp_path / "changing")["progress"]
-    assert (progress["epoch"], progress["samples_seen"]) == (3, 3 * 108)
     measured("world_size", "samples in the same order on 2, 1, 4 and 2 processes", len([*chain(*in_turn)]))
+    saved = checkpoint(tmp_path / "changing")
+    assert (saved["progress"]["epoch"], saved["progress"]["samples_seen"]) == (3, 3 * 108)
+    expected, _ = reference.train(recipe(accum_steps=2), orders)
+    difference = relative_difference(saved["model"], expected)
+    measured("world_size", "largest relative difference of a weight to a plain loop", difference)
+    assert difference <= 1e-5
 
 
 def micro_batches(ended: Any) -> list[list[int]]:
@@ -47,19 +52,7 @@ def micro_batches(ended: Any) -> list[list[int]]:
     return [[*chain(*ranks)] for ranks in zip(*fetched(ended), strict=True)]
 
 
-def test_two_one_four_two_arrive_where_plain_pytorch_does(
-    plain_project: Path, orders: list[list[int]], tmp_path: Path, measured: Measured
-) -> None:
-    run_all([changing(plain_project, tmp_path / "run", PLAIN_OPTIONS | {"accum_steps": 2})])
-    expected, _ = reference.train(recipe(accum_steps=2), orders)
-    difference = relative_difference(checkpoint(tmp_path / "run")["model"], expected)
-    measured("world_size", "largest relative difference of a weight to a plain loop", difference)
-    assert difference <= 1e-5
-
-
-def test_dropout_draws_other_numbers_on_other_processes(
-    plain_project: Path, tmp_path: Path, measured: Measured
-) -> None:
+def test_dropout_draws_others_on_other_processes(plain_project: Path, tmp_path: Path, measured: Measured) -> None:
     """What cannot be the same, bit for bit or up to rounding: the page says so."""
     project = shutil.copytree(plain_project, tmp_path / "project")
     (project / "ddp_project" / "model.py").write_text(
@@ -72,23 +65,13 @@ def test_dropout_draws_other_numbers_on_other_processes(
     assert difference > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("world_size", "words"),
-    [
-        (5, "20 or 30 would do, or a world size of 4 or 6"),
-        (7, "14 or 28 would do, or a world size of 6 or 12"),
-        (16, "32 would do, or a world size of 12"),
-    ],
-)
-def test_a_global_batch_that_cannot_be_split_is_refused(
-    world_size: int, words: str, small: Render, tmp_path: Path
-) -> None:
-    project = small()
-    first = Program(project, tmp_path / "run", OPTIONS | {"max_steps": 2})
-    refused = Program(project, tmp_path / "run", OPTIONS | {"resume": None}, world_size, code=2)
-    [[_, ended]] = run_all([[first, refused]])
-    said = [line for text in ended.output for line in text.splitlines() if line.startswith("error: ")]
-    assert len(said) == 1
-    assert f"--global-batch-size 24 is no multiple of {2 * world_size}" in said[0]
-    assert words in said[0]
+def test_a_global_batch_that_cannot_be_split_is_refused(small: Render, tmp_path: Path) -> None:
+    first = Program(small(), tmp_path / "run", OPTIONS | {"max_steps": 2})
+    refused = [Program(small(), tmp_path / "run", OPTIONS | {"resume": None}, size, code=2) for size in (7, 16)]
+    [[_, *ends]] = run_all([[first, *refused]])
+    said = ["14 or 28 would do, or a world size of 6 or 12", "32 would do, or a world size of 12"]
+    for program, ended, words in zip(refused, ends, said, strict=True):
+        error = error_in(ended.output)
+        assert f"--global-batch-size 24 is no multiple of {2 * program.world_size}" in error
+        assert words in error
     assert checkpoint(tmp_path / "run")["progress"]["step"] == 2

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import Measured, Render
-from tests.support.ranks import Entry, run_train, train_on_ranks
+from tests.support.ranks import Entry, error_in, run_train, train_on_ranks
 from tools.rewriting import Rewrite, extend
 
 OTHER = "other_project"  # beside the project, for rank 1
@@ -25,7 +25,6 @@ def with_another_option() -> None:
 
 
 def with_another_project() -> None:
-    """Rank 1 runs the other project."""
     if os.environ["RANK"] == "1":
         project = Path.cwd().with_name(OTHER)
         os.chdir(project)
@@ -34,7 +33,6 @@ def with_another_project() -> None:
 
 
 def with_another_torch() -> None:
-    """Rank 1 has another version of torch."""
     if os.environ["RANK"] == "1":
         torch.__version__ = "2.12.0"  # type: ignore[assignment]
     run_train()
@@ -69,10 +67,9 @@ def test_ranks_that_differ_are_refused(
         with open(other / file, "a") as edited:
             edited.write(line)
     printed = train_on_ranks(project, tmp_path / "run", code=2, entry=entry, timeout=30)
-    errors = [text for each in printed for text in each.splitlines() if "error: " in text]
-    assert len(errors) == 1, printed
-    assert errors[0].startswith(f"error: the ranks must be the same: {expected}")
-    assert errors[0].count(" on rank 0 and ") == 1, "only what differs is named"
+    error = error_in(printed)
+    assert error.startswith(f"error: the ranks must be the same: {expected}")
+    assert error.count(" on rank 0 and ") == 1, "only what differs is named"
     assert not (tmp_path / "run").exists()
 
 

@@ -3,8 +3,6 @@
 import math
 import os
 import resource
-import shutil
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -15,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from generator.answers.combinations import SelectionError
-from generator.chaos import clock
 from generator.chaos.data import faulty_data
 from generator.chaos.disk import Disk, failing_disk
 from generator.chaos.faults import FAULTS as KINDS
@@ -83,17 +80,6 @@ def test_what_keeps_batches_from_coming_is_named(surroundings: Surroundings, pro
     assert [fault.kind for fault in verdict.happened] == kinds
 
 
-def test_what_python_runs_when_it_starts_hides_nothing_of_the_user(tmp_path: Path) -> None:
-    data = faulty_data(tmp_path / "inside")
-    (tmp_path / "sitecustomize.py").write_text("print('of the user')")
-    places = f"{data.orders.parent}{os.pathsep}{tmp_path}"
-    program = "from multiprocessing.process import BaseProcess; print(BaseProcess.run.__name__)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": places}, capture_output=True, text=True
-    )
-    assert done.stdout.split("\n")[:2] == ["of the user", "change_and_run"], done.stderr
-
-
 def test_a_disk_tells_which_of_its_states_have_changed_a_call(needs: list[Need], tmp_path: Path) -> None:
     if Need.DISK not in needs:
         pytest.skip("no disk fails here")
@@ -110,15 +96,6 @@ def met_by_write(disk: Disk) -> set[str]:
     with suppress(OSError), open(disk.mount / "file", "wb", buffering=0) as file:
         file.write(b"two")
     return disk.states_met()
-
-
-def test_a_clock_that_does_not_jump_is_not_to_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if shutil.which("cc") is None:
-        pytest.skip("there is no C compiler")
-    (tmp_path / "nothing.c").write_text("int nothing;")
-    monkeypatch.setattr(clock, "SOURCE", tmp_path / "nothing.c")
-    with pytest.raises(OSError, match="moves no clock"):
-        clock.build_clock(tmp_path)
 
 
 def test_a_project_is_run_by_the_first_python_that_has_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

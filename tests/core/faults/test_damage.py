@@ -5,15 +5,13 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.conftest import Measured, Render
+from tests.conftest import Measured, Package, Render
 from tests.support.processes import hang_timeout
-from tests.support.ranks import train_on_ranks
+from tests.support.ranks import error_in, train_on_ranks
 from tests.support.training import checkpoint
 
 SAVED = (2, 4, 6)
@@ -86,11 +84,7 @@ def test_all_ranks_go_on_from_the_newest_whole_one(kept: float, run_dir: Path, p
 
 def refused(project: Path, run_dir: Path, *options: str) -> str:
     """Start a run that must end with code 2 on both ranks, and return its one line of error."""
-    printed = train_on_ranks(project, run_dir, *options, code=2)
-    errors = [line for text in printed for line in text.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1, printed
-    assert "Traceback" not in "".join(printed)
-    return errors[0]
+    return error_in(train_on_ranks(project, run_dir, *options, code=2))
 
 
 def test_a_damaged_checkpoint_that_is_asked_for_is_refused(run_dir: Path, project: Render) -> None:
@@ -110,7 +104,7 @@ def test_a_run_without_a_whole_checkpoint_is_refused(run_dir: Path, project: Ren
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"a": {}}', '{"a": 1}', "\x00\xff"])
-def test_a_damaged_manifest_is_named(content: str, run_dir: Path, package: Callable[..., Any]) -> None:
+def test_a_damaged_manifest_is_named(content: str, run_dir: Path, package: Package) -> None:
     manifest = run_dir / "checkpoints" / "manifest.json"
     manifest.write_text(content)
     with pytest.raises(package("runtime.exits").UserError) as raised:

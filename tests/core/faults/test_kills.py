@@ -46,9 +46,7 @@ def assert_all_are_whole(run_dir: Path) -> int:
     return last
 
 
-def test_a_killed_run_loses_one_interval_at_most_and_ends_the_same(
-    project: Render, tmp_path: Path, measured: Measured
-) -> None:
+def test_a_killed_run_loses_one_interval_at_most(project: Render, tmp_path: Path, measured: Measured) -> None:
     assert_kills_lose_one_interval(6, project(), tmp_path, measured)
 
 

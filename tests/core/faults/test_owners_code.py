@@ -1,6 +1,5 @@
 """Code of the owner that fails on one rank ends all of them within seconds, and names rank, step, sample and file."""
 
-import importlib
 import os
 import re
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch.utils.data import Dataset
 
 from tests.conftest import Render
 from tests.support.chaos import run_in_session
-from tests.support.ranks import start_ranks
+from tests.support.ranks import start_ranks, wrap
 
 SOON = 20  # seconds from the start to the end; --timeout is 2000
 GOOD = 40  # samples that a process loads before it fails
@@ -94,13 +93,10 @@ class FailingWhole(Failing):
 
 def train_what_fails() -> None:
     """Be a rank of a project whose owner has made a mistake."""
-    data: Any = importlib.import_module("ddp_project.data")
-    load = data.load_data
     dataset = FailingWhole if "several" in os.environ["FAILS"] else Failing
-    data.load_data = lambda config: tuple(map(dataset, load(config)))
+    wrap("data.load_data", lambda load: lambda config: tuple(map(dataset, load(config))))
     if "forward" in os.environ["FAILS"]:
-        model: Any = importlib.import_module("ddp_project.model")
-        model.build_model = FailingModel
+        wrap("model.build_model", lambda build: FailingModel)
     run_in_session()
 
 

@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import nn
 
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.core.exact.test_resume import assert_ends_like, stopped_at
 from tests.support.forked_runs import Program, run_all
 
@@ -25,18 +25,15 @@ BYTES = 10**12
 
 
 @pytest.fixture(scope="module")
-def language(package: Callable[..., Any]) -> Language:
-    """Return what imports modules of the project."""
+def language(package: Package) -> Language:
     return lambda module: package(module, task="language")
 
 
 def config(language: Language, **options: Any) -> Any:
-    """The options of a small model."""
     return language("config").Config(**TINY | options)
 
 
 def refusal(language: Language, work: Callable[[], Any]) -> str:
-    """What the UserError says that the work raises."""
     with pytest.raises(language("runtime.exits").UserError) as raised:
         work()
     return str(raised.value)
@@ -69,9 +66,7 @@ def test_each_token_is_learned_or_held_out_once(language: Language, tmp_path: Pa
     assert seen == expected
 
 
-def test_a_terabyte_takes_no_memory_and_goes_on_where_it_was(
-    language: Language, own_project: Render, tmp_path: Path
-) -> None:
+def test_a_terabyte_takes_no_memory_and_is_resumed(language: Language, own_project: Render, tmp_path: Path) -> None:
     file = tmp_path / "huge.u16"
     with open(file, "wb") as out:
         out.truncate(BYTES)  # sparse: it has no blocks on the disk

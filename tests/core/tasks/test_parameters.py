@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import Render
 from tests.support.forked_runs import Program, ends_of, run_all
+from tests.support.ranks import error_in, errors_in
 from tools.rewriting import extend
 
 OPTIONS = {"global_batch_size": 24, "epochs": 1, "log_every": 2, "save_every": 2}
@@ -53,7 +54,6 @@ IMPORTS = "from . import model as model_py\nfrom .runtime.update import Optimize
 
 
 def changed(project: Path, place: Path, model: str = "pass", optimizer: str = "", later: str = "pass") -> Path:
-    """Copy a project, and change what it trains."""
     shutil.copytree(project, place)
     code = CHANGED.format(model=model, optimizer=optimizer or "build(model, config)", later=later)
     extend(place / "ddp_project" / "task.py", code, imports=IMPORTS)
@@ -65,13 +65,12 @@ def refusal(program: Program) -> str:
     [[ended]] = ends_of([[program]])
     assert set(ended.codes) <= {2, 69}, "of the rank that notices, and of one that waits for it"
     assert 2 in ended.codes
-    assert "Traceback" not in "".join(ended.output)
-    [error] = [line for text in ended.output for line in text.splitlines() if line.startswith("error: ")]
-    return error
+    return error_in(ended.output)
 
 
 SPARSE = """table = network.table = nn.Parameter(torch.ones(3, 10))
     network.register_forward_hook(lambda _, __, out: out + F.embedding(out.argmax(1) % 3, table, sparse=True))"""
+OTHERWISE, NO_PART = "parameters are trained otherwise than at the start: ", "parameters took no part in a step: "
 AT_THE_START = {  # by what is wrong: the model, the optimizer, and the error
     "lazy layers": ("network.classifier[2] = nn.LazyLinear(10)", "", "model.py: build_model() must give param"),
     "lazy buffers": ("network.features.append(nn.LazyBatchNorm2d(affine=False))", "", "model.py: build_model() must"),
@@ -88,6 +87,7 @@ AT_THE_START = {  # by what is wrong: the model, the optimizer, and the error
     "a closure within": ("pass", "Optimizers(torch.optim.LBFGS(model.parameters()))", "task.py: LBFGS needs a closure"),
     "a closure unsaid": ("pass", "Sharp(model.parameters())", "task.py: the optimizer needs a closure"),
     "SparseAdam": ("pass", "torch.optim.SparseAdam(model.parameters())", "task.py: SparseAdam needs sparse gradients"),
+    "an unused layer": ("network.unused = nn.Linear(3, 3)", "", f"{NO_PART}unused.weight, unused.bias"),
     "twice": ("pass", "Optimizers(build(model, config), AdamW(model.features.parameters()))", "task.py: build_optim"),
     "of the task": (
         "pass",
@@ -105,6 +105,19 @@ def test_it_is_refused_at_the_start(what: str, small: Render, tmp_path: Path) ->
     assert not [*(tmp_path / "run").glob("checkpoints/*.pt")]
 
 
+SOMETIMES = f"""network.sometimes = nn.Linear(10, 10)
+    network.classifier.register_forward_hook(lambda _, __, x: network.sometimes(x) if {RANK} == 1 else x)"""
+
+
+def test_a_layer_that_one_rank_alone_uses_is_named(small: Render, tmp_path: Path) -> None:
+    """By each rank that notices; another one waits for it."""
+    project = changed(small(), tmp_path / "project", SOMETIMES)
+    [[ended]] = ends_of([[Program(project, tmp_path / "run", OPTIONS)]])
+    assert set(ended.codes) <= {2, 69}
+    [error] = [line for line in errors_in(ended.output) if line.startswith("error: parameters")]
+    assert error.startswith(f"error: {NO_PART}sometimes.weight")
+
+
 FROZEN, FREEZE = "network.features[0].requires_grad_(False)", "model.classifier[2].requires_grad_(False)"
 UNFREEZE = "model.features[0].requires_grad_(True)"
 TRAINED = "AdamW([each for each in model.parameters() if each.requires_grad])"
@@ -113,7 +126,6 @@ WEIGHT = "model.classifier[2].weight"
 REPLACE = f"{WEIGHT} = optimizer.param_groups[0]['params'][-2] = nn.Parameter({WEIGHT}.detach().clone())"
 SWAP_ALIKE = "model.features[0][0].weight.requires_grad_(True); model.features[0][1].weight.requires_grad_(False)"
 ONE_FROZEN = "network.features[0][0].weight.requires_grad_(False)"
-OTHERWISE, NO_PART = "parameters are trained otherwise than at the start: ", "parameters took no part in a step: "
 # The model, the optimizer, what changes after two steps, options, and the error.
 LATER: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
     "unfrozen": (FROZEN, "", UNFREEZE, {}, f"{OTHERWISE}features.0.0.weight, features.0.1.weight"),
@@ -149,7 +161,9 @@ def test_a_layer_that_the_last_micro_batch_leaves_out(options: dict[str, Any], s
     if "find_unused_parameters" in options:
         run_all([[program]])
     else:
-        assert f"{NO_PART}more.weight, more.bias" in refusal(program)
+        error = refusal(program)
+        assert f"{NO_PART}more.weight, more.bias" in error
+        assert "--find-unused-parameters" in error
 
 
 def test_parameters_may_wait_for_their_time_in_a_group_without_a_rate(small: Render, tmp_path: Path) -> None:

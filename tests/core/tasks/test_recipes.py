@@ -36,7 +36,6 @@ OPTIONS = {"global_batch_size": 24, "accum_steps": 2, "epochs": 2, "warmup_steps
 
 
 def changed_project(title: str, project: Path, place: Path) -> Path:
-    """Copy a project and follow a recipe."""
     shutil.copytree(project, place)
     follow(place, read_recipes(place)[title])
     for part, number in (("training", 119), ("validation", 10)):

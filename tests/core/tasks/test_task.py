@@ -8,11 +8,11 @@ import pytest
 
 from tests.conftest import Render
 from tests.core.exact.test_resume import assert_ends_like, stopped_at
-from tests.support.forked_runs import Program, ends_of, metrics, run_all
+from tests.core.tasks.test_parameters import OPTIONS, RANK, UNUSED, changed
+from tests.support.forked_runs import Program, metrics, run_all
+from tests.support.ranks import error_in
 from tools.rewriting import Rewrite, extend
 
-OPTIONS = {"global_batch_size": 24, "epochs": 1, "log_every": 2, "save_every": 2}
-RANK = "__import__('torch').distributed.get_rank()"
 NONSENSE = {
     "a loss of each sample": (
         Rewrite('reduction="sum"', 'reduction="none"', "compute"),
@@ -67,31 +67,8 @@ def test_nonsense_is_refused_in_one_line(mistake: str, small: Render, tmp_path: 
     edit, words = NONSENSE[mistake]
     edit.apply(project / "ddp_project" / "task.py")
     [[ended]] = run_all([[Program(project, tmp_path / "run", OPTIONS, code=2)]])
-    errors = [line for text in ended.output for line in text.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1, ended.output
-    assert words in errors[0]
-    assert "Traceback" not in "".join(ended.output)
+    assert words in error_in(ended.output)
     assert not [*(tmp_path / "run").glob("checkpoints/*.pt")]
-
-
-NOTHING_TO_EVALUATE = """
-
-def without_validation(config: Any, load: Any = load_data) -> Any:
-    training, validation = load(config)
-    return training, Subset(validation, [])
-
-
-load_data = without_validation
-"""
-
-
-def test_an_empty_validation_set_is_refused(small: Render, tmp_path: Path) -> None:
-    project = shutil.copytree(small(), tmp_path / "project")
-    extend(project / "ddp_project" / "data.py", NOTHING_TO_EVALUATE)
-    [[ended]] = run_all([[Program(project, tmp_path / "run", OPTIONS, code=2)]])
-    errors = [line for text in ended.output for line in text.splitlines() if line.startswith("error: ")]
-    assert errors == ["error: data.py: the validation set is empty: load_data() must return samples to evaluate on"]
-    assert not (tmp_path / "run").exists()
 
 
 # Appended to task.py: a penalty on slopes, in evaluations too. The first of these keeps a table for the training.
@@ -123,31 +100,17 @@ def test_evaluations_may_compute_gradients_and_keep_tensors_for_the_training(sma
     assert [value > 0 for _, value in metrics(program.run_dir)["epoch/validation_slope"]] == [True, True]
 
 
-WRAPPED = '''
-
-def changed(build: Any = build_model) -> nn.Module:
-    """Change the network."""
-    network: Any = build()
-    {change}
-    return network
-
-
-build_model = changed
-'''
-UNUSED = "network.unused = nn.Linear(3, 3)"
-ON_ONE_RANK = f"""
-    network.sometimes = nn.Linear(10, 10)
+# What test_parameters.py refuses without --find-unused-parameters.
+ON_ONE_RANK = f"""network.sometimes = nn.Linear(10, 10)
     network.classifier.register_forward_hook(
         lambda _, __, logits: network.sometimes(logits) if {RANK} == 1 or not network.training else logits
-    )
-"""
+    )"""
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "frozen parameters": ("network.features.requires_grad_(False)", {}),
-    "unused parameters": (UNUSED, {"find_unused_parameters": None}),
-    "parameters that one rank alone uses": (ON_ONE_RANK.strip(), {"find_unused_parameters": None}),
+    "unused parameters": ("network.unused = nn.Linear(3, 3)", UNUSED),
+    "parameters that one rank alone uses": (ON_ONE_RANK, UNUSED),
     "tied weights": (
-        "network.classifier.append(nn.Linear(10, 10))\n"
-        "    network.classifier.append(nn.Linear(10, 10))\n"
+        "network.classifier.extend([nn.Linear(10, 10), nn.Linear(10, 10)])\n"
         "    network.classifier[4].weight = network.classifier[3].weight",
         {},
     ),
@@ -156,31 +119,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def changed_model(project: Path, place: Path, change: str) -> Path:
-    """Copy a project, and change its network."""
-    shutil.copytree(project, place)
-    extend(place / "ddp_project" / "model.py", WRAPPED.format(change=change), imports="from typing import Any\n\n")
-    return place
-
-
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_model_trains_and_goes_on_after_a_stop(kind: str, small: Render, tmp_path: Path) -> None:
     change, options = MODELS[kind]
-    whole = Program(
-        changed_model(small(logging="csv"), tmp_path / "project", change), tmp_path / "whole", OPTIONS | options
-    )
+    project = changed(small(logging="csv"), tmp_path / "project", change)
+    whole = Program(project, tmp_path / "whole", OPTIONS | options)
     stopped = stopped_at(whole, 3)
     run_all([[whole], stopped])
     assert_ends_like(whole, stopped[-1])
-
-
-@pytest.mark.parametrize(
-    ("change", "name"), [(UNUSED, "unused.weight, unused.bias"), (ON_ONE_RANK, "sometimes.weight")]
-)
-def test_parameters_that_take_no_part_are_named(change: str, name: str, small: Render, tmp_path: Path) -> None:
-    project = changed_model(small(), tmp_path / "project", change.strip())
-    [[ended]] = ends_of([[Program(project, tmp_path / "run", OPTIONS)]])
-    assert set(ended.codes) <= {2, 69}, "of the rank that notices, and of one that waits for it"
-    [error] = [line for text in ended.output for line in text.splitlines() if line.startswith("error: parameters")]
-    assert error.startswith(f"error: parameters took no part in a step: {name}")
-    assert "--find-unused-parameters" in error

@@ -9,19 +9,21 @@ import pytest
 import torch
 
 from tests.conftest import Measured, Render
-from tests.support.forked_runs import AS_ON_A_GPU, Program, ends_of, run_all
-from tests.support.training import checkpoint, differences
+from tests.support.forked_runs import AS_ON_A_GPU, Program, ends_of, run_all, words
+from tests.support.ranks import error_in, train_on_ranks
+from tests.support.training import EXACTLY, HAS_GPU, checkpoint, differences
 from tools.rewriting import Rewrite, extend
 
 # Appended to data.py: some training batches of the first epoch hold a number that is not finite.
 SPOILING = '''
 
 def spoiled(self: Digits, indices: list[int]) -> Any:
-    """Spoil the images of the steps that SPOILED names, on the ranks that it names."""
+    """Spoil the batches of the steps that SPOILED names, on these ranks: not the samples compared at the start."""
     images, labels = fetched(self, indices)
     ranks, steps, bad = os.environ["SPOILED"].split()
     step = place[indices[0]] // 64 + 1
-    if self.augment and os.environ["RANK"] in ranks.split(",") and str(step) in steps.split(","):
+    chosen = os.environ["RANK"] in ranks.split(",") and str(step) in steps.split(",")
+    if self.augment and chosen and len(indices) > 1:
         images[0, 0, 0, 0] = float(bad)
     return images, labels
 
@@ -78,26 +80,27 @@ def all_finite(value: Any) -> bool:
     return not isinstance(value, float) or abs(value) < float("inf")
 
 
-@pytest.mark.parametrize(
-    ("name", "optimizer", "answers"),
-    [
-        ("float32", "", {}),
-        ("float32, decided on the device", "", {"on_device": True}),
-        ("bfloat16", "", {"amp": "torch"}),
-        ("an optimizer that is not fused", SGD, {}),
-    ],
-)
-def test_bad_steps_leave_no_trace(
-    name: str, optimizer: str, answers: dict[str, Any], program: Any, measured: Measured
-) -> None:
-    base = program(optimizer, **answers)
-    runs = [
-        spoiled(base, "0", BAD_STEPS),
-        spoiled(base, "1", BAD_STEPS),
-        spoiled(base, "0,1", BAD_STEPS),
-        spoiled(base, "1", BAD_STEPS, "inf"),
-    ]
-    run_all([[run] for run in runs])
+AMP = {"amp": "torch"}
+VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {  # the optimizer, what the project is, and the precision
+    "float32": ("", {}, "auto"),
+    "float32, decided on the device": ("", {"on_device": True}, "auto"),
+    "bfloat16": ("", AMP, "bf16"),
+    "float16": ("", AMP, "fp16"),
+    "an optimizer that is not fused": (SGD, {}, "auto"),
+    "float16, an optimizer that is not fused": (SGD, AMP, "fp16"),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", VARIANTS)
+def test_bad_steps_leave_no_trace(name: str, program: Any, measured: Measured) -> None:
+    optimizer, answers, precision = VARIANTS[name]
+    base = replace(program(optimizer, **answers), options=OPTIONS | {"precision": precision})
+    runs = [spoiled(base, ranks, BAD_STEPS) for ranks in ("0", "1")]
+    if not HAS_GPU:  # where each start takes long
+        runs += [spoiled(base, "0,1", BAD_STEPS), spoiled(base, "1", BAD_STEPS, "inf")]
+    for run in runs:
+        train_on_ranks(run.project, run.run_dir, *EXACTLY, *words(run.options), env=run.env)
     first, *others = [saved(run) for run in runs]
     for one in (first, *others):
         assert len(one) == STEPS
@@ -113,7 +116,7 @@ def test_bad_steps_leave_no_trace(
         log = (run.run_dir / "train.log").read_text()
         for step in BAD_STEPS:
             assert f"step {step}  steps left out, since their gradients were not finite: 1" in log
-        assert log.count("steps left out") == len(BAD_STEPS)
+        assert precision == "fp16" or log.count("steps left out") == len(BAD_STEPS), "float16 may overflow by itself"
         assert "done: " in log
     measured("finite", f"{name}: checkpoints with a bad number, of {len(runs) * STEPS}", 0)
 
@@ -155,11 +158,10 @@ def test_a_run_of_bad_steps_alone_ends_and_names_the_last_good_checkpoint(
     run = spoiled(program(**answers), "1", tuple(range(LAST_GOOD + 1, STEPS + 1)))
     run = replace(run, code=65, options=OPTIONS | {"max_bad_steps": allowed})
     [[ended]] = run_all([[run]])
-    error = [line for text in ended.output for line in text.splitlines() if line.startswith("error: ")]
-    assert len(error) == 1, "one line, from one rank"
+    error = error_in(ended.output)
     last = LAST_GOOD + allowed
     newest = run.run_dir / "checkpoints" / f"step-{last - 1:08d}.pt"
-    assert f"the gradients of {allowed} steps in a row, up to step {last}, were not finite: {newest}" in error[0]
+    assert f"the gradients of {allowed} steps in a row, up to step {last}, were not finite: {newest}" in error
     assert [each["progress"]["step"] for each in saved(run)] == [*range(1, last)]
     assert all_finite(saved(run))
     measured("finite", f"the run ends after bad steps in a row, with --max-bad-steps {allowed}", last - LAST_GOOD)

@@ -9,26 +9,18 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.conftest import Render
-from tests.support.ranks import run_train, train_on_ranks
-from tests.support.training import assert_same_weights, checkpoint
+from tests.support.ranks import error_in, run_train, train_on_ranks
+from tests.support.training import EXACTLY, HAS_GPU, ON_GPU, assert_same_weights, checkpoint
 
 STEPS = ("--max-steps", "12")
 
 
-@pytest.fixture(scope="module")
-def plain(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of a run without them."""
-    run_dir = tmp_path_factory.mktemp("plain") / "run"
-    train_on_ranks(project(), run_dir, *STEPS)
-    return run_dir
-
-
+@pytest.mark.gpu
 @pytest.mark.parametrize("option", [("--static-graph",), ("--bucket-mib", "1")], ids=" ".join)
-def test_how_gradients_are_sent_changes_no_bit(
-    option: tuple[str, ...], plain: Path, project: Render, tmp_path: Path
-) -> None:
-    train_on_ranks(project(), tmp_path / "run", *STEPS, *option)
-    assert_same_weights(checkpoint(tmp_path / "run"), checkpoint(plain))
+def test_how_gradients_are_sent_changes_no_bit(option: tuple[str, ...], project: Render, tmp_path: Path) -> None:
+    for name, given in {"run": option, "plain": ()}.items():
+        train_on_ranks(project(), tmp_path / name, *EXACTLY, *STEPS, *given)
+    assert_same_weights(checkpoint(tmp_path / "run"), checkpoint(tmp_path / "plain"))
 
 
 def train_as_with_nccl() -> None:
@@ -38,21 +30,26 @@ def train_as_with_nccl() -> None:
         run_train()
 
 
-def test_gradients_may_travel_in_bfloat16(plain: Path, project: Render, tmp_path: Path) -> None:
+@pytest.mark.gpu
+def test_gradients_may_travel_in_bfloat16(project: Render, tmp_path: Path) -> None:
     """The weights, which AdamW moves by up to lr in each step, keep float32 and are nearly the same."""
-    train_on_ranks(project(), tmp_path / "run", *STEPS, "--bf16-gradients", entry=train_as_with_nccl)
-    rounded, exact = (checkpoint(run_dir)["model"]["classifier.2.weight"] for run_dir in (tmp_path / "run", plain))
+    # NCCL wants a GPU for each process.
+    options, entry, processes = (ON_GPU, run_train, 1) if HAS_GPU else ((), train_as_with_nccl, 2)
+    for name, given in {"rounded": ["--bf16-gradients"], "exact": []}.items():
+        train_on_ranks(project(), tmp_path / name, *options, *STEPS, *given, processes=processes, entry=entry)
+    rounded, exact = (checkpoint(tmp_path / name)["model"]["classifier.2.weight"] for name in ("rounded", "exact"))
     assert rounded.dtype == torch.float32
     assert 1e-6 < (rounded - exact).norm() / exact.norm() < 0.05
 
 
-def test_gloo_is_refused_for_gradients_in_bfloat16(project: Render, tmp_path: Path) -> None:
-    printed = train_on_ranks(project(), tmp_path / "run", "--bf16-gradients", code=2)
-    assert "error: --bf16-gradients needs NCCL, and this run uses gloo" in printed[0]
-
-
-@pytest.mark.parametrize("other", [("--accum-steps", "2"), ("--find-unused-parameters",)], ids=" ".join)
-def test_a_static_graph_excludes_what_changes_it(other: tuple[str, ...], project: Render, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--bf16-gradients"], "--bf16-gradients needs NCCL, and this run uses gloo"),
+        (["--static-graph", "--accum-steps", "2"], "--static-graph goes with neither"),
+        (["--static-graph", "--find-unused-parameters"], "--static-graph goes with neither"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: list[str], words: str, project: Render, tmp_path: Path) -> None:
     """With no_sync(), torch would end the run by an internal error."""
-    printed = train_on_ranks(project(), tmp_path / "run", "--static-graph", *other, code=2)
-    assert "error: --static-graph goes with neither" in printed[0]
+    assert f"error: {words}" in error_in(train_on_ranks(project(), tmp_path / "run", *options, code=2))

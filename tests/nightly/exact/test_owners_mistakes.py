@@ -4,7 +4,6 @@ import re
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import pytest
 
@@ -18,134 +17,72 @@ KILL = "test_a_run_that_is_killed_while_it_saves_goes_on"
 STOP = "test_a_signal_to_one_rank_stops_all_after_the_same_step"
 DAMAGE = "test_a_damaged_checkpoint_gives_way_to_the_one_before"
 TESTS = {NUMBERS: "exact", RESUME: "exact", KILL: "faults", STOP: "faults", DAMAGE: "faults"}
+TRAIN = "train.py"
+CHECKPOINT, LOADING, METER, SAMPLING, STORAGE = (
+    f"ddp_project/runtime/{name}.py" for name in ("checkpoint", "loading", "meter", "sampling", "storage")
+)
 
 
-@dataclass(frozen=True)
 class Mistake:
-    """An edit of a file, and the test that must fail by it."""
+    """An edit of a file."""
 
-    name: str
-    file: str
-    edit: Rewrite
-    test: str
+    def __init__(self, file: str, *edit: str) -> None:
+        self.file, self.edit = file, Rewrite(*edit)
 
 
-MISTAKES = [
-    Mistake(
-        "every epoch has the same order",
-        "ddp_project/runtime/loading.py",
-        Rewrite("$SAMPLER.set_epoch($EPOCH, $$$A)", "$SAMPLER.set_epoch(0, $$$A)"),
-        NUMBERS,
-    ),
-    Mistake(
-        "a short window is divided by --accum-steps",
-        "train.py",
-        Rewrite("run.update.backward($$$LOSS, len($N))", "run.update.backward($$$LOSS, run.config.accum_steps)"),
-        NUMBERS,
-    ),
-    Mistake(
-        "gradients are never set to zero",
-        "train.py",
-        Rewrite("$OPTIMIZER.zero_grad()", ""),
-        NUMBERS,
-    ),
-    Mistake(
-        "the first backward pass of a window reduces, not the last",
-        "train.py",
-        Rewrite("nullcontext() if $I == $LAST else $NO_SYNC", "nullcontext() if $I == 1 else $NO_SYNC"),
-        NUMBERS,
-    ),
-    Mistake(
-        "training goes past DistributedDataParallel",
-        "train.py",
-        Rewrite("run.ddp($BATCH)", "run.ddp.module($BATCH)"),
-        NUMBERS,
-    ),
-    Mistake(
-        "clipping is forgotten",
-        "train.py",
-        Rewrite("torch.nn.utils.clip_grads_with_norm_($WEIGHTS, $LARGEST, $NORM)", "pass"),
-        NUMBERS,
-    ),
-    Mistake(
-        "the learning rate stays at its first value",
-        "train.py",
-        Rewrite('$GROUP["lr"] = $LR', '$GROUP["lr"] = run.config.lr'),
-        NUMBERS,
-    ),
-    Mistake(
-        "every rank trains on the same samples",
-        "ddp_project/runtime/sampling.py",
-        Rewrite("self.skip + $OWN", "self.skip"),
-        NUMBERS,
-    ),
-    Mistake(
-        "evaluation drops what does not fill a batch of every rank",
-        "ddp_project/runtime/sampling.py",
-        Rewrite("Batches($SAMPLES, $SIZE, world)", "Batches($SAMPLES - $SAMPLES % world.world_size, $SIZE, world)"),
-        NUMBERS,
-    ),
-    Mistake(
-        "rank 0 logs its own validation loss",
-        "ddp_project/runtime/meter.py",
-        Rewrite("reduce_tensor($COUNTS, $OP)", "({} if self.finite_only else $COUNTS)", "Meter.reduce"),
-        NUMBERS,
-    ),
-    Mistake(
-        "the model is left in evaluation mode",
-        "train.py",
-        Rewrite("$MODEL.train()", ""),
-        RESUME,
-    ),
-    Mistake(
-        "an epoch begins anew after a stop",
-        "ddp_project/runtime/loading.py",
-        Rewrite("$SAMPLER.set_epoch($EPOCH, skip=$X)", "$SAMPLER.set_epoch($EPOCH, skip=0)"),
-        RESUME,
-    ),
-    Mistake(
-        "the optimizer is not saved",
-        "train.py",
-        Rewrite("$M.Checkpoints($$$PARTS, optimizer=$X, $$$REST)", "$M.Checkpoints($$$PARTS, $$$REST)"),
-        RESUME,
-    ),
-    Mistake(
-        "random numbers begin anew after a stop",
-        "ddp_project/runtime/checkpoint.py",
-        Rewrite("set_generator_states($X)", ""),
-        RESUME,
-    ),
-    Mistake(
-        "the running statistics of a rank are not restored",
-        "ddp_project/runtime/checkpoint.py",
-        Rewrite("set_buffer($$$A)", "pass", "set_rank_state"),
-        RESUME,
-    ),
-    Mistake(
-        "files are written in their place",
-        "ddp_project/runtime/storage.py",
-        Rewrite("os.replace($$$A)", "shutil.copy($$$A)", "whole_file"),
-        KILL,
-    ),
-    Mistake(
-        "a stop writes no checkpoint",
-        "train.py",
-        Rewrite("run.checkpoints.save(wait=True)", "", "main"),
-        STOP,
-    ),
-    Mistake(
-        "each rank looks at its own signals alone",
-        "train.py",
-        Rewrite("run.stop.agreed = $X", "run.stop.agreed = run.stop.received"),
-        STOP,
-    ),
-    Mistake(
-        "a damaged checkpoint is not noticed",
-        "ddp_project/runtime/checkpoint.py",
-        Rewrite("problem = $X", "problem = None", "first_whole"),
-        DAMAGE,
-    ),
-]
+# By the test that must fail: mistakes, each with the file and the edit.
+MISTAKES = {
+    NUMBERS: {
+        "every epoch has the same order": Mistake(
+            LOADING, "$SAMPLER.set_epoch($EPOCH, $$$A)", "$SAMPLER.set_epoch(0, $$$A)"
+        ),
+        "a short window is divided by --accum-steps": Mistake(
+            TRAIN, "run.update.backward($$$LOSS, len($N))", "run.update.backward($$$LOSS, run.config.accum_steps)"
+        ),
+        "gradients are never set to zero": Mistake(TRAIN, "$OPTIMIZER.zero_grad()", ""),
+        "the first backward pass of a window reduces, not the last": Mistake(
+            TRAIN, "nullcontext() if $I == $LAST else $NO_SYNC", "nullcontext() if $I == 1 else $NO_SYNC"
+        ),
+        "training goes past DistributedDataParallel": Mistake(TRAIN, "run.ddp($BATCH)", "run.ddp.module($BATCH)"),
+        "clipping is forgotten": Mistake(
+            TRAIN, "torch.nn.utils.clip_grads_with_norm_($WEIGHTS, $LARGEST, $NORM)", "pass"
+        ),
+        "the learning rate stays at its first value": Mistake(
+            TRAIN, '$GROUP["lr"] = $LR', '$GROUP["lr"] = run.config.lr'
+        ),
+        "every rank trains on the same samples": Mistake(SAMPLING, "self.skip + $OWN", "self.skip"),
+        "evaluation drops what does not fill a batch of every rank": Mistake(
+            SAMPLING, "Batches($SAMPLES, $SIZE, world)", "Batches($SAMPLES - $SAMPLES % world.world_size, $SIZE, world)"
+        ),
+        "rank 0 logs its own validation loss": Mistake(
+            METER, "reduce_tensor($COUNTS, $OP)", "({} if self.finite_only else $COUNTS)", "Meter.reduce"
+        ),
+    },
+    RESUME: {
+        "the model is left in evaluation mode": Mistake(TRAIN, "$MODEL.train()", ""),
+        "an epoch begins anew after a stop": Mistake(
+            LOADING, "$SAMPLER.set_epoch($EPOCH, skip=$X)", "$SAMPLER.set_epoch($EPOCH, skip=0)"
+        ),
+        "the optimizer is not saved": Mistake(
+            TRAIN, "$M.Checkpoints($$$PARTS, optimizer=$X, $$$REST)", "$M.Checkpoints($$$PARTS, $$$REST)"
+        ),
+        "random numbers begin anew after a stop": Mistake(CHECKPOINT, "set_generator_states($X)", ""),
+        "the running statistics of a rank are not restored": Mistake(
+            CHECKPOINT, "set_buffer($$$A)", "pass", "set_rank_state"
+        ),
+    },
+    KILL: {"files are written in their place": Mistake(STORAGE, "os.replace($$$A)", "shutil.copy($$$A)", "whole_file")},
+    STOP: {
+        "a stop writes no checkpoint": Mistake(TRAIN, "run.checkpoints.save(wait=True)", "", "main"),
+        "each rank looks at its own signals alone": Mistake(
+            TRAIN, "run.stop.agreed = $X", "run.stop.agreed = run.stop.received"
+        ),
+    },
+    DAMAGE: {
+        "a damaged checkpoint is not noticed": Mistake(CHECKPOINT, "problem = $X", "problem = None", "first_whole")
+    },
+}
+CASES = [(test, name) for test, mistakes in MISTAKES.items() for name in mistakes]
 
 
 @pytest.fixture(scope="module")
@@ -153,21 +90,20 @@ def verdicts(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[
     """What the project's own tests say of each mistake, by its name."""
     folder = tmp_path_factory.mktemp("mistakes")
 
-    def verdict(number: int, mistake: Mistake) -> str:
-        place = shutil.copytree(project(), folder / str(number))
+    def verdict(number: int) -> str:
+        test, name = CASES[number]
+        place, mistake = shutil.copytree(project(), folder / str(number)), MISTAKES[test][name]
         mistake.edit.apply(place / mistake.file)
-        tests = f"tests/test_{TESTS[mistake.test]}.py"
-        command = [sys.executable, "-m", "pytest", "-q", "-k", mistake.test, tests]
+        command = [sys.executable, "-m", "pytest", "-q", "-k", test, f"tests/test_{TESTS[test]}.py"]
         return output_of(command, place, code=None)
 
     with ThreadPoolExecutor(2) as pool:
-        found = pool.map(verdict, range(len(MISTAKES)), MISTAKES)
-        return dict(zip((mistake.name for mistake in MISTAKES), found, strict=True))
+        found = pool.map(verdict, range(len(CASES)))
+        return dict(zip((name for _, name in CASES), found, strict=True))
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
-def test_a_mistake_is_found(mistake: Mistake, verdicts: dict[str, str], measured: Measured) -> None:
-    said = verdicts[mistake.name]
-    failed = re.findall(r"^FAILED tests/test_\w+\.py::(\w+)", said, re.MULTILINE)
-    measured("mistakes", mistake.name, len(failed))
-    assert mistake.test in failed, said
+@pytest.mark.parametrize(("test", "name"), CASES)
+def test_a_mistake_is_found(test: str, name: str, verdicts: dict[str, str], measured: Measured) -> None:
+    failed = re.findall(r"^FAILED tests/test_\w+\.py::(\w+)", verdicts[name], re.MULTILINE)
+    measured("mistakes", name, len(failed))
+    assert test in failed, verdicts[name]

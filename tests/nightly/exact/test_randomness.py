@@ -1,7 +1,7 @@
 """The order is as random, as it is dealt to ranks and batches, as one that is drawn from all orders with equal chance.
 
 Each statistic gives the probability that a really random order is as far from what is expected, in whichever direction
-is bad. The seeds are fixed: what passes once passes always. Orders of fewer rounds show that each statistic can fail.
+is bad. The seeds are fixed: what passes once passes always.
 """
 
 import math
@@ -48,12 +48,6 @@ def entries_are_uniform(shuffling: ModuleType) -> float:
     return float(stats.kstest(shuffling.Permutation(HUGE, 0, 0)[places] / HUGE, "uniform").pvalue)
 
 
-def low_bits_are_uniform(shuffling: ModuleType) -> float:
-    """Remainders of consecutive entries of a huge order: a data set may be sorted by many keys, one within another."""
-    remainders = shuffling.Permutation(HUGE, 1, 0)[np.arange(500_000_000, 500_200_000)] % 1000
-    return both_tails(float(stats.chisquare(np.bincount(remainders, minlength=1000)).statistic), 999)
-
-
 def neighbours_are_independent(shuffling: ModuleType) -> float:
     """In which 64th of a huge order an entry and the next one fall."""
     parts = shuffling.Permutation(HUGE, 2, 0)[np.arange(400_000)] // (HUGE // 64 + 1)
@@ -66,14 +60,6 @@ def epochs_are_independent(shuffling: ModuleType) -> float:
     entries = [shuffling.Permutation(HUGE, 3, epoch)[places][0] for epoch in range(10_000)]
     parts = np.array(entries) // (HUGE // 16 + 1)
     return of_table(table(parts[::2], parts[1::2], 16))
-
-
-def runs_are_as_many(shuffling: ModuleType) -> float:
-    """Runs up and down: of n numbers (2n - 1) / 3 on average, with a variance of (16n - 29) / 90."""
-    order = shuffling.Permutation(HUGE, 4, 0)[np.arange(300_000)]
-    rising = order[1:] > order[:-1]
-    runs, size = 1 + (rising[1:] != rising[:-1]).sum(), len(order)
-    return float(2 * stats.norm.sf(abs(runs - (2 * size - 1) / 3) / np.sqrt((16 * size - 29) / 90)))
 
 
 def shares_are_independent(shuffling: ModuleType) -> float:
@@ -103,21 +89,17 @@ def pairs_meet_as_often(shuffling: ModuleType) -> float:
     return both_tails(float(((met - epochs * chance) ** 2).sum() / variance), freedom)
 
 
-# Each with so few rounds that it fails. With 3 rounds none does, and there are 8.
-STATISTICS: dict[Statistic, int] = {
-    entries_are_uniform: 1,
-    low_bits_are_uniform: 0,
-    neighbours_are_independent: 2,
-    epochs_are_independent: 1,
-    runs_are_as_many: 1,
-    shares_are_independent: 1,
-    pairs_meet_as_often: 2,
-}
+STATISTICS: list[Statistic] = [
+    entries_are_uniform,
+    neighbours_are_independent,
+    epochs_are_independent,
+    shares_are_independent,
+    pairs_meet_as_often,
+]
 
 
 @pytest.fixture
 def shuffling(project: Render) -> ModuleType:
-    """The module of the default project."""
     return module_of(project() / "ddp_project" / "runtime" / "permutation.py")
 
 
@@ -127,22 +109,6 @@ def test_an_order_is_as_random_as_one_that_is_drawn(statistic: Statistic, shuffl
     assert probability > IMPROBABLE, f"a random order is as odd with a probability of {probability:.1g}"
 
 
-@pytest.mark.parametrize(("statistic", "rounds"), STATISTICS.items())
-def test_too_few_rounds_are_found(
-    statistic: Statistic, rounds: int, shuffling: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shuffling, "ROUNDS", rounds)
-    assert statistic(shuffling) < IMPROBABLE
-
-
-def test_a_huge_order_has_no_sample_twice(shuffling: ModuleType) -> None:
-    """At a million random places; independent numbers would coincide 500 times."""
-    places = np.unique(np.random.default_rng(0).integers(0, HUGE, 1_000_000))
-    entries = shuffling.Permutation(HUGE, 7, 0)[places]
-    assert len(np.unique(entries)) == len(places)
-    assert 0 <= entries.min() < entries.max() < HUGE
-
-
 def test_each_order_of_four_samples_is_as_frequent(shuffling: ModuleType) -> None:
     draws = 24_000
     orders = Counter(tuple(shuffling.Permutation(4, key, 0)[np.arange(4)].tolist()) for key in range(draws))
@@ -150,13 +116,3 @@ def test_each_order_of_four_samples_is_as_frequent(shuffling: ModuleType) -> Non
     expected = draws / len(orders)
     chi_squared = sum((count - expected) ** 2 / expected for count in orders.values())
     assert chi_squared < 50, "23 degrees of freedom: above 49.7 once in 1,000 times"
-
-
-def test_each_sample_comes_at_each_place_as_often(shuffling: ModuleType) -> None:
-    size, draws = 17, 20_000
-    counts = np.zeros((size, size))
-    for key in range(draws):
-        counts[np.arange(size), shuffling.Permutation(size, 5, key)[np.arange(size)]] += 1
-    expected = draws / size
-    freedom = (size - 1) ** 2
-    assert abs(((counts - expected) ** 2 / expected).sum() - freedom) < 4 * math.sqrt(2 * freedom)

@@ -22,9 +22,7 @@ VARIANTS: dict[str, tuple[dict[str, object], dict[str, Any], Sequence[int]]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_stopped_after_any_step_it_ends_the_same(
-    variant: str, small: Render, tmp_path: Path, measured: Measured
-) -> None:
+def test_stopped_anywhere_it_ends_the_same(variant: str, small: Render, tmp_path: Path, measured: Measured) -> None:
     answers, options, stops = VARIANTS[variant]
     assert_stops_change_nothing(small(logging="csv", **answers), options, stops, tmp_path)
     measured("resume", variant, len(stops))

@@ -63,7 +63,7 @@ def expected_skips(orders: list[list[int]]) -> list[int]:
     return [epoch * IN_EPOCH + place // STEP + 1 for epoch, place in enumerate(places) if place < 108]
 
 
-def test_all_ranks_skip_it_and_nothing_else_changes(
+def test_all_ranks_skip_an_overflow(
     overflows: Path, orders: list[list[int]], tmp_path: Path, measured: Measured
 ) -> None:
     options = OPTIONS | {"precision": "fp16", "log_every": 1}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Measured, Render
-from tests.nightly.test_signals import NEEDS_MPICH, NEEDS_OPENMPI
 from tests.support.processes import is_running, wait_until
+from tests.support.schedulers.mpi import NEEDS_MPICH, NEEDS_OPENMPI
 from tests.support.training import ranks_of, running
 
 LAUNCHERS = [
@@ -29,9 +29,7 @@ def seconds_until_gone(pids: list[int], limit: float) -> float:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_killed_launcher_takes_its_ranks_along(
-    launcher: str, project: Render, tmp_path: Path, measured: Measured
-) -> None:
+def test_a_killed_launcher_ends_its_ranks(launcher: str, project: Render, tmp_path: Path, measured: Measured) -> None:
     run_dir = tmp_path / "run"
     with running(project(launcher="mpirun" if launcher == "mpich" else launcher), run_dir, launcher) as process:
         ranks = [pid for pid in ranks_of(run_dir) if pid != process.pid]
@@ -42,7 +40,7 @@ def test_a_killed_launcher_takes_its_ranks_along(
 
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_killed_rank_ends_the_job(
+def test_a_killed_rank_ends_all(
     launcher: str, victim: int, project: Render, tmp_path: Path, measured: Measured
 ) -> None:
     run_dir = tmp_path / "run"

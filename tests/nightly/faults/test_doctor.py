@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Render
-from tests.nightly.faults.test_preemption import EACH_MPIRUN, environment
 from tests.support import hosts
 from tests.support.processes import output_of, scaled, started
+from tests.support.schedulers.mpi import EACH_MPIRUN, environment
 from tests.support.schedulers.slurm import Cluster
 from tests.support.training import ON_CPU, Started
 
@@ -96,8 +96,7 @@ FAULTS = {
         options=("--workers", "1"),
     ),
     "few open files": Fault(
-        {0: r"error: n2: a process may open 32 files only, and may need 56: ulimit -n 56"},
-        before={1: "ulimit -n 32"},
+        {0: r"error: n2: a process may open 32 files only, and may need 56: ulimit -n 56"}, before={1: "ulimit -n 32"}
     ),
     "another run directory": Fault(
         {0: r"error: n2: \S+ is not that of machine 0 \(No such file or directory\): give --run-dir on"},
@@ -108,8 +107,7 @@ FAULTS = {
         before={1: 'mount --bind "$RUNS" "$RUNS" && mount -o remount,bind,ro "$RUNS"'},
     ),
     "another torch": Fault(
-        {0: r"error: n2: torch is 2\.1\.0, and 2\.\S+ on n1: install the same on both"},
-        before={1: OTHER_TORCH},
+        {0: r"error: n2: torch is 2\.1\.0, and 2\.\S+ on n1: install the same on both"}, before={1: OTHER_TORCH}
     ),
     "another clock, by which torchrun takes machines for dead": Fault(
         {0: r"error: n2: the clock is (89|90|91) s ahead of that of n1: let chrony set both$"},
@@ -182,7 +180,6 @@ def pair(project: Render, tmp_path: Path) -> Iterator[Callable[..., Pair]]:
 
 
 def findings(printed: str) -> list[str]:
-    """The lines that tell a fault."""
     return [line for line in printed.splitlines() if line.startswith(("error:", "warning:"))]
 
 
@@ -218,14 +215,6 @@ def test_a_black_hole_for_large_packets_is_named(pair: Callable[..., Pair]) -> N
     assert re.match(lost, finding)
 
 
-def test_a_machine_that_does_not_come_is_named(pair: Callable[..., Pair]) -> None:
-    [(code, printed)] = pair("launch").examine(Fault({}), machines=(0,)).values()
-    assert code == 2
-    assert findings(printed) == [
-        "error: machine 1 has not come to port 29400 of n1 within 20 s: " "start ./launch.sh --doctor there, too"
-    ]
-
-
 def test_machine_0_that_does_not_come_is_named(pair: Callable[..., Pair]) -> None:
     [(code, printed)] = pair("launch").examine(Fault({}), machines=(1,)).values()
     assert code == 2
@@ -242,9 +231,7 @@ def submit(cluster: Cluster, project: Path, log: Path, *options: str, **variable
     return job.exit_code, log.read_text()
 
 
-def test_slurm_is_examined_by_its_tasks(
-    own_project: Render, slurm_cluster: Cluster, free_port: int, tmp_path: Path
-) -> None:
+def test_tasks_examine_slurm(own_project: Render, slurm_cluster: Cluster, free_port: int, tmp_path: Path) -> None:
     place, log, run_dir = own_project(launcher="slurm"), tmp_path / "job.log", ("--run-dir", str(tmp_path / "run"))
     code, printed = submit(slurm_cluster, place, log, *run_dir)
     assert code == 0, printed

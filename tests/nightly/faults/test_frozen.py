@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.conftest import Measured, Render
-from tests.nightly.test_signals import NEEDS_OPENMPI
 from tests.support.processes import is_running, scaled, wait_for_line
 from tests.support.ranks import start_ranks
+from tests.support.schedulers.mpi import NEEDS_OPENMPI
 from tests.support.training import ON_CPU, ON_GPU, ranks_of, running
 from tools.rewriting import extend
 

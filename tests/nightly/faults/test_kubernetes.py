@@ -57,12 +57,10 @@ def reference(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 
 def kill(jobset: JobSet) -> None:
-    """Let a node die."""
     jobset.pods[1].signal(signal.SIGKILL)
 
 
 def evict(jobset: JobSet) -> None:
-    """Let a node be drained."""
     jobset.pods[1].delete()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Measured, Render
-from tests.support.processes import PATH, scaled, started, wait_until
+from tests.support.processes import scaled, started, wait_until
 from tests.support.schedulers import mpi
 from tests.support.schedulers.slurm import ENDED, Cluster, Job
 from tests.support.training import ON_CPU, assert_same_weights, checkpoint, train
@@ -43,12 +43,10 @@ def ranks_of(run_dir: Path) -> list[int]:
 
 
 def since(started: float) -> float:
-    """The seconds since then."""
     return round(time.perf_counter() - started, 1)
 
 
 def has_trained(run_dir: Path) -> bool:
-    """Whether the log of the run tells of a step."""
     log = run_dir / "train.log"
     return log.exists() and "step 2 " in log.read_text()
 
@@ -96,7 +94,6 @@ class Batch:
         wait_until(lambda: has_trained(self.run_dir))
 
     def cancel(self, *options: str) -> None:
-        """Send it what scancel sends with these options."""
         self.cluster.run("scancel", *options, str(self.id))
 
     def wait_for(self, text: str) -> None:
@@ -145,23 +142,13 @@ Paced = Callable[[str], Path]
 
 # Slurm looks for time limits twice a minute, and sends the signal up to half a minute early: here 30 to 60 s after the
 # start, when launch.sh listens for it, and before the training ends.
-def test_a_job_goes_on_after_its_time_limit(
+def test_a_time_limit_stops_no_job(
     paced: Paced, whole: dict[str, Any], slurm_cluster: Cluster, tmp_path: Path, measured: Measured
 ) -> None:
     job = Batch(slurm_cluster, paced("slurm"), tmp_path, "--time=2", "--signal=B:USR1@60")
     job.wait_for("queues again")
     job.assert_stopped()
     measured("preemption", "time limit of Slurm: seconds until the job goes on", job.assert_goes_on(whole))
-
-
-def test_a_job_goes_on_after_the_signal_of_a_time_limit(
-    paced: Paced, whole: dict[str, Any], slurm_cluster: Cluster, tmp_path: Path
-) -> None:
-    job = Batch(slurm_cluster, paced("slurm"), tmp_path)
-    job.cancel("--batch", "--signal=USR1")
-    job.wait_for("queues again")
-    job.assert_stopped()
-    job.assert_goes_on(whole)
 
 
 def make_way(job: Batch) -> None:
@@ -171,7 +158,6 @@ def make_way(job: Batch) -> None:
 
 
 def requeue(job: Batch) -> None:
-    """What an administrator does."""
     job.cluster.run("scontrol", "requeue", str(job.id))
 
 
@@ -214,7 +200,7 @@ def test_a_job_whose_rank_was_killed_goes_on_when_it_is_queued_again(
 
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_to_one_rank_stops_the_job(
+def test_a_signal_to_a_rank_stops_it(
     number: signal.Signals, victim: int, paced: Paced, slurm_cluster: Cluster, tmp_path: Path
 ) -> None:
     job = Batch(slurm_cluster, paced("slurm"), tmp_path)
@@ -223,34 +209,29 @@ def test_a_signal_to_one_rank_stops_the_job(
     job.assert_stopped()
 
 
+UP = ["--batch", "--signal=USR1"]  # what Slurm sends when the time is up
+
+
 @pytest.mark.parametrize(
-    ("options", "state"),
+    ("cancels", "state"),
     [
-        (["--signal=USR1"], "FAILED"),
-        ([], "CANCELLED"),
-        (["--signal=TERM"], "FAILED"),
-        (["--batch", "--signal=TERM"], "FAILED"),
+        ([["--signal=USR1"]], "FAILED"),
+        ([[]], "CANCELLED"),
+        ([["--signal=TERM"]], "FAILED"),
+        ([["--batch", "--signal=TERM"]], "FAILED"),
+        ([UP, []], "CANCELLED"),
     ],
-    ids=["USR1", "all of it", "TERM", "TERM to the shell"],
+    ids=["USR1", "all of it", "TERM", "TERM to the shell", "all of it when its time is up"],
 )
 def test_a_job_that_its_owner_stops_does_not_come_back(
-    options: Sequence[str], state: str, paced: Paced, slurm_cluster: Cluster, tmp_path: Path
+    cancels: Sequence[Sequence[str]], state: str, paced: Paced, slurm_cluster: Cluster, tmp_path: Path
 ) -> None:
     job = Batch(slurm_cluster, paced("slurm"), tmp_path)
-    job.cancel(*options)
+    for options in cancels:
+        job.cancel(*options)
     ended = job.end(restarts=0)
     assert ended.state == state
     assert state == "CANCELLED" or ended.exit_code == STOPPED
-    job.assert_stopped()
-
-
-def test_a_cancelled_job_does_not_come_back_though_its_time_was_up(
-    paced: Paced, slurm_cluster: Cluster, tmp_path: Path
-) -> None:
-    job = Batch(slurm_cluster, paced("slurm"), tmp_path)
-    job.cancel("--batch", "--signal=USR1")
-    job.cancel()
-    assert job.end(restarts=0).state == "CANCELLED"
     job.assert_stopped()
 
 
@@ -258,36 +239,13 @@ def test_a_cancelled_job_does_not_come_back_though_its_time_was_up(
 def launched(mpirun: str, place: Path, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run launch.sh with one of the two launchers of MPI, on this machine alone, and go on once it has trained."""
     command = ["./launch.sh", "2", *ON_CPU, "--run-dir", str(folder / "run"), *STEPS]
-    with started(command, place, folder / "output.log", environment(mpirun, folder)) as process:
+    with started(command, place, folder / "output.log", mpi.environment(mpirun, folder)) as process:
         wait_until(lambda: has_trained(folder / "run"))
         yield process
 
 
-def environment(mpirun: str, folder: Path) -> dict[str, str]:
-    """The variables with which mpirun is that of Open MPI or that of MPICH, for root, too."""
-    programs = folder / "bin"
-    programs.mkdir(exist_ok=True)
-    if mpirun == "Open MPI":
-        (programs / "mpirun").symlink_to(mpi.openmpi_mpirun() or "")  # it goes by its name
-    else:
-        (programs / "mpirun").write_text(f'#!/bin/sh\nexec {mpi.mpich_mpirun()} "$@"\n')  # it goes by its folder
-        (programs / "mpirun").chmod(0o755)
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    # As many ranks as this on any machine.
-    return os.environ | root | {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PATH": f"{programs}:{PATH}"}
-
-
-NEEDS = {
-    "Open MPI": pytest.mark.skipif(not mpi.openmpi_mpirun(), reason=mpi.missing_openmpi() or ""),
-    "MPICH": pytest.mark.skipif(not mpi.mpich_mpirun(), reason=mpi.missing_mpich() or ""),
-}
-
-
-EACH_MPIRUN = [pytest.param(name, marks=mark) for name, mark in NEEDS.items()]
-
-
 @pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("mpirun", EACH_MPIRUN)
+@pytest.mark.parametrize("mpirun", mpi.EACH_MPIRUN)
 def test_a_signal_to_the_launch_script_of_mpirun_leaves_the_ranks_time_to_save(
     mpirun: str, number: signal.Signals, paced: Paced, whole: dict[str, Any], tmp_path: Path, measured: Measured
 ) -> None:
@@ -312,9 +270,9 @@ time.sleep(60)
 """
 
 
-@NEEDS["MPICH"]
+@mpi.NEEDS_MPICH
 def test_the_launch_script_tells_of_a_stop_though_mpich_forgets_it(project: Render, tmp_path: Path) -> None:
-    env = environment("MPICH", tmp_path)
+    env = mpi.environment("MPICH", tmp_path)
     place = shutil.copytree(project(launcher="mpirun"), tmp_path / "project")
     (place / "train.py").write_text(AT_ONCE)
     for _ in range(12):  # before 4.1, it forgets the codes one time in four where all ranks leave at once
@@ -335,15 +293,7 @@ def read_until(process: subprocess.Popen[str], word: str, times: int) -> None:
         times -= line.count(word)
 
 
-@pytest.mark.parametrize("mpirun", [pytest.param(name, marks=NEEDS[name]) for name in NEEDS])
-def test_a_killed_launch_script_of_mpirun_takes_its_ranks_along(mpirun: str, paced: Paced, tmp_path: Path) -> None:
-    with launched(mpirun, paced("mpirun"), tmp_path) as process:
-        assert len(ranks_of(tmp_path / "run")) == 2
-        process.kill()
-        wait_until(lambda: ranks_of(tmp_path / "run") == [], 2)
-
-
-@pytest.mark.parametrize("mpirun", [pytest.param(name, marks=NEEDS[name]) for name in NEEDS])
+@pytest.mark.parametrize("mpirun", mpi.EACH_MPIRUN)
 def test_a_killed_rank_ends_the_launch_script_of_mpirun(mpirun: str, paced: Paced, tmp_path: Path) -> None:
     with launched(mpirun, paced("mpirun"), tmp_path) as process:
         os.kill(ranks_of(tmp_path / "run")[1], signal.SIGKILL)

@@ -21,7 +21,6 @@ BROKEN = Rewrite("progress = run.progress", '{}\nif run.progress.step >= 0:\n   
 
 
 def restarting(launcher: str, project: Path, run_dir: Path, restarts: int, *options: str) -> Started:
-    """Start a training whose launcher restarts it."""
     agent = ["--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}", "train.py"]
     command = [sys.executable, "-m", AGENTS[launcher], *agent, *ON_CPU, "--run-dir", str(run_dir), *options]
     # Without the variable, restarts fail now and then (pytorch#135712): launch.sh sets it, too.
@@ -42,14 +41,7 @@ def slowed(project: Path) -> Path:
     return project
 
 
-@pytest.mark.parametrize(
-    ("launcher", "kills"),
-    [
-        ("torchrun", 2),
-        ("torchrun", 20),
-        ("launch", 20),
-    ],
-)
+@pytest.mark.parametrize(("launcher", "kills"), [("torchrun", 20), ("launch", 20)])
 def test_a_killed_rank_is_restarted_and_the_run_goes_on(
     launcher: str, kills: int, project: Render, own_project: Render, tmp_path: Path, measured: Measured
 ) -> None:
@@ -108,13 +100,6 @@ def test_a_stop_is_not_restarted(launcher: str, own_project: Render, tmp_path: P
     assert "resumed from" not in log
 
 
-def test_what_no_restart_mends_is_not_restarted(project: Render, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    with restarting("torchrun", project(), run_dir, 3, "--global-batch-size", "63") as process:
-        assert process.wait(timeout=scaled(60)) == 1
-    assert (tmp_path / "output.log").read_text().count("error: --global-batch-size 63") == 1
-
-
 @pytest.mark.parametrize("resume", [None, "PATH"])
 def test_auto_begins_and_then_goes_on(resume: str | None, project: Render, tmp_path: Path) -> None:
     """By hand, and after a restart of a run that began from another run's checkpoint."""
@@ -125,9 +110,7 @@ def test_auto_begins_and_then_goes_on(resume: str | None, project: Render, tmp_p
     for until in ("5", "7"):
         printed, _ = train_on_ranks(project(), run_dir, *start, "--max-steps", until, env=restarted)
     assert f"resumed from {run_dir / 'checkpoints' / 'last.pt'}: epoch 1, step 5" in printed
-    for _ in range(4):
-        train_on_ranks(
-            project(), run_dir, *start, "--max-steps", "7", env=restarted
-        )  # a run that is complete ends well
+    for _ in range(4):  # a run that is complete ends well
+        train_on_ranks(project(), run_dir, *start, "--max-steps", "7", env=restarted)
     begun_from = (run_dir / "train.log").read_text().count(f"resumed from {other}")
     assert begun_from == (1 if resume else 0)

@@ -16,7 +16,6 @@ from tests.support.ranks import Rank, start_ranks
 
 @contextmanager
 def mlflow_server(folder: Path, port: int) -> Iterator[None]:
-    """A real server, whose records are in the folder."""
     command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(port)]
     command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--default-artifact-root", str(folder)]
     with started(command, folder, folder / "server.log"):
@@ -25,7 +24,6 @@ def mlflow_server(folder: Path, port: int) -> Iterator[None]:
 
 
 def answers(address: str) -> bool:
-    """Whether a server gives a page."""
     try:
         with urllib.request.urlopen(address, timeout=5):
             return True
@@ -33,7 +31,7 @@ def answers(address: str) -> bool:
         return False
 
 
-def test_mlflow_gets_what_was_measured_while_its_server_was_away(
+def test_mlflow_misses_nothing_while_its_server_is_away(
     project: Render, free_port: int, tmp_path: Path, measured: Measured
 ) -> None:
     run_dir = tmp_path / "run"

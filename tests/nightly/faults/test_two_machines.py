@@ -48,7 +48,6 @@ class Machine:
 
     @property
     def code(self) -> int:
-        """The exit code of launch.sh, which has ended."""
         code: int = self.agent.wait(timeout=scaled(1))
         return code
 
@@ -69,12 +68,10 @@ class Cluster:
 
     @property
     def log(self) -> str:
-        """What rank 0 has logged so far."""
         file = self.run_dir / "train.log"
         return file.read_text() if file.exists() else ""
 
     def start(self, number: int, *options: str, **variables: str) -> Machine:
-        """Run launch.sh on one of the hosts."""
         host, output = self.hosts[number], self.folder / f"{number}-{time.monotonic_ns()}.log"
         pinned = host.command("taskset", "--cpu-list", CORES[number % len(CORES)], "./launch.sh")
         place = {"NODE_RANK": str(number), "HEAD": self.hosts[0].address, "LOCAL_ADDR": host.address}
@@ -85,7 +82,6 @@ class Cluster:
         return Machine(host, self.stack.enter_context(started(command, self.project, output, env)), output)
 
     def start_both(self, *options: str, **variables: str) -> tuple[Machine, Machine]:
-        """Run launch.sh on both hosts."""
         return self.start(0, *options, **variables), self.start(1, *options, **variables)
 
     def wait_for(self, what: str, begin: int = 0, timeout: float = 90) -> re.Match[str]:
@@ -95,7 +91,6 @@ class Cluster:
 
     @property
     def printed(self) -> str:
-        """What both launchers have printed."""
         return "\n".join(file.read_text() for file in self.folder.glob("*.log"))
 
 
@@ -104,7 +99,6 @@ Start = Callable[[str], Cluster]
 
 @pytest.fixture
 def cluster(project: Render, tmp_path: Path) -> Iterator[Start]:
-    """Yield two hosts for the project of a launcher."""
     if reason := hosts.missing():
         pytest.skip(reason)
     with ExitStack() as stack:
@@ -116,7 +110,7 @@ LAUNCHERS = ["torchrun", "launch"]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_two_machines_give_the_weights_of_one(
+def test_two_give_the_weights_of_one(
     launcher: str, cluster: Start, project: Render, tmp_path: Path, measured: Measured
 ) -> None:
     two, started = cluster(launcher), time.perf_counter()
@@ -196,5 +190,4 @@ def test_an_elastic_run_ends_with_machine_0_and_is_started_again(cluster: Start,
 
 
 def steps(log: str) -> int:
-    """The last step of a log."""
     return int(re.findall(r" step (\d+) ", log)[-1])

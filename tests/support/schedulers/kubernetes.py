@@ -82,19 +82,16 @@ class Cluster:
 
     @property
     def job(self) -> dict[str, Any]:
-        """The TrainJob that was submitted last."""
         job: dict[str, Any] = json.loads((self.folder / "job.json").read_text())
         return job
 
     @property
     def runtime(self) -> dict[str, Any]:
-        """The TrainingRuntime that was applied last."""
         runtime: dict[str, Any] = yaml.safe_load((self.folder / "runtime.yaml").read_text())
         return runtime
 
     @property
     def image(self) -> Path:
-        """What is in the image of the job."""
         return self.folder / str(self.job["spec"]["trainer"]["image"])
 
 
@@ -148,12 +145,10 @@ class JobSet:
 
     @property
     def run_dir(self) -> Path:
-        """The run directory of the job."""
         return self.runs / self.name
 
     @property
     def output(self) -> str:
-        """All that the pods have printed."""
         return "".join(file.read_text() for file in sorted(self.cluster.folder.glob("*.log")))
 
     def start(self, late: float = 0) -> None:

@@ -1,14 +1,17 @@
 """The MPI launchers of this machine, and how to run them as root on two cores.
 
-Debian installs Open MPI and MPICH side by side and gives ``mpirun`` to one of them:
-both are looked up by their own names first, and every find is asked what it is.
+Debian installs Open MPI and MPICH side by side and gives `mpirun` to one of them: both are looked up by their own
+names first, and every find is asked what it is.
 """
 
-from __future__ import annotations
-
+import os
 import shutil
 import subprocess
 from pathlib import Path
+
+import pytest
+
+from tests.support.processes import PATH
 
 # Open MPI refuses root and more ranks than cores, and ties each rank to one core.
 OPENMPI_ARGUMENTS = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
@@ -25,36 +28,33 @@ def mpich_mpirun() -> str | None:
     return _find(("mpirun.mpich", "mpiexec.hydra", "mpirun"), ("HYDRA",))
 
 
-def missing_openmpi() -> str | None:
-    """Return why one cannot use Open MPI here, or None if they can."""
-    return None if openmpi_mpirun() else _reason("Open MPI")
-
-
-def missing_mpich() -> str | None:
-    """Return why one cannot use MPICH here, or None if they can."""
-    return None if mpich_mpirun() else _reason("MPICH")
-
-
 def openmpi_command(processes: int, folder: Path) -> list[str]:
-    """Return Open MPI's command line up to the program, for ``processes`` ranks.
-
-    It keeps its files in ``folder``: it leaves them behind if it is killed.
-    """
-    command = [openmpi_mpirun() or "mpirun.openmpi", *OPENMPI_ARGUMENTS]
-    command += ["--mca", "orte_tmpdir_base", str(folder)]
+    """Return Open MPI's command line up to the program. It keeps its files in the folder, and leaves them if killed."""
+    command = [openmpi_mpirun() or "mpirun.openmpi", *OPENMPI_ARGUMENTS, "--mca", "orte_tmpdir_base", str(folder)]
     return [*command, "-np", str(processes)]
 
 
 def mpich_command(processes: int) -> list[str]:
-    """Return MPICH's command line up to the program, for ``processes`` ranks.
-
-    Unlike Open MPI, it minds neither root nor few cores, and ties ranks to none.
-    """
+    """Return MPICH's command line up to the program: unlike Open MPI, it minds neither root nor few cores."""
     return [mpich_mpirun() or "mpirun.mpich", "-np", str(processes)]
 
 
+def environment(mpirun: str, folder: Path) -> dict[str, str]:
+    """The variables with which mpirun is that of Open MPI or that of MPICH, for root, too."""
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    if mpirun == "Open MPI":
+        (programs / "mpirun").symlink_to(openmpi_mpirun() or "")  # it goes by its name
+    else:
+        (programs / "mpirun").write_text(f'#!/bin/sh\nexec {mpich_mpirun()} "$@"\n')  # it goes by its folder
+        (programs / "mpirun").chmod(0o755)
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    # As many ranks as this on any machine.
+    return os.environ | root | {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PATH": f"{programs}:{PATH}"}
+
+
 def _find(names: tuple[str, ...], marks: tuple[str, ...]) -> str | None:
-    """Return the first of ``names`` whose version text has one of ``marks``."""
+    """Return the first of the names whose version text has one of the marks."""
     for path in filter(None, map(shutil.which, names)):
         shown = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
         if any(mark in shown for mark in marks):
@@ -62,6 +62,9 @@ def _find(names: tuple[str, ...], marks: tuple[str, ...]) -> str | None:
     return None
 
 
-def _reason(name: str) -> str:
-    """Return the reason to skip a test for want of the launcher of ``name``."""
-    return f"no launcher of {name} here: run tests/clusters/install.sh"
+def _needs(found: str | None, name: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(found is None, reason=f"no launcher of {name} here: run tests/clusters/install.sh")
+
+
+NEEDS_OPENMPI, NEEDS_MPICH = _needs(openmpi_mpirun(), "Open MPI"), _needs(mpich_mpirun(), "MPICH")
+EACH_MPIRUN = [pytest.param("Open MPI", marks=NEEDS_OPENMPI), pytest.param("MPICH", marks=NEEDS_MPICH)]

@@ -49,7 +49,6 @@ class RayCluster:
         self.address = self._take_node()
 
     def add_nodes(self, number: int) -> None:
-        """Add nodes, until so many are there."""
         assert self.tool.stdin
         while len(self.raylets) < number:
             print("add", file=self.tool.stdin, flush=True)
@@ -63,7 +62,6 @@ class RayCluster:
                 process.kill()
 
     def shut_down(self) -> None:
-        """End all that runs there."""
         with suppress(subprocess.TimeoutExpired):
             self.tool.communicate(timeout=hang_timeout(30))
         self.tool.kill()
@@ -100,7 +98,6 @@ class RayCluster:
         subprocess.run(command, env=env, check=True, capture_output=True, timeout=hang_timeout(60))
 
     def drivers(self) -> list[int]:
-        """Return the drivers of jobs."""
         return self.processes("drive")
 
     def ranks(self) -> list[int]:

@@ -9,28 +9,23 @@ from pathlib import Path
 from tests.support.processes import PATH, hang_timeout
 from tools.slurm import SlurmCluster, SlurmError
 
-ENDED = frozenset(
-    {
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "TIMEOUT",
-    }
+STATES = (
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "TIMEOUT",
 )
+ENDED = frozenset(STATES)
 
 
 @dataclass(frozen=True)
 class Job:
-    """What ``scontrol show job`` tells about one job.
-
-    ``exit_code`` and ``signal`` are those of the batch script, ``restarts`` counts
-    the requeues, and ``fields`` holds every other value by Slurm's own name.
-    """
+    """What `scontrol show job` tells about one job: the codes are those of the batch script, restarts are requeues."""
 
     id: int
     state: str
@@ -44,7 +39,7 @@ class Cluster(SlurmCluster):
     """A cluster to which tests give jobs."""
 
     def submit(self, *arguments: str | Path) -> int:
-        """Return ``arguments`` to sbatch and return the number of the new job."""
+        """Give a job to sbatch, and return its number."""
         answer = self.run("sbatch", "--parsable", *arguments).stdout
         return int(answer.split(";")[0])
 
@@ -70,15 +65,11 @@ class Cluster(SlurmCluster):
         )
 
     def wait(self, job_id: int, *states: str, timeout: float = 120) -> Job:
-        """Wait until a job is in one of ``states`` (by default: ended); return it.
-
-        Raises SlurmError after ``timeout`` seconds, or when it ends otherwise.
-        """
+        """Wait until a job is in one of these states, or has ended. Raises SlurmError when it is late or cannot be."""
         wanted = frozenset(states) or ENDED
         deadline = time.monotonic() + hang_timeout(timeout)
         while (job := self.job(job_id)).state not in wanted:
             if job.state in ENDED or time.monotonic() > deadline:
-                expected = " or ".join(sorted(wanted))
-                raise SlurmError(f"job {job_id} is {job.state}, expected {expected}")
+                raise SlurmError(f"job {job_id} is {job.state}, expected {' or '.join(sorted(wanted))}")
             time.sleep(0.1)
         return job
