@@ -37,7 +37,7 @@ MISTAKES = {
     ),
     "what was recorded after the checkpoint stays": Mistake(
         "runtime/tracking.py",
-        Rewrite("drop_rows_after(start_step, path)", "drop_rows_after(10**9, path)"),
+        Rewrite("end_of_rows(start_step, path)", "end_of_rows(10**9, path)"),
         "is recorded more than once at step",
     ),
     "a signal ends the program": Mistake(
