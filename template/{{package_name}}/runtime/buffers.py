@@ -82,26 +82,21 @@ def grow_buffers(model: nn.Module, grown: Mapping[str, Any], saved: Mapping[str,
         set_buffer(model, name, saved[name])
 
 
-def largest_values(tensors: Mapping[str, Tensor]) -> tuple[list[str], Tensor]:
-    """Return the largest absolute value of each tensor that has one, with their names; NaN if it has NaN.
+def largest_values(model: nn.Module) -> dict[str, float]:
+    """Return the largest absolute value of each parameter and persistent buffer that has one; NaN if it has NaN.
 
     It takes no copy and does not overflow. float8 has none, nor have other layouts.
     """
-    asked = {
+    tensors = {
         name: tensor.detach()
-        for name, tensor in tensors.items()
+        for name, tensor in (dict(model.named_parameters()) | persistent_buffers(model)).items()
         if type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and tensor.numel()
         if tensor.is_complex() or (tensor.is_floating_point() and tensor.itemsize > 1)
     }
-    if not asked:
-        return [], torch.empty(0)
-    return [*asked], torch.stack([each.double() for each in torch._foreach_norm([*asked.values()], math.inf)])
-
-
-def magnitudes(model: nn.Module) -> dict[str, float]:
-    """Return the largest absolute value of each parameter and persistent buffer."""
-    names, largest = largest_values(dict(model.named_parameters()) | persistent_buffers(model))
-    return dict(zip(names, largest.tolist(), strict=True))
+    if not tensors:
+        return {}
+    largest = torch.stack([*torch._foreach_norm([*tensors.values()], math.inf)])
+    return dict(zip(tensors, largest.tolist(), strict=True))
 
 
 def ruined(before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:

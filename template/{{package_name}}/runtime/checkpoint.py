@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..config import Config
-from .buffers import buffers_of, grow_buffers, magnitudes, ruined, set_buffer, shapes_of
+from .buffers import buffers_of, grow_buffers, largest_values, ruined, set_buffer, shapes_of
 from .collectives import (
     FROM_RANK_0,
     averaged_buffers,
@@ -174,7 +174,7 @@ class Checkpoints:
         }
         self.parts: dict[str, Any] = {"model": model, **named, "progress": progress}
         self.shapes = shapes_of(model)
-        self.magnitudes: dict[str, float] = {}  # of weights and buffers at the start
+        self.largest: dict[str, float] = {}  # values of weights and buffers at the start
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.before_save: Callable[[], None] = lambda: None  # rank 0 does this then, so that its records are not behind
         self.writing: Future[Any] | None = None  # on rank 0, with --async-saves; it may outlive the process group
@@ -187,11 +187,12 @@ class Checkpoints:
         read again; Diverged if what was finite is not any more.
         """
         self.finish()
-        found = gather(ruined(self.magnitudes, magnitudes(self.model)))
+        largest = largest_values(self.model)
+        found = gather(ruined(self.largest, largest))
         if any(found):
             told = f"{self.advice()}; not finite: {some({*chain(*found)})}"
             raise Diverged(f"weights are not finite after step {self.progress.step}: {told}")
-        check_weights_agree(self.model)
+        check_weights_agree(self.model, largest)
         unequal = unequal_buffers(self.model)
         ranks: dict[str, Any] = {kind: stack_on_main(own) for kind, own in rank_state(self.model).items()}
         of_ranks = gather_buffers(self.model, unequal)
@@ -262,7 +263,7 @@ class Checkpoints:
 
     def _get_ready(self) -> None:
         """Note what is finite, and try on all parts whether they can be saved."""
-        self.magnitudes = magnitudes(self.model)
+        self.largest = largest_values(self.model)
         state = self._state()
         on_main(lambda: bool(writer_of(state)))
 

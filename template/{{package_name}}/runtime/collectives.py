@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..config import Config
-from .buffers import buffers_of, fingerprint, largest_values, persistent_buffers
+from .buffers import buffers_of, fingerprint, persistent_buffers
 from .exits import UserError
 from .reproducibility import code_digests
 
@@ -163,16 +163,20 @@ def gather_buffers(model: nn.Module, names: Collection[str]) -> list[dict[str, T
     return of_ranks
 
 
-def check_weights_agree(model: nn.Module) -> None:
-    """Raise UserError on every rank if ranks have other weights, by more than they may round differently."""
-    names, largest = largest_values(dict(model.named_parameters()))
-    if not names:
+def check_weights_agree(model: nn.Module, largest: dict[str, float]) -> None:
+    """Raise UserError on every rank if ranks have other weights, by more than they may round differently.
+
+    Of each tensor, the largest absolute value is given, as largest_values() returns it.
+    """
+    weights = {name: weight.device for name, weight in model.named_parameters() if name in largest}
+    if not weights:
         return
-    ends = torch.stack([largest, -largest])
+    own = torch.tensor([largest[name] for name in weights], dtype=torch.float64, device=next(iter(weights.values())))
+    ends = torch.stack([own, -own])
     dist.all_reduce(ends, op=dist.ReduceOp.MAX)
     differing = (ends.sum(0) > ROUNDING * ends[0]).tolist()
     if any(differing):
-        found = ", ".join([name for name, differs in zip(names, differing, strict=True) if differs][:5])
+        found = ", ".join([name for name, differs in zip(weights, differing, strict=True) if differs][:5])
         advice = "change weights by the optimizer alone, or alike on all ranks: broadcast what rank 0 has computed"
         raise UserError(f"ranks have different weights: {found}; {advice}")
 

@@ -159,14 +159,16 @@ def read(config: type[T], words: Sequence[str], *, quiet: bool) -> T:
 
 def without_values(words: Sequence[str], config: Any) -> list[str]:
     """Return the words with --name or --no-name for a switch that has a value, as in --name=true and --name false."""
-    kinds, found = get_type_hints(config), [*words]
-    for i in range(len(found)):
-        name, equals, value = found[i].partition("=")
-        value = value if equals else found[i + 1] if i + 1 < len(found) else ""
-        if name.startswith("--") and kinds.get(name[2:].replace("-", "_")) is bool and value.lower() in SWITCH:
-            found[i] = name if SWITCH[value.lower()] else f"--no-{name[2:]}"
-            found[i + 1 :] = found[i + 1 + (not equals) :]
-            return found[: i + 1] + without_values(found[i + 1 :], config)
+    kinds, waiting, found = get_type_hints(config), [*words], []
+    while waiting:
+        word = waiting.pop(0)
+        name, equals, value = word.partition("=")
+        is_switch = name.startswith("--") and kinds.get(name[2:].replace("-", "_")) is bool
+        if is_switch and not equals and waiting and waiting[0].lower() in SWITCH:
+            value = waiting.pop(0)
+        if is_switch and value.lower() in SWITCH:
+            word = name if SWITCH[value.lower()] else f"--no-{name[2:]}"
+        found.append(word)
     return found
 
 
