@@ -20,7 +20,7 @@ from tests.support.schedulers.ray import RayCluster
 from tests.support.training import FOR_EVER, ON_CPU, assert_same_weights, checkpoint, train, wait_for_steps
 
 STEPS = ("--max-steps", "12")
-MANY = ("--epochs", "1000", "--eval-every", "1000", "--max-steps", "1500", "--save-every", "20")
+MANY = ("--epochs", "1000", "--eval-every", "1000", "--max-steps", "400", "--save-every", "20")
 
 
 @pytest.fixture(scope="module")

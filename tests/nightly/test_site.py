@@ -199,7 +199,7 @@ def test_the_whole_site_is_linked_searched_and_accessible(whole_site: str, brows
         with opened(browser, f"{whole_site}/index.html") as page:
             page.click(f"a[href='{link}'] >> visible=true >> nth=0")
             page.wait_for_url(f"**/{link}")
-    with opened(browser, f"{whole_site}/search.html?q=heartbeat") as page:
+    with opened(browser, f"{whole_site}/search.html?q=SyncBatchNorm") as page:
         page.locator("#search-results li").first.wait_for()
 
 
