@@ -8,7 +8,6 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,6 @@ from tools.rewriting import Rewrite
 WINDOWS = ("--accum-steps", "4", "--clip-norm", "0.5", "--max-steps", "24")
 AVERAGED = ("--ema-decay", "0.9", "--accum-steps", "2", "--clip-norm", "0.5")
 SAVED = (*AVERAGED, "--max-steps", "30", "--save-every", "13", "--keep", "9")
-# O3 only has to run, and without clipping: the squares of small gradients, which AdamW divides by, are 0 in float16.
-OPTIONS = {"O0": SAVED, "O1": SAVED, "O2": SAVED, "O3": ("--accum-steps", "2", "--max-steps", "30")}
 
 
 @pytest.fixture(scope="module")
@@ -63,22 +60,6 @@ def real(pretended_gpu: Path, folder: Path) -> Path:
     copy = shutil.copytree(pretended_gpu, folder / "real")
     put_apex(copy, files)
     return copy
-
-
-Level = Callable[[str, str], Path]
-
-
-@pytest.fixture(scope="module")
-def level(request: pytest.FixtureRequest, folder: Path) -> Level:
-    """Return the run directory of a run with one of the two, such as level("real", "O1"), which is run once."""
-
-    def get(which: str, opt_level: str) -> Path:
-        run_dir = folder / f"{which}-{opt_level}"
-        if not run_dir.exists():
-            train_on_ranks(request.getfixturevalue(which), run_dir, *OPTIONS[opt_level], "--opt-level", opt_level)
-        return run_dir
-
-    return get
 
 
 # ---- without apex ----
@@ -120,10 +101,6 @@ def test_a_gpu_without_apex_is_refused_with_one_line(installed: str, pretended_g
 # ---- with the stand-in, which tells what it was called with ----
 
 
-def calls_of(record: Path, rank: int = 0) -> list[tuple[str, dict[str, Any]]]:
-    return [(name, details) for name, details in map(json.loads, open(f"{record}-{rank}"))]
-
-
 def saved_scale(saved: dict[str, Any]) -> dict[str, Any]:
     """The state of apex.amp in a checkpoint, on its own or beside other things to go on with."""
     held = [saved["precision"], *(value for value in saved["precision"].values() if isinstance(value, dict))]
@@ -131,70 +108,66 @@ def saved_scale(saved: dict[str, Any]) -> dict[str, Any]:
     return dict(scale)
 
 
-@pytest.fixture(scope="module")
-def apex_run(stand_in: Path, folder: Path) -> Path:
-    """The run directory of a run with the stand-in at O1, on two ranks; beside it the record of the calls."""
-    record = str(folder / "calls")
-    train_on_ranks(stand_in, folder / "apex", *WINDOWS, "--opt-level", "O1", env={"APEX_CALLS": record})
-    return folder / "apex"
-
-
-def test_scaling_with_apex_changes_no_bit(apex_run: Path, float32: dict[str, Any]) -> None:
+def test_scaling_with_apex_changes_no_bit_and_clips_the_weights_that_are_stepped(
+    stand_in: Path, float32: dict[str, Any], tmp_path: Path
+) -> None:
     # The stand-in's scale is a power of two: scaling, accumulating, reducing, unscaling and clipping in the right order
-    # give exactly what they give without it.
-    assert_same_weights(checkpoint(apex_run), float32)
-
-
-def test_clipping_sees_the_float32_weights_that_are_stepped(stand_in: Path, folder: Path) -> None:
-    record = folder / "calls-of-O2"
-    train_on_ranks(stand_in, folder / "O2", *WINDOWS, "--opt-level", "O2", env={"APEX_CALLS": str(record)})
-    norms = [details["norm"] for name, details in calls_of(record) if name == "step"]
+    # give exactly what they give without it. At O2, what is clipped are the gradients of the float32 weights.
+    train_on_ranks(
+        stand_in, tmp_path / "O1", *WINDOWS, "--opt-level", "O1", env={"APEX_CALLS": str(tmp_path / "calls")}
+    )
+    assert_same_weights(checkpoint(tmp_path / "O1"), float32)
+    record = tmp_path / "calls-of-O2"
+    train_on_ranks(stand_in, tmp_path / "O2", *WINDOWS, "--opt-level", "O2", env={"APEX_CALLS": str(record)})
+    calls = map(json.loads, Path(f"{record}-0").read_text().splitlines())
+    norms = [details["norm"] for name, details in calls if name == "step"]
     assert max(norms) == pytest.approx(0.5, rel=1e-4)
 
 
 # ---- with the stand-in, and with apex itself ----
 
 BOTH = pytest.mark.parametrize("which", ["stand_in", "real"])
-LEARNS = [("stand_in", "O1"), ("stand_in", "O2"), ("real", "O0"), ("real", "O1"), ("real", "O2")]
-
-
-@pytest.mark.parametrize(("which", "opt_level"), [*LEARNS, ("real", "O3")])
-def test_every_level_trains(which: str, opt_level: str, level: Level) -> None:
-    losses = logged(level(which, opt_level), "train/loss")
-    assert {10, 20, 30} <= losses.keys()
-    assert all(map(math.isfinite, losses.values()))
-    assert opt_level == "O3" or losses[30] < 0.6 * losses[10]
-
-
-def test_the_level_without_float16_changes_no_bit(level: Level, project: Render, folder: Path) -> None:
-    train_on_ranks(project(amp="none"), folder / "saved-in-float32", *SAVED)
-    assert_same_state(checkpoint(level("real", "O0")), checkpoint(folder / "saved-in-float32"))
 
 
 @BOTH
 @pytest.mark.parametrize("opt_level", ["O1", "O2"])
-def test_a_resumed_run_ends_the_same(
-    which: str, opt_level: str, level: Level, request: pytest.FixtureRequest, folder: Path
+def test_a_level_learns_and_a_resumed_run_ends_the_same(
+    which: str, opt_level: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    whole = level(which, opt_level)
-    source = str(whole / "checkpoints" / "step-00000013.pt")
-    resumed, options = folder / f"{whole.name}-resumed", (*SAVED, "--opt-level", opt_level, "--resume", source)
-    train_on_ranks(request.getfixturevalue(which), resumed, *options)
-    assert_same_state(checkpoint(resumed), checkpoint(whole))
+    place, options = request.getfixturevalue(which), (*SAVED, "--opt-level", opt_level)
+    train_on_ranks(place, tmp_path / "whole", *options)
+    losses = logged(tmp_path / "whole", "train/loss")
+    assert all(map(math.isfinite, losses.values()))
+    assert losses[30] < 0.6 * losses[10]
+    source = str(tmp_path / "whole" / "checkpoints" / "step-00000013.pt")
+    train_on_ranks(place, tmp_path / "resumed", *options, "--resume", source)
+    whole, resumed = checkpoint(tmp_path / "whole"), checkpoint(tmp_path / "resumed")
+    assert_same_state(resumed, whole)
     for part in ("precision", "update"):
-        assert differences(checkpoint(resumed)[part], checkpoint(whole)[part]) == [], part
-    assert saved_scale(checkpoint(whole))["loss_scaler0"]["unskipped"] == 30
+        assert differences(resumed[part], whole[part]) == [], part
+    assert saved_scale(whole)["loss_scaler0"]["unskipped"] == 30
+
+
+def test_the_level_without_float16_changes_no_bit(real: Path, project: Render, tmp_path: Path) -> None:
+    train_on_ranks(real, tmp_path / "O0", *SAVED, "--opt-level", "O0")
+    train_on_ranks(project(amp="none"), tmp_path / "float32", *SAVED)
+    assert_same_state(checkpoint(tmp_path / "O0"), checkpoint(tmp_path / "float32"))
+
+
+def test_the_level_of_float16_alone_runs(real: Path, tmp_path: Path) -> None:
+    # Without clipping: the squares of small gradients, which AdamW divides by, are 0 in float16.
+    train_on_ranks(real, tmp_path / "O3", "--accum-steps", "2", "--max-steps", "30", "--opt-level", "O3")
+    assert all(map(math.isfinite, logged(tmp_path / "O3", "train/loss").values()))
 
 
 @BOTH
 def test_apex_resumes_a_checkpoint_of_a_cpu(
-    which: str, request: pytest.FixtureRequest, on_cpu: tuple[Path, str], folder: Path
+    which: str, request: pytest.FixtureRequest, on_cpu: tuple[Path, str], tmp_path: Path
 ) -> None:
     source = str(on_cpu[0] / "checkpoints" / "last.pt")
     options = ("--opt-level", "O2", "--max-steps", "30", "--log-every", "1", "--resume", source)
-    train_on_ranks(request.getfixturevalue(which), folder / f"{which}-from-cpu", *options)
-    before = logged(on_cpu[0], "train/loss")[24]
-    after = logged(folder / f"{which}-from-cpu", "train/loss")
+    train_on_ranks(request.getfixturevalue(which), tmp_path / "run", *options)
+    before, after = logged(on_cpu[0], "train/loss")[24], logged(tmp_path / "run", "train/loss")
     assert sorted(after) == [25, 26, 27, 28, 29, 30]
     assert max(after.values()) < 1.3 * before, "it must go on from the weights of the checkpoint"
 
@@ -226,7 +199,7 @@ OPTIMIZERS = {"SGD": with_sgd, "AdamW": with_adamw, "two": with_two}
 
 
 def spoil_a_step() -> None:
-    """What a rank does for the fixture `spoiled`: it trains, with one infinite gradient of rank 1."""
+    """What a rank does for the test below: it trains, with one infinite gradient of rank 1."""
     program: Any = importlib.import_module("train")
     program.task.build_optimizer = OPTIMIZERS[os.environ["OPTIMIZER"]]
     train_step, states = program.train_step, []
@@ -270,47 +243,28 @@ def large_sum(meter: Any) -> float:
     return total
 
 
-Spoiled = Callable[[str, str, str], tuple[list[dict[str, Any]], str]]
-SPOILED = pytest.mark.parametrize(("opt_level", "optimizer"), [("O1", "AdamW"), ("O2", "SGD"), ("O2", "two")])
-
-
-@pytest.fixture(scope="module")
-def spoiled(request: pytest.FixtureRequest, folder: Path) -> Spoiled:
-    """Return what each of two ranks saw of a run with a bad step, and the log of that run, which is run once."""
-
-    def get(which: str, opt_level: str, optimizer: str) -> tuple[list[dict[str, Any]], str]:
-        run_dir = folder / f"{which}-{opt_level}-{optimizer}-spoiled"
-        if not run_dir.exists():
-            env = {"SEEN": str(run_dir.with_suffix(".seen")), "OPTIMIZER": optimizer}
-            options = (*FEW, "--opt-level", opt_level)
-            train_on_ranks(request.getfixturevalue(which), run_dir, *options, env=env, entry=spoil_a_step)
-        seen = [torch.load(f"{run_dir.with_suffix('.seen')}-{rank}.pt", weights_only=True) for rank in range(2)]
-        return seen, (run_dir / "train.log").read_text()
-
-    return get
-
-
 @BOTH
-@SPOILED
-def test_all_ranks_leave_out_a_bad_step_alone(which: str, opt_level: str, optimizer: str, spoiled: Spoiled) -> None:
-    ranks, log = spoiled(which, opt_level, optimizer)
+@pytest.mark.parametrize(("opt_level", "optimizer"), [("O1", "AdamW"), ("O2", "SGD"), ("O2", "two")])
+def test_all_ranks_leave_out_a_bad_step_alone(
+    which: str, opt_level: str, optimizer: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Weights are averaged in float32 and metrics summed in float64, whatever apex does to functions of torch."""
+    env, options = {"SEEN": str(tmp_path / "seen"), "OPTIMIZER": optimizer}, (*FEW, "--opt-level", opt_level)
+    train_on_ranks(request.getfixturevalue(which), tmp_path / "run", *options, env=env, entry=spoil_a_step)
+    ranks = [torch.load(tmp_path / f"seen-{rank}.pt", weights_only=True) for rank in range(2)]
     for seen in ranks:
         for part in ("weights", "average", "statistics"):
             taken = [not all(map(torch.equal, before[part], after[part])) for before, after in seen["states"]]
             assert taken == [step != BAD_STEP for step in range(8)], part
+        assert seen["sum"] == 2 * (LARGE + 1)
     last = [seen["states"][-1][1]["weights"] for seen in ranks]
     assert all(map(torch.equal, *last)), "the ranks must stay the same"
-    told = [line for line in log.splitlines() if "steps left out" in line]
-    assert len(told) == 1, log
+    told = [line for line in (tmp_path / "run" / "train.log").read_text().splitlines() if "steps left out" in line]
+    assert len(told) == 1, told
     assert f"step {BAD_STEP + 1}  steps left out, since their gradients were not finite: 1" in told[0]
-
-
-@BOTH
-@SPOILED
-def test_the_average_is_of_float32_weights(which: str, opt_level: str, optimizer: str, spoiled: Spoiled) -> None:
-    seen = spoiled(which, opt_level, optimizer)[0][0]["states"]
-    average = Average(numbered(seen[0][0]["average"]), decay=0.9)
-    for step, (_, after) in enumerate(seen):
+    states = ranks[0]["states"]
+    average = Average(numbered(states[0][0]["average"]), decay=0.9)
+    for step, (_, after) in enumerate(states):
         if step != BAD_STEP:
             average.follow(numbered(after["weights"]))
         assert relative_difference(numbered(after["average"]), average.weights) <= 1e-5, step
@@ -318,9 +272,3 @@ def test_the_average_is_of_float32_weights(which: str, opt_level: str, optimizer
 
 def numbered(tensors: list[Tensor]) -> dict[str, Tensor]:
     return {str(number): tensor for number, tensor in enumerate(tensors)}
-
-
-@BOTH
-def test_sums_are_of_float64(which: str, spoiled: Spoiled) -> None:
-    ranks, _ = spoiled(which, "O1", "AdamW")
-    assert [seen["sum"] for seen in ranks] == [2 * (LARGE + 1)] * 2

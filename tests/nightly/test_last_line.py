@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,17 +22,16 @@ STARTS = {
     "spawn": ["./launch.sh"],
     "mpirun": ["./launch.sh", "2"],
     "alone": [sys.executable, "train.py"],
-    "program": [sys.executable, "train.py", "--nproc", "2"],
 }
-ANSWERS = {"alone": "torchrun", "program": "spawn"}
+Start = Callable[..., Session]
 
 
 @pytest.fixture(params=[pytest.param(name, marks=NEEDS_OPENMPI if name == "mpirun" else ()) for name in STARTS])
-def start(request: pytest.FixtureRequest, project: Render, tmp_path: Path):  # type: ignore[no-untyped-def]
+def start(request: pytest.FixtureRequest, project: Render, tmp_path: Path) -> Start:
     """Return what starts two processes in a terminal, or one alone."""
 
     def run(*options: str, interrupt: float | str | None = None) -> Session:
-        place = project(launcher=ANSWERS.get(request.param, request.param))
+        place = project(launcher="torchrun" if request.param == "alone" else request.param)
         env = {**os.environ, **OPEN_MPI, "PATH": PATH, "NPROC": "2", "NPROC_PER_NODE": "2"}
         command = [*STARTS[request.param], *ON_CPU, "--run-dir", str(tmp_path / "run"), *options]
         return run_in_terminal(command, place, env, interrupt=interrupt)
@@ -47,22 +47,22 @@ def start(request: pytest.FixtureRequest, project: Render, tmp_path: Path):  # t
     ],
     ids=["refused", "diverged"],
 )
-def test_an_error_of_all_ranks_is_the_last_line(start, options: list[str], line: str, code: int) -> None:  # type: ignore[no-untyped-def]
+def test_an_error_of_all_ranks_is_the_last_line(start: Start, options: list[str], line: str, code: int) -> None:
     session = start(*options)
     assert session.lines[-1].startswith(line), session.shown
     assert session.shown.count("error:") == 1
     assert session.code == code
 
 
-def test_ctrl_c_ends_with_where_it_stopped(start) -> None:  # type: ignore[no-untyped-def]
+def test_ctrl_c_ends_with_where_it_stopped(start: Start) -> None:
     session = start(*FOR_EVER, interrupt="step 30 ")
     assert "stopped after step" in session.lines[-1], session.shown
     assert "Traceback" not in session.shown
     assert session.code == 75
 
 
-@pytest.mark.parametrize("moment", [0.3, 0.6, 0.9, 1.2, 1.5, 2.0, 2.5, 3.0])
-def test_an_early_ctrl_c_is_one_line(start, moment: float) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("moment", [0.3, 0.9, 1.5, 2.5])
+def test_an_early_ctrl_c_is_one_line(start: Start, moment: float) -> None:
     session = start(*FOR_EVER, interrupt=moment)
     assert "Traceback" not in session.shown
     assert "stopped after step" in session.lines[-1] or session.lines[-1] in ("interrupted", NOTHING_SAVED)

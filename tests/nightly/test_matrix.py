@@ -91,15 +91,16 @@ def rendering_has_begun(folder: Path, group: int) -> bool:
 
 def workers_are_starting(folder: Path, group: int) -> bool:
     """Whether there are the first workers, which load what they need for some tenths of a second."""
-    if not any("spawn_main" in process for process in members(group)):
-        return False
-    time.sleep(0.2)
-    return True
+    return any("spawn_main" in process for process in members(group))
 
 
-@pytest.mark.parametrize("begun", [workers_are_starting, rendering_has_begun])
 @pytest.mark.parametrize(
-    ("number", "send"), [(signal.SIGINT, os.killpg), (signal.SIGINT, os.kill), (signal.SIGTERM, os.kill)]
+    ("number", "send", "begun"),
+    [
+        (signal.SIGINT, os.killpg, workers_are_starting),
+        (signal.SIGINT, os.kill, rendering_has_begun),
+        (signal.SIGTERM, os.kill, rendering_has_begun),
+    ],
 )
 def test_an_interrupt_ends_it_at_once_and_leaves_nothing(
     number: int, send: Callable[[int, int], None], begun: Callable[[Path, int], bool], tmp_path: Path
@@ -110,6 +111,7 @@ def test_an_interrupt_ends_it_at_once_and_leaves_nothing(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as running:
         wait_until(lambda: begun(tmp_path, running.pid))
+        time.sleep(0.2)
         send(running.pid, number)
         sent = time.monotonic()
         printed, told = running.communicate(timeout=scaled(30))
