@@ -30,20 +30,23 @@ except SystemExit as end:
 TELLING = f"{TRAINED}print(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)"
 
 
-@pytest.mark.parametrize(
-    ("option", "told"),
-    [([], "highest False"), (["tf32-convolutions"], "highest True"), (["tf32"], "high True")],
-    ids=["default", "tf32-convolutions", "tf32"],
-)
-def test_torch_is_told_whether_tf32_will_do(option: list[str], told: str, project: Render, tmp_path: Path) -> None:
-    given = ["--precision", *option] if option else []
-    assert said_after_training(TELLING, project(), tmp_path, *ON_CPU, *given) == told
-
-
 def said_after_training(program: str, project: Path, folder: Path, *options: str) -> str:
     """Train a step, do what the program does then, and return its last line."""
     command = [sys.executable, "-c", program, *options, "--max-steps", "1", "--run-dir", str(folder / "run")]
     return output_of(command, project, os.environ).splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ([], "highest False"),
+        (["--precision", "tf32-convolutions"], "highest True"),
+        (["--precision", "tf32"], "high True"),
+    ],
+    ids=["default", "tf32-convolutions", "tf32"],
+)
+def test_torch_is_told_whether_tf32_will_do(given: list[str], told: str, project: Render, tmp_path: Path) -> None:
+    assert said_after_training(TELLING, project(), tmp_path, *ON_CPU, *given) == told
 
 
 ROUNDED = f"""{TRAINED}
@@ -65,27 +68,18 @@ def test_tf32_keeps_three_digits(precision: str, least: float, most: float, proj
 # ---- torch.amp, the whole program ----
 
 
-@pytest.fixture(scope="module", params=["fp16", "bf16"])
-def half(request: pytest.FixtureRequest, project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_dir = tmp_path_factory.mktemp("half") / str(request.param)
-    train_on_ranks(project(amp="torch"), run_dir, "--max-steps", "30", "--precision", run_dir.name)
-    return run_dir
-
-
-def test_training_in_half_precision_learns_and_keeps_float32_weights(half: Path) -> None:
-    losses = logged(half, "train/loss")
+@pytest.mark.parametrize(("first", "second"), [("fp16", "bf16"), ("bf16", "fp16")])
+def test_half_precision_learns_keeps_float32_weights_and_may_change_at_a_resume(
+    first: str, second: str, project: Render, tmp_path: Path
+) -> None:
+    train_on_ranks(project(amp="torch"), tmp_path / "run", "--max-steps", "30", "--precision", first)
+    losses, saved = logged(tmp_path / "run", "train/loss"), checkpoint(tmp_path / "run")
     assert losses[30] < 0.6 * losses[10]
-    saved = checkpoint(half)
     assert {value.dtype for value in saved["model"].values() if value.is_floating_point()} == {torch.float32}
-    assert bool(saved["scaler"]) == (half.name == "fp16")
-
-
-def test_the_types_can_change_at_a_resume(half: Path, project: Render, tmp_path: Path) -> None:
-    other = "bf16" if half.name == "fp16" else "fp16"
-    options = ("--resume", str(half / "checkpoints" / "last.pt"), "--max-steps", "33", "--precision", other)
-    train_on_ranks(project(amp="torch"), tmp_path / "run", *options)
-    assert bool(checkpoint(tmp_path / "run")["scaler"]) == (other == "fp16")
-    assert logged(tmp_path / "run", "train/loss")[33] < logged(half, "train/loss")[20]
+    assert bool(saved["scaler"]) == (first == "fp16")
+    train_on_ranks(project(amp="torch"), tmp_path / "run", "--resume", "--max-steps", "33", "--precision", second)
+    assert bool(checkpoint(tmp_path / "run")["scaler"]) == (second == "fp16")
+    assert logged(tmp_path / "run", "train/loss")[33] < losses[20]
 
 
 def norm_of_gradients(model: torch.nn.Module) -> float:
@@ -156,7 +150,8 @@ def assert_learns_and_goes_on(project: Path, folder: Path, *options: str) -> Non
     train(project, folder / "run", *ON_GPU, *options, "--max-steps", "40", launcher="alone")
     train(project, folder / "run", *ON_GPU, *options, "--max-steps", "60", "--resume", launcher="alone")
     losses = logged(folder / "run", "train/loss")
-    assert losses[60] < losses[40] < losses[10]
+    # Not a word on what O3 learns: AdamW's second moment gets lost below the smallest number of float16.
+    assert 60 in losses if "O3" in options else losses[60] < losses[40] < losses[10]
 
 
 @pytest.mark.gpu
@@ -168,15 +163,6 @@ def test_torch_amp_learns_on_a_gpu(dtype: str, project: Render, tmp_path: Path) 
 
 @pytest.mark.gpu
 @NEEDS_APEX
-@pytest.mark.parametrize("level", ["O0", "O1", "O2"])
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
 def test_apex_learns_on_a_gpu(level: str, project: Render, tmp_path: Path) -> None:
     assert_learns_and_goes_on(project(amp="apex"), tmp_path, "--opt-level", level, "--accum-steps", "2")
-
-
-@pytest.mark.gpu
-@NEEDS_APEX
-def test_apex_runs_in_float16_throughout_on_a_gpu(project: Render, tmp_path: Path) -> None:
-    # Not a word on what it learns: AdamW's second moment gets lost below the smallest number of float16.
-    for options in (("--max-steps", "20"), ("--max-steps", "30", "--resume")):
-        train(project(amp="apex"), tmp_path / "run", *ON_GPU, "--opt-level", "O3", *options, launcher="alone")
-    assert checkpoint(tmp_path / "run")["progress"]["step"] == 30

@@ -31,16 +31,6 @@ def cluster() -> Iterator[RayCluster]:
     cluster.shut_down()
 
 
-@pytest.fixture(scope="module")
-def reference(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return checkpoint_of(project(), tmp_path_factory.mktemp("reference") / "run", *STEPS)
-
-
-@pytest.fixture(scope="module")
-def unbroken(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return checkpoint_of(project(), tmp_path_factory.mktemp("unbroken") / "run", *MANY)
-
-
 def checkpoint_of(place: Path, run_dir: Path, *options: str) -> dict[str, Any]:
     train(place, run_dir, *options)
     return checkpoint(run_dir)
@@ -65,19 +55,19 @@ def printed_by(cluster: RayCluster, project: Path, folder: Path, *options: str, 
 
 @contextmanager
 def training(
-    cluster: RayCluster, project: Path, folder: Path, *options: str, nodes: str = "2"
+    cluster: RayCluster, project: Path, folder: Path, *options: str, nodes: str = "2", **variables: str
 ) -> Iterator[tuple["subprocess.Popen[bytes]", Path, Path]]:
     """Train on two nodes, and yield launch.sh, what it prints and the run directory once there have been some steps."""
     cluster.add_nodes(2)
     output, run_dir = folder / "output.log", folder / "run"
     every = [*ON_CPU, "--run-dir", str(run_dir), *options]
-    with cluster.launched(project, nodes, *every, output=output) as process:
+    with cluster.launched(project, nodes, *every, output=output, **variables) as process:
         wait_for_steps(run_dir)
         yield process, output, run_dir
 
 
 def test_a_job_runs_what_was_submitted_on_nodes_that_come(
-    own_project: Render, reference: dict[str, Any], cluster: RayCluster, tmp_path: Path
+    own_project: Render, project: Render, cluster: RayCluster, tmp_path: Path
 ) -> None:
     place, output = own_project(launcher="ray"), tmp_path / "output.log"
     put_under_git(place)
@@ -90,7 +80,7 @@ def test_a_job_runs_what_was_submitted_on_nodes_that_come(
         cluster.add_nodes(2)
         assert_ends(process, output)
     saved = checkpoint(place / "runs" / "here")
-    assert_same_weights(saved, reference)
+    assert_same_weights(saved, checkpoint_of(project(), tmp_path / "reference", *STEPS))
     assert saved["code"]["commit"] == f"{commit}-dirty"
     assert not cluster.processes("run")
 
@@ -112,11 +102,8 @@ def test_a_job_ends_with_the_code_of_the_ranks(
 def test_a_stopped_job_goes_on_as_if_it_had_not_stopped(
     way: str, project: Render, cluster: RayCluster, tmp_path: Path
 ) -> None:
-    cluster.add_nodes(2)
-    output, run_dir, place = tmp_path / "output.log", tmp_path / "run", project(launcher="ray")
-    options = [*ON_CPU, "--run-dir", str(run_dir), *FOR_EVER]
-    with cluster.launched(place, "2", *options, output=output, JOB_ID=tmp_path.name) as process:
-        wait_for_steps(run_dir)
+    place = project(launcher="ray")
+    with training(cluster, place, tmp_path, *FOR_EVER, JOB_ID=tmp_path.name) as (process, output, run_dir):
         if way == "TERM":
             process.terminate()
         else:
@@ -124,10 +111,9 @@ def test_a_stopped_job_goes_on_as_if_it_had_not_stopped(
         assert_ends(process, output, 75)
     steps = checkpoint(run_dir)["progress"]["step"]
     assert f"stopped after step {steps};" in (run_dir / "train.log").read_text()
-    until = ["--max-steps", str(steps + 15)]
-    with cluster.launched(place, "2", *options, *until, "--resume", output=output) as process:
-        assert_ends(process, output)
-    assert_same_weights(checkpoint(run_dir), checkpoint_of(project(), tmp_path / "whole", *FOR_EVER, *until))
+    until = [*FOR_EVER, "--max-steps", str(steps + 15)]
+    printed_by(cluster, place, tmp_path, *until, "--resume", code=0)
+    assert_same_weights(checkpoint(run_dir), checkpoint_of(project(), tmp_path / "whole", *until))
 
 
 def test_a_killed_driver_leaves_no_process(project: Render, cluster: RayCluster, tmp_path: Path) -> None:
@@ -139,26 +125,17 @@ def test_a_killed_driver_leaves_no_process(project: Render, cluster: RayCluster,
         assert_ends(process, output, 128 + signal.SIGKILL)
 
 
-def test_a_killed_rank_is_started_again(
-    project: Render, unbroken: dict[str, Any], cluster: RayCluster, tmp_path: Path
-) -> None:
+def test_a_killed_rank_and_a_lost_node_change_no_weight(project: Render, cluster: RayCluster, tmp_path: Path) -> None:
     with training(cluster, project(launcher="ray"), tmp_path, *MANY) as (process, output, run_dir):
         os.kill(cluster.ranks()[1], signal.SIGKILL)
-        assert_ends(process, output)
-    assert "exit code 137: start 1 of 3 more" in output.read_text()
-    assert_same_weights(checkpoint(run_dir), unbroken)
-
-
-def test_a_lost_node_is_replaced(
-    project: Render, unbroken: dict[str, Any], cluster: RayCluster, tmp_path: Path
-) -> None:
-    with training(cluster, project(launcher="ray"), tmp_path, *MANY) as (process, output, run_dir):
+        wait_for_line(output, "exit code 137: start 1 of 3 more")
+        wait_for_line(run_dir / "train.log", "resumed from ")
         cluster.lose_node()
-        wait_for_line(output, "exit code 69: start 1 of 3 more")
+        wait_for_line(output, "exit code 69: start ")
         cluster.add_nodes(2)
         assert_ends(process, output)
-    assert re.search(r"resumed from \S+ epoch \d+, step \d+", (run_dir / "train.log").read_text())
-    assert_same_weights(checkpoint(run_dir), unbroken)
+    assert len(re.findall(r"resumed from \S+ epoch \d+, step \d+", (run_dir / "train.log").read_text())) == 2
+    assert_same_weights(checkpoint(run_dir), checkpoint_of(project(), tmp_path / "whole", *MANY))
 
 
 def test_a_job_goes_on_with_the_nodes_that_are_left(project: Render, cluster: RayCluster, tmp_path: Path) -> None:
@@ -179,7 +156,6 @@ def test_the_doctor_examines_the_nodes(project: Render, cluster: RayCluster, tmp
     ("nodes", "variables", "said"),
     [
         ("0", {}, "0 is no number of nodes: give 2, or 1:2 for one to two"),
-        ("1", {"MAX_RESTARTS": "few"}, "argument --max-restarts: invalid int value: 'few'"),
         ("1", {"RAY_ADDRESS": "http://127.0.0.1:1"}, "Ray takes no job"),
         ("1", {"FOLDER": "/nowhere"}, "/nowhere cannot be entered (No such file or directory): set FOLDER"),
         ("9", {"NODES_TIMEOUT": "2"}, "9 x (1 CPU) were not free within 2 s"),

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import math
 import os
 import re
 import runpy
@@ -25,13 +24,12 @@ from generator.check.train.records import (
 )
 from tests.conftest import Render
 from tests.support.ranks import lone_error_in, train_on_ranks
-from tests.support.training import assert_same_weights, checkpoint, train
+from tests.support.training import train
 
 LOGGERS = ("csv", "tensorboard", "wandb", "mlflow")
 TRACKERS = {"tensorboard", "wandb", "mlflow"}
-# Not the defaults, so that a metric cannot be right by accident.
-LR, WARMUP, TOTAL_STEPS = 0.01, 12, 4 * 22
-OPTIONS = ("--epochs", "4", "--lr", str(LR), "--warmup-steps", str(WARMUP), "--log-every", "5")
+LR = 0.01
+OPTIONS = ("--epochs", "4", "--lr", str(LR), "--warmup-steps", "12", "--log-every", "5")
 
 # An epoch has 22 steps. The first run stops after step 32; the second one resumes from step 25 and stops after step 50.
 TRAIN_STEPS = [5, 10, 15, 20, 22, 25, 30, 35, 40, 44, 45, 50]
@@ -115,15 +113,6 @@ def test_each_metric_has_each_step_once_as_the_log_and_metrics_jsonl_have_it(
         assert name == "samples_per_second" or kept == pytest.approx(dict(records[name]), rel=1e-6), name
 
 
-def test_the_learning_rate_follows_its_closed_form(history_of: Callable[[str], History]) -> None:
-    for step, value in history_of("csv")["lr"]:
-        if step <= WARMUP:
-            expected = LR * step / WARMUP
-        else:
-            expected = LR * math.cos(math.pi / 2 * (step - 1 - WARMUP) / (TOTAL_STEPS - WARMUP)) ** 2
-        assert value == pytest.approx(expected, rel=1e-6), step
-
-
 def test_an_epoch_is_the_mean_over_its_samples_also_across_a_stop(history_of: Callable[[str], History]) -> None:
     history = {name: dict(values) for name, values in history_of("csv").items()}
     for first, last in ((0, 22), (22, 44), (44, 50)):
@@ -135,16 +124,6 @@ def test_an_epoch_is_the_mean_over_its_samples_also_across_a_stop(history_of: Ca
         correct = history["epoch/validation_accuracy"][last] * 360
         assert correct == pytest.approx(round(correct), abs=1e-3)
     assert [history["epoch"][step] for step in EPOCH_STEPS] == [1, 2, 3]
-
-
-@pytest.mark.parametrize("logger", ["tensorboard", "wandb", "mlflow"])
-def test_no_logger_changes_a_bit(
-    logger: str, run_of: Callable[[str], Path], history_of: Callable[[str], History]
-) -> None:
-    assert_same_weights(checkpoint(run_of(logger)), checkpoint(run_of("csv")))
-    one, other = dict(history_of(logger)["train/loss"]), dict(history_of("csv")["train/loss"])
-    precision = 1e-6 if logger == "tensorboard" else 0  # TensorBoard keeps float32
-    assert {step: one[step] for step in TRAIN_STEPS} == pytest.approx(other, rel=precision, abs=0)
 
 
 @pytest.mark.parametrize("logger", LOGGERS)
@@ -159,7 +138,7 @@ def test_rank_0_alone_imports_the_logger(logger: str, run_of: Callable[[str], Pa
     assert not in_project & {"runs", "wandb", "mlruns", "mlflow.db", "tensorboard", "lightning_logs"}
 
 
-def test_wandb_has_one_run_with_the_options(run_of: Callable[[str], Path]) -> None:
+def test_wandb_has_one_run_with_the_options_and_says_once_that_it_is_offline(run_of: Callable[[str], Path]) -> None:
     run_dir = run_of("wandb")
     files = wandb_files(run_dir)
     exits = [record.exit.exit_code for file in files for record in wandb_records(file) if record.HasField("exit")]
@@ -172,6 +151,9 @@ def test_wandb_has_one_run_with_the_options(run_of: Callable[[str], Path]) -> No
     recorded.pop("_wandb")
     assert recorded == json.loads((run_dir / "config.json").read_text())
     assert recorded["lr"] == LR
+    log = (run_dir / "train.log").read_text()
+    assert log.count("no W&B key: recording offline") == 1, "at the second start alone: the first was told to"
+    assert "WARNING" not in "".join(file.read_text() for file in run_dir.parent.glob("run-rank-*.out"))
 
 
 def test_mlflow_has_one_finished_run_with_the_options(run_of: Callable[[str], Path]) -> None:
@@ -208,33 +190,18 @@ def test_a_torn_last_line_of_the_csv_is_dropped(run_of: Callable[[str], Path], p
     assert after[-1][0] == 55
 
 
-UNUSABLE = {
-    "mlflow": ({"MLFLOW_TRACKING_URI": "nowhere://store"}, ["MLflow", "nowhere"]),
-    "wandb": ({"WANDB_MODE": "online"}, ["W&B", "WANDB_MODE=offline"]),
-}
-
-
-@pytest.mark.parametrize(("logger", "launcher"), [("mlflow", "torchrun"), ("wandb", "torchrun"), ("wandb", "spawn")])
-def test_an_unusable_tracker_ends_all_ranks_in_one_line(
-    logger: str, launcher: str, project: Render, tmp_path: Path
-) -> None:
-    env, words = UNUSABLE[logger]
-    if launcher == "spawn":
-        place = project(logging=logger, launcher="spawn")
-        printed = [train(place, tmp_path / "run", launcher="spawn", env=env, code=2, timeout=100)]
-    else:
-        printed = train_on_ranks(project(logging=logger), tmp_path / "run", code=2, env=env, timeout=100)
-    line = lone_error_in(printed)
-    assert all(word in line for word in words), line
+def test_an_unusable_mlflow_ends_all_ranks_in_one_line(project: Render, tmp_path: Path) -> None:
+    env = {"MLFLOW_TRACKING_URI": "nowhere://store"}
+    line = lone_error_in(train_on_ranks(project(logging="mlflow"), tmp_path / "run", code=2, env=env, timeout=100))
+    assert re.search("MLflow.*nowhere", line)
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_wandb_says_once_that_it_records_offline(run_of: Callable[[str], Path]) -> None:
-    folder = run_of("wandb").parent
-    log = (folder / "run" / "train.log").read_text()
-    assert log.count("no W&B key: recording offline") == 1, "at the second start alone: the first was told to"
-    printed = "".join((folder / f"run-rank-{rank}.out").read_text() for rank in range(2))
-    assert "WARNING" not in printed
+def test_an_unusable_wandb_ends_all_ranks_in_one_line(project: Render, tmp_path: Path) -> None:
+    place, env = project(logging="wandb", launcher="spawn"), {"WANDB_MODE": "online"}
+    line = lone_error_in([train(place, tmp_path / "run", launcher="spawn", env=env, code=2, timeout=100)])
+    assert re.search("W&B.*WANDB_MODE=offline", line)
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("logger", APPEND_ONLY)
