@@ -13,8 +13,6 @@ from tests.conftest import Render
 from tests.support.processes import scaled
 from tests.support.training import FOR_EVER, launched, ranks_of, wait_for_steps
 
-LAUNCHERS = pytest.mark.parametrize("launcher", ["torchrun", "launch"])
-
 
 def test_it_is_what_ends_restarts(project: Render, tmp_path: Path) -> None:
     with launched(project(), tmp_path / "run", "--global-batch-size", "63", MAX_RESTARTS="3") as process:
@@ -38,8 +36,7 @@ STOPS: dict[str, Callable[[subprocess.Popen[bytes], Path], object]] = {
 }
 
 
-@LAUNCHERS
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize(("launcher", "stop"), [*(("torchrun", stop) for stop in STOPS), ("launch", "TERM")])
 def test_a_stop_is_75(launcher: str, stop: str, project: Render, tmp_path: Path) -> None:
     with launched(project(launcher=launcher), tmp_path / "run", *FOR_EVER) as process:
         wait_for_steps(tmp_path / "run")
@@ -48,9 +45,8 @@ def test_a_stop_is_75(launcher: str, stop: str, project: Render, tmp_path: Path)
     assert "stopped after step" in (tmp_path / "run" / "train.log").read_text()
 
 
-@LAUNCHERS
-def test_a_killed_rank_is_that_of_a_shell_and_one_line(launcher: str, project: Render, tmp_path: Path) -> None:
-    with launched(project(launcher=launcher), tmp_path / "run", *FOR_EVER) as process:
+def test_a_killed_rank_is_that_of_a_shell_and_one_line(project: Render, tmp_path: Path) -> None:
+    with launched(project(), tmp_path / "run", *FOR_EVER) as process:
         wait_for_steps(tmp_path / "run")
         os.kill(ranks_of(tmp_path / "run")[1], signal.SIGKILL)
         assert process.wait(scaled(60)) == 128 + signal.SIGKILL, (tmp_path / "output.log").read_text()

@@ -14,15 +14,14 @@ from tests.support.ranks import newest_step, train_on_ranks
 from tests.support.training import ON_CPU, Started, assert_same_weights, checkpoint, ranks_of
 from tools.rewriting import Rewrite
 
-AGENTS = {"torchrun": "torch.distributed.run", "launch": "torch.distributed.launch"}
-STEPS_BETWEEN_KILLS = 5
+KILLS, STEPS_BETWEEN = 10, 5
 # A mistake that every start makes.
 BROKEN = Rewrite("progress = run.progress", '{}\nif run.progress.step >= 0:\n    raise ValueError("a mistake")', "main")
 
 
-def restarting(launcher: str, project: Path, run_dir: Path, restarts: int, *options: str) -> Started:
+def restarting(project: Path, run_dir: Path, restarts: int, *options: str) -> Started:
     agent = ["--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}", "train.py"]
-    command = [sys.executable, "-m", AGENTS[launcher], *agent, *ON_CPU, "--run-dir", str(run_dir), *options]
+    command = [sys.executable, "-m", "torch.distributed.run", *agent, *ON_CPU, "--run-dir", str(run_dir), *options]
     # Without the variable, restarts fail now and then (pytorch#135712): launch.sh sets it, too.
     env = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     return started(command, project, run_dir.parent / "output.log", env)
@@ -41,22 +40,21 @@ def slowed(project: Path) -> Path:
     return project
 
 
-@pytest.mark.parametrize(("launcher", "kills"), [("torchrun", 20), ("launch", 20)])
 def test_a_killed_rank_is_restarted_and_the_run_goes_on(
-    launcher: str, kills: int, project: Render, own_project: Render, tmp_path: Path, measured: Measured
+    project: Render, own_project: Render, tmp_path: Path, measured: Measured
 ) -> None:
-    run_dir, steps = tmp_path / "run", STEPS_BETWEEN_KILLS * (kills + 1)
+    run_dir, steps = tmp_path / "run", STEPS_BETWEEN * (KILLS + 1)
     options = ("--save-every", "1", "--epochs", "9", "--max-steps", str(steps))
-    with restarting(launcher, slowed(own_project(launcher=launcher)), run_dir, kills, *options) as process:
-        for kill in range(1, kills + 1):
-            wait_for_step(run_dir, kill * STEPS_BETWEEN_KILLS, process)
+    with restarting(slowed(own_project()), run_dir, KILLS, *options) as process:
+        for kill in range(1, KILLS + 1):
+            wait_for_step(run_dir, kill * STEPS_BETWEEN, process)
             os.kill(ranks_of(run_dir)[kill % 2], signal.SIGKILL)
         assert process.wait(timeout=scaled(120)) == 0, (tmp_path / "output.log").read_text()
-    log = (run_dir / "train.log").read_text()
-    assert log.count("resumed from ") == kills
-    train_on_ranks(project(launcher=launcher), tmp_path / "whole", *options)
+    went_on = (run_dir / "train.log").read_text().count("resumed from ")
+    assert went_on == KILLS
+    train_on_ranks(project(), tmp_path / "whole", *options)
     assert_same_weights(checkpoint(run_dir), checkpoint(tmp_path / "whole"))
-    measured("restarts", f"{launcher}: restarts that went on by themselves, of {kills}", log.count("resumed from "))
+    measured("restarts", f"torchrun: restarts that went on by themselves, of {KILLS}", went_on)
 
 
 def test_a_restart_goes_on_with_the_run_that_was_resumed(own_project: Render, tmp_path: Path) -> None:
@@ -65,7 +63,7 @@ def test_a_restart_goes_on_with_the_run_that_was_resumed(own_project: Render, tm
     before.parent.mkdir()
     train_on_ranks(project, before, "--max-steps", "2")
     options = ("--save-every", "1", "--max-steps", "9", "--resume", "--run-dir", "auto")
-    with restarting("torchrun", project, called, 3, *options) as process:
+    with restarting(project, called, 3, *options) as process:
         wait_until(lambda: newest_step(before) >= 5 or process.poll() is not None)
         os.kill(ranks_of(called)[1], signal.SIGKILL)
         assert process.wait(timeout=scaled(120)) == 0, (tmp_path / "output.log").read_text()
@@ -78,7 +76,7 @@ def test_restarts_that_lead_nowhere_end(own_project: Render, tmp_path: Path, mea
     project, run_dir = own_project(), tmp_path / "run"
     train_on_ranks(project, run_dir, "--max-steps", "2")
     BROKEN.apply(project / "train.py")
-    with restarting("torchrun", project, run_dir, 20, "--resume") as process:
+    with restarting(project, run_dir, 20, "--resume") as process:
         assert process.wait(timeout=scaled(100)) == 1
     printed = (tmp_path / "output.log").read_text()
     assert printed.count("error: the run was started 3 times in a row and wrote no checkpoint") == 1
@@ -88,10 +86,9 @@ def test_restarts_that_lead_nowhere_end(own_project: Render, tmp_path: Path, mea
     measured("restarts", "starts that end alike before torchrun is stopped", starts)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "launch"])
-def test_a_stop_is_not_restarted(launcher: str, own_project: Render, tmp_path: Path) -> None:
-    project, run_dir = slowed(own_project(launcher=launcher)), tmp_path / "run"
-    with restarting(launcher, project, run_dir, 3, "--save-every", "1") as process:
+def test_a_stop_is_not_restarted(own_project: Render, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with restarting(slowed(own_project()), run_dir, 3, "--save-every", "1") as process:
         wait_for_step(run_dir, 2, process)
         os.kill(ranks_of(run_dir)[1], signal.SIGUSR1)
         assert process.wait(timeout=scaled(40)) == 1
@@ -110,7 +107,6 @@ def test_auto_begins_and_then_goes_on(resume: str | None, project: Render, tmp_p
     for until in ("5", "7"):
         printed, _ = train_on_ranks(project(), run_dir, *start, "--max-steps", until, env=restarted)
     assert f"resumed from {run_dir / 'checkpoints' / 'last.pt'}: epoch 1, step 5" in printed
-    for _ in range(4):  # a run that is complete ends well
-        train_on_ranks(project(), run_dir, *start, "--max-steps", "7", env=restarted)
+    train_on_ranks(project(), run_dir, *start, "--max-steps", "7", env=restarted)  # a run that is complete ends well
     begun_from = (run_dir / "train.log").read_text().count(f"resumed from {other}")
     assert begun_from == (1 if resume else 0)

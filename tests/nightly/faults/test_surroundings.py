@@ -45,7 +45,6 @@ LO = "ip link set lo up"
 ONLY_IPV6 = 'ip -4 address flush dev lo; echo "::1 localhost $(hostname)" >hosts && mount --bind hosts /etc/hosts'
 SURROUNDINGS = {
     "a home that cannot be written": Surroundings({"HOME": "/proc"}),
-    "no home": Surroundings({"HOME": "/nowhere"}),
     "umask 077": Surroundings(umask=0o077),
     "no git": Surroundings(without=["git"]),
     "a path with spaces, quotes and other letters": Surroundings(name=NAME),
@@ -53,7 +52,6 @@ SURROUNDINGS = {
     "no user of that number": Surroundings(
         {"HOME": "/nowhere"}, ["setpriv", f"--reuid={NOBODY - 7}", f"--regid={NOBODY - 7}", "--clear-groups"]
     ),
-    "no /dev/shm": Surroundings(before=namespace("mount -t tmpfs -o ro none /dev/shm", "--mount")),
     "no /dev/shm, and processes that load data": Surroundings(
         before=namespace("mount -t tmpfs -o ro none /dev/shm", "--mount"), options=["--workers", "1"], says="/dev/shm"
     ),
