@@ -48,7 +48,7 @@ MUTANTS = [
         "train.py",
         Rewrite("run.ddp($BATCH)", "run.ddp.module($BATCH)"),
         "train",
-        "different weights after step 1",
+        "ranks have different weights",
     ),
     Mutant(
         "all ranks train on the same samples",
