@@ -15,7 +15,6 @@ from tests.support.training import HAS_GPU
 ANSWERS = [
     {},
     {"launcher": "spawn", "amp": "torch", "logging": "csv"},
-    {"launcher": "launch", "sync_bn": True},
     {"launcher": "slurm", "amp": "apex", "sync_bn": True, "logging": "mlflow"},
     {"launcher": "mpirun", "backend": "mpi", "logging": "tensorboard"},
 ]

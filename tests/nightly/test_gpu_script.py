@@ -3,13 +3,11 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import venv
 from importlib import metadata
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -75,15 +73,6 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if not (folder / name).exists():
                 (folder / name).symlink_to(Path(str(package.locate_file(name))))
     return place / "bin"
-
-
-@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
-def test_the_commands_of_a_step_can_be_read(step: gpu.Step) -> None:
-    subprocess.run(["bash", "-n", "-c", step.commands], check=True)
-    words = shlex.split(step.commands, comments=True)
-    for option, code in pairwise(words):
-        if option == "-c" and "import" in code:
-            compile(code, step.name, "exec")
 
 
 def test_what_is_packed_is_enough_for_every_step_that_a_cpu_can_do(copy: Path, packed: Path, machine: Path) -> None:

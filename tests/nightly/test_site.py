@@ -3,7 +3,6 @@
 import io
 import json
 import shutil
-import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -29,16 +28,16 @@ LOADED = 120_000  # milliseconds until Python is there, on a machine with much t
 
 
 @pytest.fixture(scope="module")
-def axe(packages: dict[str, Path]) -> str:
-    """The script that finds what is not accessible."""
-    return (packages["axe-core"] / "axe.min.js").read_text()
-
-
-@pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     if not shutil.which("npm"):
         pytest.skip("no npm here: install Node.js")
     return unpack_packages(tmp_path_factory.mktemp("npm"))
+
+
+@pytest.fixture(scope="module")
+def axe(packages: dict[str, Path]) -> str:
+    """The script that finds what is not accessible."""
+    return (packages["axe-core"] / "axe.min.js").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +53,11 @@ def opened(browser: "Browser", address: str, **options: Any) -> Iterator["Page"]
     """Open a page. Fails where a script does, or the console says anything, or something else is asked for."""
     page = browser.new_page(**{"viewport": DESK, **options})
     problems: list[str] = []
+    asked: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda message: problems.append(message.text))
     page.on("requestfailed", lambda request: problems.append(f"{request.url} failed"))
     page.on("response", lambda response: problems.extend([f"{response.url} is not there"] * (response.status >= 400)))
-    asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(address)
     yield page
@@ -120,7 +119,7 @@ def test_the_form_by_keyboard(site: str, browser: "Browser") -> None:
         assert f"file={opened_file}" in page.url
 
 
-def test_what_a_change_changes_is_marked(site: str, browser: "Browser") -> None:
+def test_changes_are_marked_and_impossible_answers_say_why(site: str, browser: "Browser") -> None:
     with opened(browser, site) as page:
         page.check("input[name=amp][value=torch]")
         wait_for(page, "amp=torch")
@@ -134,11 +133,7 @@ def test_what_a_change_changes_is_marked(site: str, browser: "Browser") -> None:
         assert "new" in page.inner_text("#tree [data-path='myproj/diabetes.npz']")
         assert "gone" in page.inner_text("#tree [data-path='myproj/digits.npz']")
 
-
-def test_impossible_answers_say_why(site: str, browser: "Browser") -> None:
-    with opened(browser, site) as page:
         assert page.is_disabled("input[name=backend][value=mpi]")
-        assert "needs launcher=mpirun" in page.inner_text("fieldset:has([name=backend][value=mpi])")
         page.check("input[name=launcher][value=mpirun]")
         wait_for(page, "launcher=mpirun")
         page.check("input[name=backend][value=mpi]")
@@ -146,15 +141,8 @@ def test_impossible_answers_say_why(site: str, browser: "Browser") -> None:
         page.check("input[name=launcher][value=slurm]")
         page.locator("#question-backend-problem", has_text="needs launcher=mpirun").wait_for()
         assert page.is_disabled("#zip")
-        page.check("input[name=backend][value=auto]")
-        wait_for(page, "launcher=slurm")
         page.goto(f"{site}#package_name=torch")
         page.locator("#question-package_name-problem", has_text="try torch_ddp").wait_for()
-
-
-each_view = pytest.mark.parametrize(
-    ("scheme", "viewport"), [("light", DESK), ("dark", PHONE)], ids=["light, on a desk", "dark, on a phone"]
-)
 
 
 def violations(page: "Page", axe: str) -> Any:
@@ -163,7 +151,7 @@ def violations(page: "Page", axe: str) -> Any:
     return page.evaluate(script)
 
 
-@each_view
+@pytest.mark.parametrize(("scheme", "viewport"), [("light", DESK), ("dark", PHONE)], ids=["desk", "phone"])
 def test_the_preview_is_accessible(
     scheme: str, viewport: dict[str, int], site: str, browser: "Browser", axe: str
 ) -> None:
@@ -183,8 +171,7 @@ def whole_site(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("whole")
     report, site = folder / "report.html", folder / "site"
     report.write_text('<link rel="icon" href="data:,"><p>All passed')
-    command = [sys.executable, "-m", "website.build", str(site), "--report", str(report)]
-    subprocess.run(command, cwd=TEMPLATE, check=True)
+    output_of([sys.executable, "-m", "website.build", str(site), "--report", str(report)], TEMPLATE)
     settings = json.loads((site / "preview" / "settings.json").read_text())
     assert settings["source"] == "gh:org/ddp-template"
     with served(site) as address:
@@ -232,18 +219,17 @@ def test_the_page_on_the_loop_switches_its_code_by_keyboard(whole_site: str, bro
         assert code_of(page, "train_step") == before
 
 
-def test_the_page_on_the_loop_needs_no_script(whole_site: str, browser: "Browser") -> None:
-    with opened(browser, f"{whole_site}/loop.html", java_script_enabled=False) as page:
-        assert "def train_step" in code_of(page, "train_step")
-        assert not page.is_visible(".choices")
-
-
-@each_view
-@pytest.mark.parametrize("name", ["loop", "loop.zh"])
-def test_the_page_on_the_loop_is_accessible(
+@pytest.mark.parametrize(
+    ("name", "scheme", "viewport"), [("loop", "light", DESK), ("loop.zh", "dark", PHONE)], ids=["loop", "loop.zh"]
+)
+def test_the_page_on_the_loop_is_accessible_and_needs_no_script(
     name: str, scheme: str, viewport: dict[str, int], whole_site: str, browser: "Browser", axe: str
 ) -> None:
-    with opened(browser, f"{whole_site}/{name}.html", color_scheme=scheme, viewport=viewport) as page:
+    address = f"{whole_site}/{name}.html"
+    with opened(browser, address, java_script_enabled=False) as page:
+        assert "def train_step" in code_of(page, "train_step")
+        assert not page.is_visible(".choices")
+    with opened(browser, address, color_scheme=scheme, viewport=viewport) as page:
         assert violations(page, axe) == []
         page.select_option("select[name=launcher]", "kubernetes")
         page.select_option("select[name=amp]", "apex")
@@ -256,7 +242,6 @@ def test_the_page_on_the_loop_is_accessible(
 
 def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
-    command = [sys.executable, "-m", "website.build", str(tmp_path)]
-    refused = output_of(command, TEMPLATE, code=1)
+    refused = output_of([sys.executable, "-m", "website.build", str(tmp_path)], TEMPLATE, code=1)
     assert refused == f"{tmp_path} holds something else: give a new or empty folder\n"
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]

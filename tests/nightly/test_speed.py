@@ -68,6 +68,7 @@ def test_all_run_in_every_round_in_turn_and_are_compared_within_it() -> None:
     assert "".join(order) == "abcbcacab"
     assert found == {"a": {"rate": [6, 8]}, "b": {"rate": [4, 9]}, "c": {"rate": [5, 7]}}
     assert ratios(found["b"]["rate"], found["a"]["rate"]) == [4 / 6, 9 / 8]
+    assert quartiles([1.0, 1.0, 1.0], [2.0, 1.0, 4.0]) == [0.25, 0.5, 1]
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.name)
@@ -88,7 +89,6 @@ def test_blocks_of_steps_are_compared_within_their_turn(tmp_path: Path) -> None:
     assert all(record["seconds"] > 0 for record in records)
     log = "".join(file.read_text() for file in tmp_path.glob("*/run/train.log"))
     assert f"step {3 * STEPS_OF_BLOCK['tiny_mlp']}  train/loss" in log, "the first block does not count"
-    assert quartiles([1.0, 1.0, 1.0], [2.0, 1.0, 4.0]) == [0.25, 0.5, 1]
 
 
 def test_each_guard_is_measured(tmp_path: Path) -> None:
