@@ -5,8 +5,6 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import Render
 from tests.support.training import checkpoint, differences, train
 
@@ -33,12 +31,3 @@ def test_a_trace_holds_five_steps_and_changes_nothing(project: Render, tmp_path:
     one, other = checkpoint(traced), checkpoint(plain)
     del one["config"], other["config"]
     assert differences(one, other) == []
-
-
-@pytest.mark.parametrize(("steps", "traced"), [(3, []), (14, range(2, STEPS))])
-def test_a_shorter_run_traces_what_there_is(steps: int, traced: list[int], project: Render, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    output = train(project(), run_dir, "--max-steps", str(steps), "--profile", launcher="alone")
-    assert ("no trace: --profile takes 16 steps" in output) == (not traced)
-    assert ("trace.json.gz" in output) == (run_dir / "trace.json.gz").exists() == bool(traced)
-    assert not traced or events(run_dir)["Optimizer.step#AdamW.step"] in traced

@@ -36,24 +36,6 @@ def first_of(batches: Iterable[Any]) -> int:
     return sum(len(batch.indices) for batch in itertools.islice(batches, BATCHES))
 
 
-def training(package: Callable[..., Any], samples: int, place: float, ranks: int) -> Any:
-    """The sampler of the last rank, some way into an epoch."""
-    world = package("runtime.launcher").World(ranks - 1, 0, ranks, 1)
-    sampler = package("runtime.sampling").ResumableDistributedSampler(samples, BATCH * ranks, world, 0)
-    sampler.set_epoch(1, int(samples * place) // (BATCH * ranks) * BATCH * ranks)
-    return sampler
-
-
-@pytest.mark.parametrize(("place", "ranks"), [(0, 1), (0.99, 1), (0, MANY_RANKS), (0.99, MANY_RANKS)])
-def test_the_memory_of_an_epoch_does_not_grow_with_the_samples(
-    place: float, ranks: int, package: Callable[..., Any]
-) -> None:
-    few, many = training(package, FEW, 0, 1), training(package, MANY, place, ranks)
-    assert first_of(few) == first_of(many) == BATCHES * BATCH
-    # At once, the order is computed of 16,384 samples and not of 9,984, which are all.
-    assert peak(lambda: first_of(many)) < 3 * peak(lambda: first_of(few))
-
-
 @pytest.mark.parametrize("ranks", [1, MANY_RANKS])
 def test_the_memory_of_an_evaluation_does_not_grow_with_the_samples(ranks: int, package: Callable[..., Any]) -> None:
     def evaluate(samples: int, ranks: int) -> int:

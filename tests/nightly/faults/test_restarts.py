@@ -57,21 +57,6 @@ def test_a_killed_rank_is_restarted_and_the_run_goes_on(
     measured("restarts", f"torchrun: restarts that went on by themselves, of {KILLS}", went_on)
 
 
-def test_a_restart_goes_on_with_the_run_that_was_resumed(own_project: Render, tmp_path: Path) -> None:
-    project, called = slowed(own_project()), tmp_path / "called"
-    before = project / "runs" / "before"
-    before.parent.mkdir()
-    train_on_ranks(project, before, "--max-steps", "2")
-    options = ("--save-every", "1", "--max-steps", "9", "--resume", "--run-dir", "auto")
-    with restarting(project, called, 3, *options) as process:
-        wait_until(lambda: newest_step(before) >= 5 or process.poll() is not None)
-        os.kill(ranks_of(called)[1], signal.SIGKILL)
-        assert process.wait(timeout=scaled(120)) == 0, (tmp_path / "output.log").read_text()
-    log = (before / "train.log").read_text()
-    assert log.count("resumed from ") == 2
-    assert checkpoint(before)["progress"]["step"] == 9
-
-
 def test_restarts_that_lead_nowhere_end(own_project: Render, tmp_path: Path, measured: Measured) -> None:
     project, run_dir = own_project(), tmp_path / "run"
     train_on_ranks(project, run_dir, "--max-steps", "2")
