@@ -4,9 +4,7 @@ import functools
 import json
 import os
 import re
-import runpy
 import shutil
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +25,6 @@ from tests.support.ranks import lone_error_in, train_on_ranks
 from tests.support.training import train
 
 LOGGERS = ("csv", "tensorboard", "wandb", "mlflow")
-TRACKERS = {"tensorboard", "wandb", "mlflow"}
 LR = 0.01
 OPTIONS = ("--epochs", "4", "--lr", str(LR), "--warmup-steps", "12", "--log-every", "5")
 
@@ -43,14 +40,6 @@ APPEND_ONLY = ["wandb", "mlflow"]
 OFFLINE = {"WANDB_MODE": "offline"}
 
 
-def run_and_tell_modules() -> None:
-    """Run train.py on this rank, and write down what it has imported by its end."""
-    try:
-        runpy.run_path("train.py", run_name="__main__")
-    finally:
-        Path(f"{os.environ['MODULES']}-{os.environ['RANK']}").write_text("\n".join(sys.modules))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def nobody_is_logged_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No key, no setting and no file of the person who runs the tests reaches a logger."""
@@ -63,17 +52,13 @@ def nobody_is_logged_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 @pytest.fixture(scope="module")
 def run_of(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return the run directory of a logger: stopped within the second epoch, and resumed from an older checkpoint.
-
-    Beside it are modules-0 and modules-1: what each rank of the first start had imported.
-    """
+    """Return the run directory of a logger: stopped within the second epoch, and resumed from an older checkpoint."""
 
     @functools.cache
     def get(logger: str) -> Path:
         run_dir = tmp_path_factory.mktemp(logger) / "run"
-        env = {"MODULES": str(run_dir.parent / "modules")} | (OFFLINE if logger == "wandb" else {})
         first = (*OPTIONS, "--max-steps", str(ABANDONED), "--save-every", "5", "--keep", "9")
-        train_on_ranks(project(logging=logger), run_dir, *first, env=env, entry=run_and_tell_modules)
+        train_on_ranks(project(logging=logger), run_dir, *first, env=OFFLINE if logger == "wandb" else {})
         second = (*OPTIONS, "--max-steps", "50", "--resume", str(run_dir / "checkpoints" / "step-00000025.pt"))
         train_on_ranks(project(logging=logger), run_dir, *second)
         return run_dir
@@ -124,18 +109,6 @@ def test_an_epoch_is_the_mean_over_its_samples_also_across_a_stop(history_of: Ca
         correct = history["epoch/validation_accuracy"][last] * 360
         assert correct == pytest.approx(round(correct), abs=1e-3)
     assert [history["epoch"][step] for step in EPOCH_STEPS] == [1, 2, 3]
-
-
-@pytest.mark.parametrize("logger", LOGGERS)
-def test_rank_0_alone_imports_the_logger(logger: str, run_of: Callable[[str], Path], project: Render) -> None:
-    folder = run_of(logger).parent
-    imported = [{name.split(".")[0] for name in (folder / f"modules-{rank}").read_text().split()} for rank in range(2)]
-    assert imported[0] & TRACKERS == {logger} & TRACKERS
-    assert imported[1] & TRACKERS == set(), "importing the program must not import it"
-    beside = {path.name for path in folder.iterdir()}
-    assert beside == {"run", "modules-0", "modules-1", "run-rank-0.out", "run-rank-1.out"}
-    in_project = {path.name for path in project(logging=logger).iterdir()}
-    assert not in_project & {"runs", "wandb", "mlruns", "mlflow.db", "tensorboard", "lightning_logs"}
 
 
 def test_wandb_has_one_run_with_the_options_and_says_once_that_it_is_offline(run_of: Callable[[str], Path]) -> None:

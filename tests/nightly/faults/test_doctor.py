@@ -28,11 +28,6 @@ ANOTHER_CLOCK = (
 SOUND = "sound: a run can start here"
 # As Docker does: a name of its own for each host, and a list of names. ip gives each command its own mounts.
 NAMED = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2'
-# Python asks the first that it finds which version is installed.
-OTHER_TORCH = (
-    'folder="$OTHER/torch-2.1.0.dist-info" && mkdir -p "$folder" && export PYTHONPATH="$OTHER" && '
-    r'printf "Metadata-Version: 2.1\nName: torch\nVersion: 2.1.0\n" >"$folder/METADATA"'
-)
 
 
 @dataclass
@@ -95,9 +90,6 @@ FAULTS = {
     "a read-only run directory": Fault(
         {0: r"error: n2: \S+ takes no runs \(Read-only file system\): give --run-dir in another folder"},
         before={1: 'mount --bind "$RUNS" "$RUNS" && mount -o remount,bind,ro "$RUNS"'},
-    ),
-    "another torch": Fault(
-        {0: r"error: n2: torch is 2\.1\.0, and 2\.\S+ on n1: install the same on both"}, before={1: OTHER_TORCH}
     ),
     "another clock": Fault(
         {0: r"warning: n2: the clock is (89|90|91) s ahead of that of n1: let chrony set both, or times of logs"},

@@ -2,16 +2,14 @@
 
 import functools
 import os
-import re
 import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.conftest import Measured, Render
@@ -27,19 +25,14 @@ TWO_NODES = ("--nodes=2", "--ntasks-per-node=1")
 KILLED, STOPPED = 137, 75
 
 
-def ranks_of(run_dir: Path) -> list[int]:
-    """The process numbers of the ranks of a run, in the order of the ranks."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes().split(b"\0")
-            variables = (folder / "environ").read_bytes()
-        except OSError:
-            continue
-        rank = re.search(rb"(?:^|\0)(?:SLURM_PROCID|OMPI_COMM_WORLD_RANK|PMI_RANK)=(\d+)", variables)
-        if rank and command[1:2] and command[1].endswith(b"train.py") and str(run_dir).encode() in command:
-            found[int(rank[1])] = int(folder.name)
-    return [found[rank] for rank in sorted(found)]
+def process_of_rank(rank: str, run_dir: Path) -> int:
+    """The process number of a rank of Slurm."""
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        command, variables = process.info["cmdline"] or [], process.info["environ"] or {}
+        is_rank = str(run_dir) in command and command[1].endswith("train.py")
+        if is_rank and variables.get("SLURM_PROCID") == rank:
+            return int(process.pid)
+    raise AssertionError(f"rank {rank} is not there")
 
 
 def since(started: float) -> float:
@@ -182,22 +175,12 @@ def test_a_job_whose_rank_was_killed_goes_on_when_it_is_queued_again(
     job = Batch(slurm_cluster, paced("slurm"), tmp_path, saving=10)
     wait_until((job.run_dir / "checkpoints" / "last.pt").exists)
     started = time.perf_counter()
-    os.kill(ranks_of(job.run_dir)[1], signal.SIGKILL)
+    os.kill(process_of_rank("1", job.run_dir), signal.SIGKILL)
     ended = job.end(restarts=0)
     measured("preemption", "rank 1 killed in Slurm: seconds until the job ends", since(started))
     assert (ended.state, ended.exit_code) == ("FAILED", KILLED)
     requeue(job)
     job.assert_goes_on(whole)
-
-
-@pytest.mark.parametrize(("number", "victim"), [(signal.SIGTERM, 0), (signal.SIGUSR1, 1)])
-def test_a_signal_to_a_rank_stops_it(
-    number: signal.Signals, victim: int, paced: Paced, slurm_cluster: Cluster, tmp_path: Path
-) -> None:
-    job = Batch(slurm_cluster, paced("slurm"), tmp_path)
-    os.kill(ranks_of(job.run_dir)[victim], number)
-    assert job.end(restarts=0).exit_code == STOPPED
-    job.assert_stopped()
 
 
 UP = ["--batch", "--signal=USR1"]  # what Slurm sends when the time is up
@@ -225,15 +208,6 @@ def test_a_job_that_its_owner_stops_does_not_come_back(
     job.assert_stopped()
 
 
-@contextmanager
-def launched(mpirun: str, place: Path, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run launch.sh with one of the two launchers of MPI, on this machine alone, and go on once it has trained."""
-    command = ["./launch.sh", "2", *ON_CPU, "--run-dir", str(folder / "run"), *STEPS]
-    with started(command, place, folder / "output.log", mpi.environment(mpirun, folder)) as process:
-        wait_until(lambda: has_trained(folder / "run"))
-        yield process
-
-
 @pytest.mark.parametrize(
     ("mpirun", "number"),
     [
@@ -245,42 +219,17 @@ def launched(mpirun: str, place: Path, folder: Path) -> Iterator[subprocess.Pope
 def test_a_signal_to_the_launch_script_of_mpirun_leaves_the_ranks_time_to_save(
     mpirun: str, number: signal.Signals, paced: Paced, whole: dict[str, Any], tmp_path: Path, measured: Measured
 ) -> None:
-    run_dir = tmp_path / "run"
-    with launched(mpirun, paced("mpirun"), tmp_path) as process:
-        started = time.perf_counter()
+    run_dir, output, env = tmp_path / "run", tmp_path / "output.log", mpi.environment(mpirun, tmp_path)
+    command = ["./launch.sh", "2", *ON_CPU, "--run-dir", str(run_dir), *STEPS]
+    with started(command, paced("mpirun"), output, env) as process:
+        wait_until(lambda: has_trained(run_dir))
+        signalled = time.perf_counter()
         process.send_signal(number)
-        assert process.wait(timeout=scaled(30)) == STOPPED, (tmp_path / "output.log").read_text()
-        measured("preemption", f"{mpirun}, {number.name}, save of 3 s: seconds to stop", since(started))
+        assert process.wait(timeout=scaled(30)) == STOPPED, output.read_text()
+        measured("preemption", f"{mpirun}, {number.name}, save of 3 s: seconds to stop", since(signalled))
     written = checkpoint(run_dir)
     assert written["world_size"] == 2
     assert f"stopped after step {written['progress']['step']};" in (run_dir / "train.log").read_text()
     assert [file.name for file in (run_dir / "checkpoints").glob("*.tmp")] == []
     train(paced("mpirun"), run_dir, *STEPS, "--resume", launcher="mpich" if mpirun == "MPICH" else "mpirun")
     assert_same_weights(checkpoint(run_dir), whole)
-
-
-AT_ONCE = """import signal, sys, time
-signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
-print("ready.", flush=True)
-time.sleep(60)
-"""
-
-
-@mpi.NEEDS_MPICH
-def test_the_launch_script_tells_of_a_stop_though_mpich_forgets_it(project: Render, tmp_path: Path) -> None:
-    env = mpi.environment("MPICH", tmp_path)
-    place = shutil.copytree(project(launcher="mpirun"), tmp_path / "project")
-    (place / "train.py").write_text(AT_ONCE)
-    for _ in range(8):  # before 4.1, it forgets the codes one time in four where all ranks leave at once
-        with started(["./launch.sh", "2"], place, tmp_path / "output.log", env) as process:
-            wait_until(lambda: (tmp_path / "output.log").read_text().count("ready.") == 2)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=scaled(30)) == STOPPED
-
-
-@pytest.mark.parametrize("mpirun", mpi.EACH_MPIRUN)
-def test_a_killed_rank_ends_the_launch_script_of_mpirun(mpirun: str, paced: Paced, tmp_path: Path) -> None:
-    with launched(mpirun, paced("mpirun"), tmp_path) as process:
-        os.kill(ranks_of(tmp_path / "run")[1], signal.SIGKILL)
-        assert process.wait(timeout=scaled(5)) == {"Open MPI": KILLED, "MPICH": signal.SIGKILL}[mpirun]
-    assert ranks_of(tmp_path / "run") == []
