@@ -62,28 +62,11 @@ def real(pretended_gpu: Path, folder: Path) -> Path:
     return copy
 
 
-# ---- without apex ----
-
-
 @pytest.fixture(scope="module")
 def float32(project: Render, folder: Path) -> dict[str, Any]:
     """The checkpoint of a run without mixed precision."""
     train_on_ranks(project(amp="none"), folder / "float32", *WINDOWS)
     return checkpoint(folder / "float32")
-
-
-@pytest.fixture(scope="module")
-def on_cpu(project: Render, folder: Path) -> tuple[Path, str]:
-    """The run directory of the project for apex on a CPU, and what its ranks printed."""
-    printed = train_on_ranks(project(amp="apex"), folder / "on-cpu", *WINDOWS, "--opt-level", "O2")
-    return folder / "on-cpu", "".join(printed)
-
-
-def test_apex_on_a_cpu_is_float32_and_says_so_once(on_cpu: tuple[Path, str], float32: dict[str, Any]) -> None:
-    run_dir, printed = on_cpu
-    assert printed.count("apex.amp needs a GPU: this run trains in float32") == 1
-    assert (run_dir / "train.log").read_text().count("apex.amp needs a GPU") == 1
-    assert_same_weights(checkpoint(run_dir), float32)
 
 
 @pytest.mark.parametrize("installed", ["nothing", "another package"])
@@ -96,9 +79,6 @@ def test_a_gpu_without_apex_is_refused_with_one_line(installed: str, pretended_g
     assert line.startswith("error: apex.amp is not installed")
     assert "tag 25.05" in line
     assert "PyPI's apex is another package" in line
-
-
-# ---- with the stand-in, which tells what it was called with ----
 
 
 def saved_scale(saved: dict[str, Any]) -> dict[str, Any]:
@@ -123,8 +103,6 @@ def test_scaling_with_apex_changes_no_bit_and_clips_the_weights_that_are_stepped
     norms = [details["norm"] for name, details in calls if name == "step"]
     assert max(norms) == pytest.approx(0.5, rel=1e-4)
 
-
-# ---- with the stand-in, and with apex itself ----
 
 BOTH = pytest.mark.parametrize("which", ["stand_in", "real"])
 
@@ -154,25 +132,22 @@ def test_the_level_without_float16_changes_no_bit(real: Path, project: Render, t
     assert_same_state(checkpoint(tmp_path / "O0"), checkpoint(tmp_path / "float32"))
 
 
-def test_the_level_of_float16_alone_runs(real: Path, tmp_path: Path) -> None:
-    # Without clipping: the squares of small gradients, which AdamW divides by, are 0 in float16.
-    train_on_ranks(real, tmp_path / "O3", "--accum-steps", "2", "--max-steps", "30", "--opt-level", "O3")
-    assert all(map(math.isfinite, logged(tmp_path / "O3", "train/loss").values()))
-
-
 @BOTH
-def test_apex_resumes_a_checkpoint_of_a_cpu(
-    which: str, request: pytest.FixtureRequest, on_cpu: tuple[Path, str], tmp_path: Path
+def test_apex_on_a_cpu_is_float32_and_a_gpu_goes_on_from_there(
+    which: str, request: pytest.FixtureRequest, project: Render, float32: dict[str, Any], tmp_path: Path
 ) -> None:
-    source = str(on_cpu[0] / "checkpoints" / "last.pt")
-    options = ("--opt-level", "O2", "--max-steps", "30", "--log-every", "1", "--resume", source)
-    train_on_ranks(request.getfixturevalue(which), tmp_path / "run", *options)
-    before, after = logged(on_cpu[0], "train/loss")[24], logged(tmp_path / "run", "train/loss")
+    run_dir = tmp_path / "cpu"
+    printed = train_on_ranks(project(amp="apex"), run_dir, *WINDOWS, "--opt-level", "O2")
+    assert "".join(printed).count("apex.amp needs a GPU: this run trains in float32") == 1
+    assert (run_dir / "train.log").read_text().count("apex.amp needs a GPU") == 1
+    assert_same_weights(checkpoint(run_dir), float32)
+    options = ("--opt-level", "O2", "--max-steps", "30", "--log-every", "1")
+    source = str(run_dir / "checkpoints" / "last.pt")
+    train_on_ranks(request.getfixturevalue(which), tmp_path / "run", *options, "--resume", source)
+    before, after = logged(run_dir, "train/loss")[24], logged(tmp_path / "run", "train/loss")
     assert sorted(after) == [25, 26, 27, 28, 29, 30]
     assert max(after.values()) < 1.3 * before, "it must go on from the weights of the checkpoint"
 
-
-# ---- a gradient that is not finite ----
 
 BAD_STEP = 3  # of those below, counted from 0
 FEW = (*AVERAGED, "--max-steps", "8", "--log-every", "2")

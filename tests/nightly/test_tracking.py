@@ -13,7 +13,6 @@ import pytest
 
 from generator.check.train.records import (
     READERS,
-    History,
     mlflow_runs,
     read_csv,
     read_jsonl,
@@ -66,12 +65,6 @@ def run_of(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return get
 
 
-@pytest.fixture(scope="module")
-def history_of(run_of: Callable[[str], Path]) -> Callable[[str], History]:
-    """Return what a logger's own reader reads of its run."""
-    return functools.cache(lambda logger: dict(READERS[logger](run_of(logger))))
-
-
 def values_in_log(run_dir: Path) -> dict[tuple[int, str], set[float]]:
     """The values in train.log of each step and metric; several where a step was trained twice."""
     values = defaultdict(set)
@@ -83,9 +76,10 @@ def values_in_log(run_dir: Path) -> dict[tuple[int, str], set[float]]:
 
 @pytest.mark.parametrize("logger", LOGGERS)
 def test_each_metric_has_each_step_once_as_the_log_and_metrics_jsonl_have_it(
-    logger: str, run_of: Callable[[str], Path], history_of: Callable[[str], History]
+    logger: str, run_of: Callable[[str], Path]
 ) -> None:
-    history, log, records = history_of(logger), values_in_log(run_of(logger)), read_jsonl(run_of(logger))
+    run_dir = run_of(logger)
+    history, log, records = dict(READERS[logger](run_dir)), values_in_log(run_dir), read_jsonl(run_dir)
     steps = {name: [step for step, _ in values] for name, values in history.items()}
     before = [ABANDONED] if logger in APPEND_ONLY else []
     assert steps == {name: sorted([*expected, *before]) for name, expected in STEPS_OF_METRIC.items()}
@@ -96,19 +90,6 @@ def test_each_metric_has_each_step_once_as_the_log_and_metrics_jsonl_have_it(
         assert [step for step, _ in records[name]] == STEPS_OF_METRIC[name]
         kept = {step: value for step, value in values if step != ABANDONED}
         assert name == "samples_per_second" or kept == pytest.approx(dict(records[name]), rel=1e-6), name
-
-
-def test_an_epoch_is_the_mean_over_its_samples_also_across_a_stop(history_of: Callable[[str], History]) -> None:
-    history = {name: dict(values) for name, values in history_of("csv").items()}
-    for first, last in ((0, 22), (22, 44), (44, 50)):
-        reports = [step for step in TRAIN_STEPS if first < step <= last]
-        weights = [step - before for before, step in zip([first, *reports], reports, strict=False)]
-        for metric in ("loss", "accuracy"):
-            parts = [weight * history[f"train/{metric}"][step] for weight, step in zip(weights, reports, strict=True)]
-            assert history[f"epoch/train_{metric}"][last] == pytest.approx(sum(parts) / (last - first), rel=1e-6)
-        correct = history["epoch/validation_accuracy"][last] * 360
-        assert correct == pytest.approx(round(correct), abs=1e-3)
-    assert [history["epoch"][step] for step in EPOCH_STEPS] == [1, 2, 3]
 
 
 def test_wandb_has_one_run_with_the_options_and_says_once_that_it_is_offline(run_of: Callable[[str], Path]) -> None:

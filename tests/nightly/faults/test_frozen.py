@@ -12,10 +12,8 @@ import torch
 
 from tests.conftest import Measured, Render
 from tests.support.processes import is_running, scaled, wait_for_line
-from tests.support.ranks import start_ranks
 from tests.support.schedulers.mpi import NEEDS_OPENMPI
 from tests.support.training import ON_CPU, ON_GPU, ranks_of, running
-from tools.rewriting import extend
 
 TIMEOUT = 4  # seconds that a collective waits
 FOUND = 3  # seconds more that it may take to see which rank is silent
@@ -67,33 +65,3 @@ def test_ranks_that_wait_for_a_frozen_one_record_where(project: Render, tmp_path
         process.wait(timeout=scaled(60))
     last = pickle.loads(file.read_bytes())["entries"][-1]
     assert str(place / "train.py") in [frame["filename"] for frame in last["frames"]]
-
-
-STUCK = """
-
-def stuck(self: Digits, indices: list[int]) -> Any:
-    \"\"\"Wait for ever on rank 1, at the third step.\"\"\"
-    global fetches
-    fetches += len(indices) > 1  # no sample by which ranks are compared
-    if fetches == 3 and os.environ["RANK"] == "1":
-        time.sleep(99)
-    return fetched(self, indices)
-
-
-fetches, fetched = 0, Digits.__getitems__
-Digits.__getitems__ = stuck
-"""
-
-
-def test_a_rank_that_is_stuck_is_named(own_project: Render, tmp_path: Path, measured: Measured) -> None:
-    project = own_project()
-    extend(project / "ddp_project" / "data.py", STUCK, imports="import os\nimport time\nfrom typing import Any\n")
-    first, second = start_ranks(project, tmp_path / "run", "--timeout", str(TIMEOUT))
-    started = time.perf_counter()
-    try:
-        printed = first.ends_with(69, timeout=TIMEOUT + FOUND + 10)
-        measured("frozen", f"stuck while it loads data, --timeout {TIMEOUT}", round(time.perf_counter() - started, 1))
-    finally:
-        second.kill()
-    assert re.search(r"error: rank 1 has ended: LoaderLost it has waited 4 s for samples .*, after step 2: ", printed)
-    assert "Traceback" not in printed

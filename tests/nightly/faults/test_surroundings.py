@@ -3,7 +3,6 @@
 import os
 import shutil
 import stat
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Render
-from tests.support.processes import PATH, scaled
+from tests.support.processes import PATH, output_of
 from tests.support.ranks import error_in
 from tests.support.training import ON_CPU, checkpoint
 
@@ -30,8 +29,7 @@ class Surroundings:
     before: Sequence[str] = ()  # what runs launch.sh, in the place of a shell
     options: Sequence[str] = ()
     name: str = "project"  # of the folder
-    without: Sequence[str] = ()  # programs
-    umask: int = 0o022
+    without_git: bool = False
     says: str = ""  # with exit code 2; else it trains
 
 
@@ -45,8 +43,7 @@ LO = "ip link set lo up"
 ONLY_IPV6 = 'ip -4 address flush dev lo; echo "::1 localhost $(hostname)" >hosts && mount --bind hosts /etc/hosts'
 SURROUNDINGS = {
     "a home that cannot be written": Surroundings({"HOME": "/proc"}),
-    "umask 077": Surroundings(umask=0o077),
-    "no git": Surroundings(without=["git"]),
+    "no git": Surroundings(without_git=True),
     "a path with spaces, quotes and other letters": Surroundings(name=NAME),
     "the same without UTF-8": Surroundings({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, name=NAME),
     "no user of that number": Surroundings(
@@ -69,17 +66,12 @@ def readable(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def path_without(programs: Sequence[str], folder: Path) -> str:
+def path_without_git(folder: Path) -> str:
     """Return a PATH on which there is no more than must be."""
-    if not programs:
-        return PATH
     folder.mkdir()
-    for tool in TOOLS:
-        found = shutil.which(tool, path=PATH)
-        if found:  # the interpreter of a virtual environment must be called by its own path
-            (folder / tool).write_text(f'#!/bin/sh\nexec "{found}" "$@"\n')
-            (folder / tool).chmod(0o755)
-    assert not any(shutil.which(program, path=str(folder)) for program in programs)
+    for tool in TOOLS:  # the interpreter of a virtual environment must be called by its own path
+        (folder / tool).write_text(f'#!/bin/sh\nexec "{shutil.which(tool, path=PATH)}" "$@"\n')
+        (folder / tool).chmod(0o755)
     return str(folder)
 
 
@@ -96,30 +88,17 @@ def test_it_works_or_says_why(what: str, project: Render, readable: Path) -> Non
     place = shutil.copytree(project(logging="csv"), readable / around.name)
     run_dir = place / "a run"
     place.chmod(0o777)
-    env = {"NPROC_PER_NODE": "2", **os.environ, "PATH": path_without(around.without, readable / "bin"), **around.env}
+    path = path_without_git(readable / "bin") if around.without_git else PATH
+    env = {"NPROC_PER_NODE": "2", **os.environ, "PATH": path, **around.env}
 
-    def launch(*options: str) -> "subprocess.CompletedProcess[bytes]":
-        return subprocess.run(
-            [*around.before, "./launch.sh", *ON_CPU, "--run-dir", str(run_dir), *around.options, *options],
-            cwd=place,
-            env=env,
-            umask=around.umask,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=scaled(90),
-        )
+    def launch(code: int, *options: str) -> str:
+        command = [*around.before, "./launch.sh", *ON_CPU, "--run-dir", str(run_dir), *around.options, *options]
+        return output_of(command, place, env, code=code, timeout=90)
 
-    first = launch("--max-steps", str(STEPS // 2), "--save-every", "5")
+    printed = launch(2 if around.says else 0, "--max-steps", str(STEPS // 2), "--save-every", "5")
     if around.says:
-        printed = first.stdout.decode(errors="replace")
-        assert first.returncode == 2, printed
         assert around.says in error_in([printed])
         return
-    assert first.returncode == 0, first.stdout.decode(errors="replace")
-    second = launch("--max-steps", str(STEPS), "--resume")
-    assert second.returncode == 0, second.stdout.decode(errors="replace")
+    launch(0, "--max-steps", str(STEPS), "--resume")
     assert checkpoint(run_dir)["progress"]["step"] == STEPS
     assert (run_dir / "report.html").exists()
-    if around.umask == 0o077:
-        assert not (run_dir / "checkpoints" / "last.pt").stat().st_mode & 0o077
