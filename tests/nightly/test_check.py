@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.cli import COMMAND, check, environment, flowing, members
 from tests.support.processes import scaled, wait_until
-from tests.support.versions import append, append_to_last_block, clone_of_the_template, left_behind, replace
+from tests.support.versions import append, append_to_last_block, clone_of_the_template, left_behind
 from tools.rewriting import Rewrite, extend
 
 CSV = "partials/tracking/csv.py.jinja"
@@ -42,16 +42,6 @@ def test_a_mistake_fails_in_the_projects_that_have_it_and_in_no_other(clone: Pat
         expected[f"{task}-{launcher}-auto-none-false-csv"] = {"render"}
         expected[f"{task}-{launcher}-auto-none-false-tensorboard"] = {"format", "lint", "types", "train"}
     assert {each["name"]: {failure["stage"] for failure in each["failures"]} for each in checked} == expected
-
-
-def test_an_added_choice_is_checked_with_no_other_edit(clone: Path) -> None:
-    json_lines = "      value: csv\n    json lines:\n      value: jsonl"
-    replace(clone / "copier.yml", "      value: csv", json_lines)
-    console = (clone / "partials" / "tracking" / "console.py.jinja").read_text()
-    (clone / "partials" / "tracking" / "jsonl.py.jinja").write_text(console)
-    printed = check(clone, *ONE[1:5], "logging=jsonl", "launcher=torchrun,slurm")
-    assert "2 combinations: 2 passed, 0 failed" in printed
-    assert "logging=jsonl: only its metrics.jsonl was read" in flowing(printed)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -51,25 +51,20 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "all"
 
 
-def with_dependencies(name: str, found: dict[str, metadata.Distribution]) -> dict[str, metadata.Distribution]:
-    """Add a package that is installed here, and all that it requires."""
-    if name not in found:
-        found[name] = metadata.distribution(name)
-        for required in map(Requirement, metadata.requires(name) or []):
-            if not required.marker or required.marker.evaluate({"extra": ""}):
-                with_dependencies(required.name, found)
-    return found
-
-
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a python3 that has torch, and what torch requires, and nothing else."""
     place = tmp_path_factory.mktemp("machine") / "python"
     venv.create(place, with_pip=True, symlinks=True)
     folder = place / "lib" / f"python{VERSION}" / "site-packages"
-    for package in with_dependencies("torch", {}).values():
-        tops = {file.parts[0] for file in package.files or []} - {"..", "__pycache__"}
-        for name in tops:
+    names, packages = ["torch"], dict[str, metadata.Distribution]()
+    while names:
+        if (name := names.pop()) not in packages:
+            packages[name] = metadata.distribution(name)
+            required = [Requirement(line) for line in metadata.requires(name) or []]
+            names += [each.name for each in required if not each.marker or each.marker.evaluate({"extra": ""})]
+    for package in packages.values():
+        for name in {file.parts[0] for file in package.files or []} - {"..", "__pycache__"}:
             if not (folder / name).exists():
                 (folder / name).symlink_to(Path(str(package.locate_file(name))))
     return place / "bin"

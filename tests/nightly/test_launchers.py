@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import Render
 from tests.support.processes import PATH, output_of
 from tests.support.schedulers import mpi
-from tests.support.training import LAUNCHERS, ON_CPU, assert_same_weights, checkpoint, train
+from tests.support.training import ON_CPU, assert_same_weights, checkpoint, train
 
 STEPS = ("--max-steps", "12")
 
@@ -21,10 +21,11 @@ def reference(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path
     return run_dir
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_one_process_needs_no_launcher(launcher: str, project: Render, tmp_path: Path) -> None:
-    local_rank = ["--local_rank=0"] if launcher == "launch" else []  # as older versions of torch give it
-    train(project(launcher=launcher), tmp_path / "run", "--max-steps", "2", *local_rank, launcher="alone")
+@pytest.mark.parametrize(
+    ("launcher", "options"), [("slurm", []), ("mpirun", []), ("launch", ["--local_rank=0"])]  # as older torch gives it
+)
+def test_one_process_needs_no_launcher(launcher: str, options: list[str], project: Render, tmp_path: Path) -> None:
+    train(project(launcher=launcher), tmp_path / "run", "--max-steps", "2", *options, launcher="alone")
     assert checkpoint(tmp_path / "run")["world_size"] == 1
 
 

@@ -1,14 +1,17 @@
-"""A signal to spawn, or to processes that load data, makes all ranks write one checkpoint and leave."""
+"""A signal makes all ranks write one checkpoint and leave; launch.sh ends with the code of the rank that failed first."""
 
 import os
 import signal
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Render
 from tests.support.processes import is_running, scaled, wait_until
-from tests.support.training import checkpoint, ranks_of, running
+from tests.support.training import FOR_EVER, checkpoint, launched, ranks_of, running, wait_for_steps
 
 
 def assert_stopped(run_dir: Path) -> None:
@@ -18,10 +21,9 @@ def assert_stopped(run_dir: Path) -> None:
     assert f"stopped after step {saved['progress']['step']};" in (run_dir / "train.log").read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_to_spawn_stops_all_ranks(number: signal.Signals, project: Render, tmp_path: Path) -> None:
+def test_a_signal_to_spawn_stops_all_ranks(project: Render, tmp_path: Path) -> None:
     with running(project(launcher="spawn"), tmp_path / "run", "spawn") as process:
-        process.send_signal(number)
+        process.send_signal(signal.SIGUSR1)
         assert process.wait(timeout=scaled(30)) == 75, (tmp_path / "output.log").read_text()
     assert_stopped(tmp_path / "run")
 
@@ -50,3 +52,44 @@ def test_workers_end_with_a_rank_that_is_killed(project: Render, tmp_path: Path)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         wait_until(lambda: not any(map(is_running, workers)), 5)
+
+
+def test_the_code_of_a_rank_ends_restarts(project: Render, tmp_path: Path) -> None:
+    with launched(project(), tmp_path / "run", "--global-batch-size", "63", MAX_RESTARTS="3") as process:
+        assert process.wait(scaled(60)) == 2
+    assert (tmp_path / "output.log").read_text().count("error: --global-batch-size 63") == 1
+
+
+def signal_twice(process: subprocess.Popen[bytes], run_dir: Path) -> None:
+    """Send TERM, and INT while the ranks finish a step, write a checkpoint and leave."""
+    os.kill(process.pid, signal.SIGTERM)
+    for _ in range(20):
+        time.sleep(0.02)
+        os.kill(process.pid, signal.SIGINT)
+
+
+STOPS: dict[str, Callable[[subprocess.Popen[bytes], Path], object]] = {
+    "TERM": lambda process, run_dir: os.kill(process.pid, signal.SIGTERM),
+    "USR1": lambda process, run_dir: os.kill(process.pid, signal.SIGUSR1),
+    "TERM to a rank": lambda process, run_dir: os.kill(ranks_of(run_dir)[1], signal.SIGTERM),
+    "two signals": signal_twice,
+}
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_stop_is_75(stop: str, project: Render, tmp_path: Path) -> None:
+    with launched(project(), tmp_path / "run", *FOR_EVER) as process:
+        wait_for_steps(tmp_path / "run")
+        STOPS[stop](process, tmp_path / "run")
+        assert process.wait(scaled(60)) == 75, (tmp_path / "output.log").read_text()
+    assert_stopped(tmp_path / "run")
+
+
+def test_a_killed_rank_is_that_of_a_shell_and_one_line(project: Render, tmp_path: Path) -> None:
+    with launched(project(), tmp_path / "run", *FOR_EVER) as process:
+        wait_for_steps(tmp_path / "run")
+        os.kill(ranks_of(tmp_path / "run")[1], signal.SIGKILL)
+        assert process.wait(scaled(60)) == 128 + signal.SIGKILL, (tmp_path / "output.log").read_text()
+    printed = (tmp_path / "output.log").read_text()
+    assert printed.strip().split("\n")[-1] == "rank 1 was ended by SIGKILL"
+    assert "Traceback" not in printed

@@ -76,9 +76,8 @@ def log_of(project: Path, number: int) -> str:
     return log.read_text() if log.exists() else ""
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
-def test_a_sweep_names_the_best_of_its_runs(launcher: str, edited: Edit) -> None:
-    project = edited(f"{SHORT}, f'--lr={{[1e-5, 1e-2, 1e-4][trial.number]}}'", launcher)
+def test_a_sweep_names_the_best_of_its_runs(edited: Edit) -> None:
+    project = edited(f"{SHORT}, f'--lr={{[1e-5, 1e-2, 1e-4][trial.number]}}'")
     out, _ = end(start(project, 2))
     assert out.count("trial ") == 3
     out, _ = end(start(project, 3))

@@ -33,13 +33,13 @@ def submit(own_project: Render, tmp_path: Path) -> Iterator[Submit]:
     with ExitStack() as stack:
         two = stack.enter_context(hosts.two_hosts())
 
-        def start(*options: str, late: float = 0, env: Mapping[str, str] = NOTHING, name: str = "mine") -> JobSet:
+        def start(*options: str, late: float = 0, env: Mapping[str, str] = NOTHING) -> JobSet:
             file = project / "kubernetes" / "job.yaml"
             job = yaml.safe_load(file.read_text())
             edits = {"image": "registry.test/image", "numProcPerNode": 1}
             job["spec"]["trainer"] |= edits | {"env": [{"name": key, "value": value} for key, value in env.items()]}
             file.write_text(yaml.safe_dump(job))
-            cluster.submit(project, "./launch.sh", *ON_CPU, *options, NAME=name)
+            cluster.submit(project, "./launch.sh", *ON_CPU, *options, NAME="mine")
             jobset = JobSet(cluster, two, stack)
             jobset.start(late)
             return jobset
@@ -56,26 +56,19 @@ def reference(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict
     return checkpoint(folder / "run")
 
 
-def kill(jobset: JobSet) -> None:
-    jobset.pods[1].signal(signal.SIGKILL)
-
-
-def evict(jobset: JobSet) -> None:
-    jobset.pods[1].delete()
-
-
-@pytest.mark.parametrize("end", [kill, evict])
-def test_a_node_that_ends_costs_no_step(
-    end: Callable[[JobSet], None], submit: Submit, reference: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("how", ["killed", "drained"])
+def test_a_node_that_ends_costs_no_step(how: str, submit: Submit, reference: dict[str, Any]) -> None:
     jobset = submit(*STEPS)
     wait_for_steps(jobset.run_dir)
-    end(jobset)
+    if how == "killed":
+        jobset.pods[1].signal(signal.SIGKILL)
+    else:
+        jobset.pods[1].delete()
     assert jobset.follow() == "Restarting"
     assert jobset.follow() == "Complete", jobset.output
     log = (jobset.run_dir / "train.log").read_text()
     assert log.count("resumed from") == 1
-    assert ("stopped after step" in log) == (end is evict)
+    assert ("stopped after step" in log) == (how == "drained")
     assert checkpoint(jobset.run_dir)["world_size"] == 2
     assert_same_weights(checkpoint(jobset.run_dir), reference)
 
