@@ -5,7 +5,6 @@ import keyword
 import sys
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tomllib
@@ -14,12 +13,6 @@ from packaging.utils import canonicalize_name
 
 from tests.conftest import Render
 from tests.core.test_answers import QUESTIONS, TAKEN_NAMES, TEXTS, Questionnaire, name_fits
-
-
-def single_answers() -> list[dict[str, Any]]:
-    """No answer, and every choice beside the defaults, but for those that need another answer with them."""
-    pairs = [(question, choice) for question in QUESTIONS for choice in question.choices if not choice.conditional]
-    return [{}, *({question.key: choice.value} for question, choice in pairs if choice.value != question.default)]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +24,8 @@ def questionnaire(snapshot: Path) -> Questionnaire:
 def dependencies(project: Render) -> dict[str, importlib.metadata.Distribution]:
     """What a project with any answer asks pip for, by canonical name."""
     needed: list[Requirement] = []
-    for answer in single_answers():
+    pairs = [(question, choice) for question in QUESTIONS for choice in question.choices if not choice.conditional]
+    for answer in [{}, *({question.key: choice.value} for question, choice in pairs)]:
         metadata = tomllib.loads((project(**answer) / "pyproject.toml").read_text())
         groups = chain.from_iterable(metadata["dependency-groups"].values())
         asked = [*metadata["project"]["dependencies"], *(each for each in groups if isinstance(each, str))]

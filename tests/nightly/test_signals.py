@@ -1,4 +1,4 @@
-"""A signal makes all ranks write one checkpoint and leave; launch.sh ends with the code of the rank that failed first."""
+"""A signal makes all ranks write one checkpoint and leave; launch.sh ends with the code of the first that failed."""
 
 import os
 import signal

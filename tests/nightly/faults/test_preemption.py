@@ -126,15 +126,13 @@ class Batch:
         return seconds
 
 
-# Slurm looks for time limits twice a minute, and sends the signal up to half a minute early: here 30 to 60 s after the
-# start, when launch.sh listens for it, and before the training ends.
-def test_a_time_limit_stops_no_job(
-    paced: Paced, whole: dict[str, Any], slurm_cluster: Cluster, tmp_path: Path, measured: Measured
-) -> None:
-    job = Batch(slurm_cluster, paced("slurm"), tmp_path, "--time=2", "--signal=B:USR1@60")
+def let_the_time_end(job: Batch) -> None:
+    """Slurm looks for time limits twice a minute, and sends the signal up to half a minute early.
+
+    That is here 30 to 60 s after the start, when launch.sh listens for it, and before the training ends.
+    """
     job.wait_for("queues again")
     job.assert_stopped()
-    measured("preemption", "time limit of Slurm: seconds until the job goes on", job.assert_goes_on(whole))
 
 
 def make_way(job: Batch) -> None:
@@ -154,16 +152,20 @@ def lose_a_node(job: Batch) -> None:
     job.cluster.run("scontrol", "update", "NodeName=n2", "State=RESUME", check=False)
 
 
-@pytest.mark.parametrize("event", [make_way, requeue, lose_a_node])
+@pytest.mark.parametrize(
+    ("event", "request_of_job"),
+    [(let_the_time_end, ["--time=2", "--signal=B:USR1@60"]), (make_way, []), (requeue, []), (lose_a_node, [])],
+)
 def test_a_job_goes_on_after(
     event: Callable[[Batch], None],
+    request_of_job: list[str],
     paced: Paced,
     whole: dict[str, Any],
     slurm_cluster: Cluster,
     tmp_path: Path,
     measured: Measured,
 ) -> None:
-    job = Batch(slurm_cluster, paced("slurm"), tmp_path)
+    job = Batch(slurm_cluster, paced("slurm"), tmp_path, *request_of_job)
     event(job)
     seconds = job.assert_goes_on(whole)
     measured("preemption", f"{event.__name__} in Slurm: seconds until the job goes on", seconds)
