@@ -1,6 +1,6 @@
 """Every legal combination of answers is rendered, read, trained on two processes, stopped, resumed and compared.
 
-Each combination of the other answers has one task here, in turn; tests/nightly/test_every_task.py has all of them.
+Each combination of the other answers has one task here, in turn; tests/nightly/test_tasks.py has all of them.
 """
 
 from collections import defaultdict

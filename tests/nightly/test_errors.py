@@ -1,7 +1,6 @@
 """A mistake of the user ends every rank with one line and code 2; a programming error shows where it happened."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,29 +12,24 @@ from tests.support.schedulers import mpi
 from tests.support.training import train
 from tools.rewriting import Rewrite
 
-
-def foreign_file(folder: Path) -> str:
-    """A file that torch reads, and that is no checkpoint of the program."""
-    torch.save({"weights": torch.zeros(3)}, folder / "foreign.pt")
-    return str(folder / "foreign.pt")
-
-
 # The number of processes, the options and the message. One process is enough for what is found before ranks meet.
-REFUSALS: dict[str, tuple[int, Callable[[Path], list[str]], str]] = {
-    "accumulation": (1, lambda _: ["--accum-steps", "5"], "world size 1 x --accum-steps 5: 60 or 65 would do"),
-    "data": (1, lambda _: ["--global-batch-size", "2000"], "samples do not fill a micro-batch of 2000"),
-    "workers": (2, lambda _: ["--workers", "2000"], "--workers 2000 is too much for the cores of a rank: give at most"),
-    "nccl": (1, lambda _: ["--backend", "nccl"], "--backend nccl needs a GPU and this run is on the CPU"),
-    "missing": (2, lambda folder: ["--resume", str(folder / "no.pt")], "there is no checkpoint"),
-    "foreign": (1, lambda folder: ["--resume", foreign_file(folder)], "is not a checkpoint of this program"),
-    "unwritable": (2, lambda _: ["--run-dir", "/proc/run"], "cannot write to --run-dir /proc/run"),
+REFUSALS: dict[str, tuple[int, list[str], str]] = {
+    "accumulation": (1, ["--accum-steps", "5"], "world size 1 x --accum-steps 5: 60 or 65 would do"),
+    "data": (1, ["--global-batch-size", "2000"], "samples do not fill a micro-batch of 2000"),
+    "workers": (2, ["--workers", "2000"], "--workers 2000 is too much for the cores of a rank: give at most"),
+    "nccl": (1, ["--backend", "nccl"], "--backend nccl needs a GPU and this run is on the CPU"),
+    "missing": (2, ["--resume", "FOLDER/no.pt"], "there is no checkpoint"),
+    "foreign": (1, ["--resume", "FOLDER/foreign.pt"], "is not a checkpoint of this program"),
+    "unwritable": (2, ["--run-dir", "/proc/run"], "cannot write to --run-dir /proc/run"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSALS)
 def test_a_mistake_ends_all_ranks_with_one_line(case: str, project: Render, tmp_path: Path) -> None:
     processes, options, message = REFUSALS[case]
-    printed = train_on_ranks(project(), tmp_path / "run", *options(tmp_path), processes=processes, code=2)
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "foreign.pt")
+    given = [option.replace("FOLDER", str(tmp_path)) for option in options]
+    printed = train_on_ranks(project(), tmp_path / "run", *given, processes=processes, code=2)
     assert message in lone_error_in(printed)
     assert case == "foreign" or not (tmp_path / "run").exists(), "a refused run must leave nothing"
 

@@ -11,17 +11,12 @@ from tests.support.training import checkpoint, differences, train
 STEPS = 5
 
 
-def events(run_dir: Path) -> Counter[str]:
-    """How often the trace has each name."""
-    with gzip.open(run_dir / "trace.json.gz", "rt") as file:
-        return Counter(event["name"] for event in json.load(file)["traceEvents"] if event.get("ph") == "X")
-
-
 def test_a_trace_holds_five_steps_and_changes_nothing(project: Render, tmp_path: Path) -> None:
     traced, plain = tmp_path / "traced", tmp_path / "plain"
     output = train(project(), traced, "--epochs", "1", "--profile")
     assert output.count("trace.json.gz") == 1
-    names = events(traced)
+    with gzip.open(traced / "trace.json.gz", "rt") as file:
+        names = Counter(event["name"] for event in json.load(file)["traceEvents"] if event.get("ph") == "X")
     assert sum(names[f"ProfilerStep#{step}"] for step in range(11, 11 + STEPS)) == STEPS
     assert names["DistributedDataParallel.forward"] == STEPS
     assert names["Optimizer.step#AdamW.step"] == STEPS

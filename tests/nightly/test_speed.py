@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -16,43 +15,30 @@ from benchmarks.runner import in_turn, ratios
 from benchmarks.trials import Contender, Trial, render_project
 
 STEPS = 4
-Trained = dict[str, dict[str, Tensor]]
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return render_project(tmp_path_factory.mktemp("rendered") / "project")
-
-
-@pytest.fixture(scope="module")
-def trained(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """The weights at the end of each contender that needs no framework.
-
-    An epoch is a single batch: so it does not matter in which order a contender takes the samples.
-    """
+def test_contenders_end_with_the_same_weights(tmp_path: Path) -> None:
+    """An epoch is a single batch: so it does not matter in which order a contender takes the samples."""
+    project = render_project(tmp_path / "project")
     trial = Trial("transformer", replace(WORKLOADS["transformer"], steps=STEPS, epochs=STEPS), Path(sys.executable))
     # So many epochs that the learning rate has hardly fallen after the first steps.
     nearly_constant = ("--epochs", "100000", "--max-steps", str(STEPS))
-    contenders = {
-        "minimal": (Contender("minimal"), f"step-{STEPS}.pt"),
-        "tutorial": (Contender("tutorial"), f"step-{STEPS}.pt"),
-        "bare_tuned": (Contender("minimal", tuned=True), f"step-{STEPS}.pt"),
-        "generated": (Contender(str(project), options=nearly_constant), "run/checkpoints/last.pt"),
-    }
-    found = {}
-    for name, (contender, checkpoint) in contenders.items():
-        out = tmp_path_factory.mktemp(name)
-        trial.train(contender, out)
-        found[name] = torch.load(out / checkpoint, weights_only=True)["model"]
-    return found
+    own, generated = f"step-{STEPS}.pt", Contender(str(project), options=nearly_constant)
 
+    def train(contender: Contender, name: str, checkpoint: str) -> dict[str, Tensor]:
+        """Train a contender that needs no framework, and return its weights."""
+        (tmp_path / name).mkdir()
+        trial.train(contender, tmp_path / name)
+        weights: dict[str, Tensor] = torch.load(tmp_path / name / checkpoint, weights_only=True)["model"]
+        return weights
 
-@pytest.mark.parametrize(("name", "tolerance"), [("tutorial", 0), ("bare_tuned", 1e-4), ("generated", 1e-4)])
-def test_contenders_end_with_the_same_weights(name: str, tolerance: float, trained: Trained) -> None:
-    wanted, found = trained["minimal"], trained[name]
-    assert found.keys() == wanted.keys()
-    for key in wanted:
-        torch.testing.assert_close(found[key], wanted[key], rtol=0, atol=tolerance)
+    wanted = train(Contender("minimal"), "minimal", own)
+    for tolerance, found in (
+        (0, train(Contender("tutorial"), "tutorial", own)),
+        (1e-4, train(Contender("minimal", tuned=True), "tuned", own)),
+        (1e-4, train(generated, "generated", "run/checkpoints/last.pt")),
+    ):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)
 
 
 def test_all_run_in_every_round_in_turn_and_are_compared_within_it() -> None:

@@ -52,9 +52,10 @@ def trained(cluster: Cluster, folder: Path, run_dir: Path, *options: str) -> dic
     return checkpoint(run_dir)
 
 
-def result(run_dir: Path) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
-    return read
+def code_of(run_dir: Path) -> tuple[str, str]:
+    """The commit and the hash of the code that a result has."""
+    result = json.loads((run_dir / "result.json").read_text())
+    return result["commit"], result["code_sha256"]
 
 
 def test_edits_after_the_submission_change_nothing_but_the_next_one(
@@ -89,9 +90,8 @@ def test_edits_after_the_submission_change_nothing_but_the_next_one(
     other = differences(checkpoint(run_dir)["model"], unedited["model"])
     measured("submission", "weights that edits of a submitted job change", len(other))
     assert other == []
-    for name in ("commit", "code_sha256"):
-        assert result(run_dir)[name] == result(clean / "run")[name]
-    assert result(run_dir)["commit"] == run(clean, "rev-parse", "--short=12", "HEAD")
+    assert code_of(run_dir) == code_of(clean / "run")
+    assert code_of(run_dir)[0] == run(clean, "rev-parse", "--short=12", "HEAD")
 
     for file, text in sound.items():
         file.write_text(text)
@@ -100,7 +100,7 @@ def test_edits_after_the_submission_change_nothing_but_the_next_one(
     edited = trained(slurm_cluster, place, tmp_path / "edited", *options)
     assert differences(checkpoint(place / "runs" / str(second))["model"], edited["model"]) == []
     assert differences(edited["model"], unedited["model"]) != []
-    assert result(place / "runs" / str(second))["commit"] == f"{result(run_dir)['commit']}-dirty"
+    assert code_of(place / "runs" / str(second))[0] == f"{code_of(run_dir)[0]}-dirty"
 
 
 def test_each_task_of_an_array_runs_the_copy(place: Path, slurm_cluster: Cluster, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tools.rewriting import Rewrite
 SHORT = ("--max-steps=6", "--log-every=2")
 ENV = {**os.environ, "PATH": PATH, "NPROC_PER_NODE": "2", "NPROC": "2"}  # of torchrun, and of spawn
 Edit = Callable[..., Path]
-STARTED: list[subprocess.Popen[str]] = []
+Start = Callable[[Path, int], subprocess.Popen[str]]
 
 
 @pytest.fixture
@@ -36,21 +36,21 @@ def edited(own_project: Render) -> Edit:
     return get
 
 
-def start(project: Path, trials: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "sweep.py", "--trials", str(trials)]
-    worker = subprocess.Popen(
-        command, cwd=project, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    STARTED.append(worker)
-    return worker
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Yield what starts a worker. In the end, TERM stops what is left of a failure: it stops its launches itself."""
+    workers: list[subprocess.Popen[str]] = []
 
+    def begin(project: Path, trials: int) -> subprocess.Popen[str]:
+        command, pipe = [sys.executable, "sweep.py", "--trials", str(trials)], subprocess.PIPE
+        worker = subprocess.Popen(
+            command, cwd=project, env=ENV, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        )
+        workers.append(worker)
+        return worker
 
-@pytest.fixture(autouse=True)
-def _no_worker_is_left() -> Iterator[None]:
-    """Stop the workers of a test that fails: with TERM, since they stop their launches themselves."""
-    yield
-    while STARTED:
-        worker = STARTED.pop()
+    yield begin
+    for worker in workers:
         worker.terminate()
         worker.communicate(timeout=scaled(60))
 
@@ -76,7 +76,7 @@ def log_of(project: Path, number: int) -> str:
     return log.read_text() if log.exists() else ""
 
 
-def test_a_sweep_names_the_best_of_its_runs(edited: Edit) -> None:
+def test_a_sweep_names_the_best_of_its_runs(edited: Edit, start: Start) -> None:
     project = edited(f"{SHORT}, f'--lr={{[1e-5, 1e-2, 1e-4][trial.number]}}'")
     out, _ = end(start(project, 2))
     assert out.count("trial ") == 3
@@ -91,7 +91,7 @@ def test_a_sweep_names_the_best_of_its_runs(edited: Edit) -> None:
 
 @pytest.mark.parametrize(("launcher", "number"), [("torchrun", signal.SIGKILL), ("spawn", signal.SIGTERM)])
 def test_what_a_worker_leaves_ends_the_same(
-    launcher: str, number: signal.Signals, edited: Edit, tmp_path: Path
+    launcher: str, number: signal.Signals, edited: Edit, start: Start, tmp_path: Path
 ) -> None:
     options = ("--max-steps=20", "--save-every=2", "--log-every=1")
     project = edited(repr(options), launcher)
@@ -116,7 +116,7 @@ def test_what_a_worker_leaves_ends_the_same(
     assert study_in(project).trials[0].value == accuracy_of(tmp_path / "whole")
 
 
-def test_two_workers_run_each_trial_once(edited: Edit) -> None:
+def test_two_workers_run_each_trial_once(edited: Edit, start: Start) -> None:
     project = edited(repr(SHORT))
     workers = [start(project, 4), start(project, 4)]
     printed = [end(worker)[0] for worker in workers]
@@ -126,7 +126,7 @@ def test_two_workers_run_each_trial_once(edited: Edit) -> None:
     assert [log_of(project, number).count("world size 2") for number in range(4)] == [1] * 4
 
 
-def test_a_trial_that_does_badly_is_stopped_early(edited: Edit) -> None:
+def test_a_trial_that_does_badly_is_stopped_early(edited: Edit, start: Start) -> None:
     options = "['--lr=0.01', '--epochs=3'] if trial.number == 0 else ['--lr=0', '--epochs=2000']"
     project = edited(f"({options})", pruner="MedianPruner(n_startup_trials=1)")
     end(start(project, 2))
@@ -143,7 +143,7 @@ def test_a_trial_that_does_badly_is_stopped_early(edited: Edit) -> None:
     ("launcher", "wrong", "said"),
     [("torchrun", "--lrr=1", "--lrr"), ("spawn", "--global-batch-size=3", "--global-batch-size 3")],
 )
-def test_a_refused_option_ends_it_in_one_line(launcher: str, wrong: str, said: str, edited: Edit) -> None:
+def test_a_refused_option_ends_it_in_one_line(launcher: str, wrong: str, said: str, edited: Edit, start: Start) -> None:
     project = edited(repr((*SHORT, wrong)), launcher)
     _, err = end(start(project, 3), code=2)
     assert err.startswith("error: ")

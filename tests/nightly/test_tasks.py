@@ -1,4 +1,4 @@
-"""Every task trains to what it promises; every launcher starts, stops and resumes it, and its export predicts."""
+"""Every task trains to what it promises, in every combination and with every launcher, and its export predicts."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from generator.answers.combinations import Combination
 from generator.check.train.samples import samples_of
 from tests.cold.test_launchers import OF_ONE_MACHINE
 from tests.conftest import Render
@@ -82,3 +83,8 @@ def test_every_launcher_trains_stops_and_resumes_a_task_whose_export_predicts(
     else:
         spawned = checked[task, "spawn"]
         assert_same_weights(checkpoint(result["folder"] / "cold"), checkpoint(spawned["folder"] / "cold"))
+
+
+def test_every_combination_passes_with_every_task(tmp_path: Path, legal: list[Combination]) -> None:
+    combinations = check_report(tmp_path / "check.json", timeout=1800)
+    assert {each["name"] for each in combinations} == {each.name for each in legal}

@@ -21,7 +21,7 @@ def seconds_until_gone(pids: list[int], limit: float) -> float:
 
 
 # The launchers, and the rank that is killed; None: the launcher itself.
-KILLS = {"torchrun": (None, 0, 1), "launch": (None,), "spawn": (None, 1), "mpirun": (None, 0), "mpich": (1,)}
+KILLS = {"torchrun": (None, 0, 1), "launch": (None,), "spawn": (None, 1), "mpirun": (None, 0), "mpich": (None, 1)}
 MARKS = {"mpirun": NEEDS_OPENMPI, "mpich": NEEDS_MPICH}
 
 

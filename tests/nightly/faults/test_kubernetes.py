@@ -3,7 +3,7 @@
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,6 @@ from tests.support.schedulers.kubernetes import CORES, Cluster, JobSet, missing
 from tests.support.training import FOR_EVER, ON_CPU, assert_same_weights, checkpoint, launch_command, wait_for_steps
 
 STEPS = ("--max-steps", "400", "--save-every", "20", "--eval-every", "1000", "--epochs", "1000")
-HEAD_TIMEOUT = 20  # of launch.sh, where it is not to be ten minutes
-NOTHING: Mapping[str, str] = {}
 Submit = Callable[..., JobSet]
 
 
@@ -33,7 +31,7 @@ def submit(own_project: Render, tmp_path: Path) -> Iterator[Submit]:
     with ExitStack() as stack:
         two = stack.enter_context(hosts.two_hosts())
 
-        def start(*options: str, late: float = 0, env: Mapping[str, str] = NOTHING) -> JobSet:
+        def start(*options: str, late: float = 0, **env: str) -> JobSet:
             file = project / "kubernetes" / "job.yaml"
             job = yaml.safe_load(file.read_text())
             edits = {"image": "registry.test/image", "numProcPerNode": 1}
@@ -102,7 +100,7 @@ def test_the_doctor_examines_nodes_that_start_late(submit: Submit) -> None:
 
 def test_launch_sh_ends_where_node_0_is_out_of_reach(submit: Submit) -> None:
     """Also as the first process of its container, which no signal from within could end if it were process 1."""
-    jobset = submit(*FOR_EVER, env={"HEAD_TIMEOUT": str(HEAD_TIMEOUT)})
+    jobset = submit(*FOR_EVER, HEAD_TIMEOUT="20")
     wait_for_steps(jobset.run_dir)
     jobset.hosts[0].set_link("down")
     jobset.pods[1].process.wait(scaled(60))

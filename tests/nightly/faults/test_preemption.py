@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from tests.conftest import Measured, Render
-from tests.support.processes import scaled, started, wait_until
+from tests.support.processes import scaled, started, wait_for_line, wait_until
 from tests.support.schedulers import mpi
-from tests.support.schedulers.slurm import ENDED, Cluster, Job
+from tests.support.schedulers.slurm import Cluster, Job
 from tests.support.training import ON_CPU, assert_same_weights, checkpoint, train
 from tools.rewriting import Rewrite
 
@@ -82,20 +82,6 @@ class Batch:
         self.id = cluster.launch(place, *training, request=[*TWO_NODES, f"--output={self.log}", *request])
         wait_until(lambda: has_trained(self.run_dir))
 
-    def cancel(self, *options: str) -> None:
-        self.cluster.run("scancel", *options, str(self.id))
-
-    def wait_for(self, text: str) -> None:
-        """Wait until its log has the text. Fails where it ends before."""
-
-        def told() -> bool:
-            state = self.cluster.job(self.id).state
-            log = self.log.read_text()
-            assert text in log or state not in ENDED, log
-            return text in log
-
-        wait_until(told, 90)
-
     def end(self, *, restarts: int) -> Job:
         """Wait until it has ended for good and return its state; it was queued again so often."""
         job = self.cluster.wait(self.id)
@@ -131,7 +117,7 @@ def let_the_time_end(job: Batch) -> None:
 
     That is here 30 to 60 s after the start, when launch.sh listens for it, and before the training ends.
     """
-    job.wait_for("queues again")
+    wait_for_line(job.log, "queues again", 90)
     job.assert_stopped()
 
 
@@ -203,7 +189,7 @@ def test_a_job_that_its_owner_stops_does_not_come_back(
 ) -> None:
     job = Batch(slurm_cluster, paced("slurm"), tmp_path)
     for options in cancels:
-        job.cancel(*options)
+        job.cluster.run("scancel", *options, str(job.id))
     ended = job.end(restarts=0)
     assert ended.state == state
     assert state == "CANCELLED" or ended.exit_code == STOPPED

@@ -80,10 +80,8 @@ def test_it_works_or_says_why(what: str, project: Render, readable: Path) -> Non
     around = SURROUNDINGS[what]
     if around.before and shutil.which(around.before[0]) is None:
         pytest.skip(f"there is no {around.before[0]}")
-    if (
-        around.before[:1] == ["setpriv"]
-        and not os.stat(Path(sys.executable).resolve().parents[4]).st_mode & stat.S_IXOTH
-    ):
+    home_of_python = Path(sys.executable).resolve().parents[4]
+    if around.before[:1] == ["setpriv"] and not home_of_python.stat().st_mode & stat.S_IXOTH:
         pytest.skip("no other user may run this Python")
     place = shutil.copytree(project(logging="csv"), readable / around.name)
     run_dir = place / "a run"
