@@ -29,12 +29,6 @@ NO_NETWORK |= {"PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_RETRIES": "0", "APEX_
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    left_out = shutil.ignore_patterns(".git", ".venv", ".cache", ".*_cache", "__pycache__", "*.egg-info", "gpu-results")
-    return shutil.copytree(TEMPLATE, tmp_path_factory.mktemp("copy") / "repository", ignore=left_out)
-
-
-@pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What --pack fetches, with a stand-in for apex."""
     folder = tmp_path_factory.mktemp("packed")
@@ -70,8 +64,10 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "bin"
 
 
-def test_what_is_packed_is_enough_for_every_step_that_a_cpu_can_do(copy: Path, packed: Path, machine: Path) -> None:
+def test_what_is_packed_is_enough_for_every_step_that_a_cpu_can_do(packed: Path, machine: Path, tmp_path: Path) -> None:
     """Tests are collected alone: they run with the others. It needs no network, and no package of this Python."""
+    left_out = shutil.ignore_patterns(".git", ".venv", ".cache", ".*_cache", "__pycache__", "*.egg-info", "gpu-results")
+    copy = shutil.copytree(TEMPLATE, tmp_path / "repository", ignore=left_out)
     path = f"{machine}{os.pathsep}/usr/local/bin{os.pathsep}/usr/bin{os.pathsep}/bin"
     kept = {name: os.environ[name] for name in ("HOME", "TMPDIR", "LANG") if name in os.environ}
     environment = {**kept, **NO_NETWORK, "PATH": path, "PYTEST_ADDOPTS": "--collect-only"}

@@ -54,10 +54,12 @@ def test_launch_sh_of_spawn_starts_as_many_as_told(variables: dict[str, str], pr
 
 
 TCP = "tcp://127.0.0.1:{port}"
-OF_MPIRUN = pytest.param("mpirun", TCP, marks=mpi.NEEDS_OPENMPI)
 
 
-@pytest.mark.parametrize(("launcher", "method"), [("spawn", TCP), ("spawn", "env://"), OF_MPIRUN])
+@pytest.mark.parametrize(
+    ("launcher", "method"),
+    [("spawn", TCP), ("spawn", "env://"), pytest.param("mpirun", TCP, marks=mpi.NEEDS_OPENMPI)],
+)
 def test_ranks_meet_at_the_address_that_is_given(
     launcher: str, method: str, project: Render, reference: Path, free_port: int, tmp_path: Path
 ) -> None:

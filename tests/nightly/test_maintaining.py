@@ -42,8 +42,12 @@ def followed(place: Path) -> Followed:
     """Give a clone in which a section of the page was followed, and only that is not committed."""
 
     def follow(title: str) -> Path:
-        for part in COPIED:
-            begin_anew(place, part)
+        for part in COPIED:  # in the place of what a test has left there
+            if (TEMPLATE / part).is_dir():
+                shutil.rmtree(place / part, ignore_errors=True)
+                shutil.copytree(TEMPLATE / part, place / part, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy2(TEMPLATE / part, place / part)
         shutil.rmtree(place / ".git", ignore_errors=True)
         git(place, "init", "--quiet")
         git(place, "add", *COPIED)
@@ -52,15 +56,6 @@ def followed(place: Path) -> Followed:
         return place
 
     return follow
-
-
-def begin_anew(place: Path, part: str) -> None:
-    """Copy a file or a folder of this repository into a clone, in the place of what a test has left there."""
-    if (TEMPLATE / part).is_dir():
-        shutil.rmtree(place / part, ignore_errors=True)
-        shutil.copytree(TEMPLATE / part, place / part, ignore=shutil.ignore_patterns("__pycache__"))
-    else:
-        shutil.copy2(TEMPLATE / part, place / part)
 
 
 def command(title: str, program: str) -> list[str]:

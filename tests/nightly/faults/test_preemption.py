@@ -196,17 +196,11 @@ def test_a_job_that_its_owner_stops_does_not_come_back(
     job.assert_stopped()
 
 
-@pytest.mark.parametrize(
-    ("mpirun", "number"),
-    [
-        pytest.param("Open MPI", signal.SIGTERM, marks=mpi.NEEDS_OPENMPI),
-        pytest.param("Open MPI", signal.SIGUSR1, marks=mpi.NEEDS_OPENMPI),
-        pytest.param("MPICH", signal.SIGINT, marks=mpi.NEEDS_MPICH),
-    ],
-)
+@pytest.mark.parametrize("mpirun", mpi.EACH_MPIRUN)
 def test_a_signal_to_the_launch_script_of_mpirun_leaves_the_ranks_time_to_save(
-    mpirun: str, number: signal.Signals, paced: Paced, whole: dict[str, Any], tmp_path: Path, measured: Measured
+    mpirun: str, paced: Paced, whole: dict[str, Any], tmp_path: Path, measured: Measured
 ) -> None:
+    number = {"Open MPI": signal.SIGTERM, "MPICH": signal.SIGINT}[mpirun]
     run_dir, output, env = tmp_path / "run", tmp_path / "output.log", mpi.environment(mpirun, tmp_path)
     command = ["./launch.sh", "2", *ON_CPU, "--run-dir", str(run_dir), *STEPS]
     with started(command, paced("mpirun"), output, env) as process:
