@@ -29,12 +29,6 @@ def test_one_process_needs_no_launcher(launcher: str, options: list[str], projec
     assert checkpoint(tmp_path / "run")["world_size"] == 1
 
 
-@mpi.NEEDS_MPICH
-def test_mpich_gives_the_weights_of_torchrun(project: Render, reference: Path, tmp_path: Path) -> None:
-    train(project(launcher="mpirun"), tmp_path / "run", *STEPS, launcher="mpich")
-    assert_same_weights(checkpoint(tmp_path / "run"), checkpoint(reference))
-
-
 @mpi.NEEDS_OPENMPI
 def test_launch_sh_of_mpirun_reads_a_host_file(
     project: Render, reference: Path, free_port: int, tmp_path: Path

@@ -116,18 +116,14 @@ def test_a_run_that_an_error_ends_is_marked_as_failed(logger: str, project: Rend
         assert [record.exit.exit_code for record in wandb_records(file) if record.HasField("exit")] == [1]
 
 
-def test_an_unusable_mlflow_ends_all_ranks_in_one_line(project: Render, tmp_path: Path) -> None:
-    env = {"MLFLOW_TRACKING_URI": "nowhere://store"}
-    line = lone_error_in(train_on_ranks(project(logging="mlflow"), tmp_path / "run", code=2, env=env, timeout=100))
+def test_an_unusable_tracker_ends_all_ranks_in_one_line(project: Render, tmp_path: Path) -> None:
+    run_dir, env = tmp_path / "run", {"MLFLOW_TRACKING_URI": "nowhere://store", "WANDB_MODE": "online"}
+    line = lone_error_in(train_on_ranks(project(logging="mlflow"), run_dir, code=2, env=env, timeout=100))
     assert re.search("MLflow.*nowhere", line)
-    assert not (tmp_path / "run" / "checkpoints").exists()
-
-
-def test_an_unusable_wandb_ends_all_ranks_in_one_line(project: Render, tmp_path: Path) -> None:
-    place, env = project(logging="wandb", launcher="spawn"), {"WANDB_MODE": "online"}
-    line = lone_error_in([train(place, tmp_path / "run", launcher="spawn", env=env, code=2, timeout=100)])
+    spawned = project(logging="wandb", launcher="spawn")
+    line = lone_error_in([train(spawned, run_dir, launcher="spawn", env=env, code=2, timeout=100)])
     assert re.search("W&B.*WANDB_MODE=offline", line)
-    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert not (run_dir / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("logger", APPEND_ONLY)

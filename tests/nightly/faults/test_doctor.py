@@ -29,6 +29,12 @@ SOUND = "sound: a run can start here"
 # As Docker does: a name of its own for each host, and a list of names. ip gives each command its own mounts.
 NAMED = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2'
 
+# Python asks the first that it finds which version is installed.
+OTHER_TORCH = (
+    'folder="$OTHER/torch-2.1.0.dist-info" && mkdir -p "$folder" && export PYTHONPATH="$OTHER" && '
+    r'printf "Metadata-Version: 2.1\nName: torch\nVersion: 2.1.0\n" >"$folder/METADATA"'
+)
+
 
 @dataclass
 class Fault:
@@ -74,6 +80,10 @@ FAULTS = {
         {0: r"error: n1: port 29400 cannot be used \(Address already in use\): choose another by PORT"},
         before={0: f"{{ {sys.executable} -m http.server {PORT} >/dev/null 2>&1 & sleep 3; }}"},
     ),
+    "an interface that is not there": Fault(
+        {1: r"error: n2: GLOO_SOCKET_IFNAME is eth7 \(No such device\): name one that has an address, of lo, veth0"},
+        variables={"GLOO_SOCKET_IFNAME": "eth7"},
+    ),
     "a small /dev/shm": Fault(
         {0: r"error: n2: /dev/shm has 16 MiB left, .*: mount -o remount,size=8G /dev/shm"},
         before={1: "mount -t tmpfs -o size=16m none /dev/shm"},
@@ -82,6 +92,17 @@ FAULTS = {
     "another run directory": Fault(
         {0: r"error: n2: \S+ is not that of machine 0 \(No such file or directory\): give --run-dir on"},
         before={1: 'mount -t tmpfs none "$RUNS"'},
+    ),
+    "a read-only run directory": Fault(
+        {0: r"error: n2: \S+ takes no runs \(Read-only file system\): give --run-dir in another folder"},
+        before={1: 'mount --bind "$RUNS" "$RUNS" && mount -o remount,bind,ro "$RUNS"'},
+    ),
+    "another torch": Fault(
+        {0: r"error: n2: torch is 2\.1\.0, and 2\.\S+ on n1: install the same on both"}, before={1: OTHER_TORCH}
+    ),
+    "another clock, by which torchrun takes machines for dead": Fault(
+        {0: r"error: n2: the clock is (89|90|91) s ahead of that of n1: let chrony set both$"},
+        before={1: ANOTHER_CLOCK},
     ),
     "another clock": Fault(
         {0: r"warning: n2: the clock is (89|90|91) s ahead of that of n1: let chrony set both, or times of logs"},

@@ -43,12 +43,14 @@ LO = "ip link set lo up"
 ONLY_IPV6 = 'ip -4 address flush dev lo; echo "::1 localhost $(hostname)" >hosts && mount --bind hosts /etc/hosts'
 SURROUNDINGS = {
     "a home that cannot be written": Surroundings({"HOME": "/proc"}),
+    "umask 077": Surroundings(before=["sh", "-c", 'umask 077 && exec "$@"', "sh"]),
     "no git": Surroundings(without_git=True),
     "a path with spaces, quotes and other letters": Surroundings(name=NAME),
     "the same without UTF-8": Surroundings({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, name=NAME),
     "no user of that number": Surroundings(
         {"HOME": "/nowhere"}, ["setpriv", f"--reuid={NOBODY - 7}", f"--regid={NOBODY - 7}", "--clear-groups"]
     ),
+    "no /dev/shm": Surroundings(before=namespace("mount -t tmpfs -o ro none /dev/shm", "--mount")),
     "no /dev/shm, and processes that load data": Surroundings(
         before=namespace("mount -t tmpfs -o ro none /dev/shm", "--mount"), options=["--workers", "1"], says="/dev/shm"
     ),
