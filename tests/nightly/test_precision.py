@@ -24,17 +24,11 @@ def tell_whether_tf32_will_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ([], "highest False"),
-        (["--precision", "tf32-convolutions"], "highest True"),
-        (["--precision", "tf32"], "high True"),
-    ],
-    ids=["default", "tf32-convolutions", "tf32"],
+    ("precision", "told"), [("auto", "highest False"), ("tf32-convolutions", "highest True"), ("tf32", "high True")]
 )
-def test_torch_is_told_whether_tf32_will_do(options: list[str], told: str, project: Render, tmp_path: Path) -> None:
-    short = ("--max-steps", "1", *options)
-    [printed] = train_on_ranks(project(), tmp_path / "run", *short, processes=1, entry=tell_whether_tf32_will_do)
+def test_torch_is_told_whether_tf32_will_do(precision: str, told: str, project: Render, tmp_path: Path) -> None:
+    options = ("--max-steps", "1", "--precision", precision)
+    [printed] = train_on_ranks(project(), tmp_path / "run", *options, processes=1, entry=tell_whether_tf32_will_do)
     assert printed.splitlines()[-1] == told
 
 
