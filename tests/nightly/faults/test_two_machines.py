@@ -145,7 +145,7 @@ def test_an_elastic_run_goes_on_alone_and_takes_a_machine_back(cluster: Start, m
     near, far = two.start_both(*options, **ELASTIC)
     two.wait_for("step 60 ")
     far.agent.kill()
-    killed, trained = time.perf_counter(), steps(two.log)
+    killed, trained = time.perf_counter(), int(re.findall(r" step (\d+) ", two.log)[-1])
     alone = two.wait_for(rf"world size 1,.*?{RESUMED}")
     took = time.perf_counter() - killed
     measured("two machines", "elastic: machine 1 killed, until machine 0 trains alone (s)", took)
@@ -158,7 +158,3 @@ def test_an_elastic_run_goes_on_alone_and_takes_a_machine_back(cluster: Start, m
         machine.wait(back, limit=300)
         assert machine.code == 0, machine.output.read_text()
     assert checkpoint(two.run_dir)["progress"]["step"] == MANY
-
-
-def steps(log: str) -> int:
-    return int(re.findall(r" step (\d+) ", log)[-1])
