@@ -44,7 +44,7 @@ def checked() -> Iterator[dict[tuple[str, str], dict[str, Any]]]:
         place, options = Path(folder), ["--launchers", "real", "--keep"]
         found = check_report(place / "check.json", *answers, *options, code=None, timeout=1800, TMPDIR=folder)
         for each in found:
-            [each["folder"]] = place.glob(f"*/{each['name']}")
+            each["folder"] = next(place.glob(f"*/{each['name']}"))
         yield {(each["answers"]["task"], each["answers"]["launcher"]): each for each in found}
 
 
