@@ -73,48 +73,26 @@ class Watch:
         return now - self.moved
 
 
-@dataclass
-class Pace:
-    """How fast a run is, as seen by who waits for it."""
+def follow(job: Job, run_dir: Path, steps: int, limit: float) -> tuple[float, float, float]:
+    """Wait until a run without a fault is done; return starts_in, interval and silence of a baseline.
 
-    began: float  # time.monotonic()
-    first: tuple[float, int] | None = None  # time and step of the first save
-    last: tuple[float, int] = (0.0, 0)
-    silence: float = 0.0
-
-    def note(self, step: int, silence: float) -> None:
-        """Take how far the run has come."""
-        if step > self.last[1]:
-            self.last = time.monotonic(), step
-            self.first = self.first or self.last
-        if self.first:
-            self.silence = max(self.silence, silence)
-
-    @property
-    def starts_in(self) -> float:
-        """Return the seconds until the first save."""
-        return (self.first or self.last)[0] - self.began
-
-    @property
-    def interval(self) -> float:
-        """Return the seconds between two saves."""
-        (begin, first), (end, last) = self.first or self.last, self.last
-        return (end - begin) * SAVE_EVERY / max(1, last - first)
-
-
-def follow(job: Job, run_dir: Path, steps: int, limit: float) -> Pace:
-    """Wait until a run without a fault is done. Raises UnsuitableProject if it takes too long, or ends otherwise."""
-    pace, watch = Pace(time.monotonic()), Watch(job, run_dir)
+    Raises UnsuitableProject if it takes too long, or ends otherwise.
+    """
+    began, watch, longest = time.monotonic(), Watch(job, run_dir), 0.0
+    saves: list[tuple[float, int]] = []  # times and steps
     while (code := job.code()) is None:
-        if time.monotonic() > pace.began + limit:
+        if time.monotonic() > began + limit:
             raise UnsuitableProject(f"a run without a fault was not done in {limit:.0f} s: give fewer --steps")
         silence = watch.silence()
-        pace.note(watch.step, silence)
+        if watch.step > max((step for _, step in saves), default=0):
+            saves.append((time.monotonic(), watch.step))
+        longest = max(longest, silence) if saves else 0.0
         time.sleep(0.01)
     if code in (DONE, STOPPED) and (step := newest_step(run_dir)) != steps:
         sooner = "leave out what ends it sooner, such as --epochs, --patience or --max-hours"
         raise UnsuitableProject(f"a run without a fault ended at step {step} of {steps}: {sooner}")
     if code != DONE:
         raise UnsuitableProject(f"exit code {code} without a fault: {job.output().strip()[-2000:]}")
-    pace.note(steps, watch.silence())
-    return pace
+    saves.append((time.monotonic(), steps))
+    (begin, first), (end, last) = saves[0], saves[-1]
+    return begin - began, (end - begin) * SAVE_EVERY / max(1, last - first), max(longest, watch.silence())

@@ -1,8 +1,9 @@
 """Lets the data of an owner do, in processes that load it, what breaks a loader.
 
 A copy of this file, named sitecustomize, is what Python runs when it starts: it must import nothing but Python's own.
-DDP_CHAOS_DATA names a file with a state of data.STATES and the IDs of the processes that it befalls. Once a call was
-changed, the state is a line of the file with ".met" at its end.
+DDP_CHAOS_DATA names a file with a state ("sound", "unsendable": what it returns cannot be pickled, "stuck": it never
+returns) and the IDs of the processes that it befalls. Once a call was changed, the state is a line of the file with
+".met" at its end.
 """
 
 import operator

@@ -1,7 +1,8 @@
 """Serves a folder of this machine through FUSE, as a disk that is sound, full, slow or worse.
 
-python -m generator.chaos.faulty_filesystem FOLDER MOUNT takes lines on its standard input: each is a state of
-disk.STATES, until the next line. Once a state has changed a call, it is a line on standard output.
+python -m generator.chaos.faulty_filesystem FOLDER MOUNT takes lines on its standard input: each is a state until
+the next line, "sound", "full" (ENOSPC), "failing" (EIO), "read-only" (EROFS), "short" (a write takes half of what it is
+given) or "slow". Once a state has changed a call, it is a line on standard output.
 """
 
 import errno

@@ -1,11 +1,11 @@
-"""What must hold of a run, whatever faults it had."""
+"""What must hold of a run, whatever faults it had: how a start may end, and what it must leave."""
 
 import hashlib
 import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
@@ -13,7 +13,9 @@ from typing import Any
 
 import psutil
 
+from generator.chaos.faults import BY_ITSELF, FAILED, FAULTS, VICTIM
 from generator.chaos.job import Job, command_of
+from generator.chaos.schedule import Fault
 from generator.check.train.records import History
 from generator.check.train.verification import digest
 
@@ -29,6 +31,13 @@ MAY_LACK = {
 KILLED_ALONG = {"wandb"}  # loggers whose process ends without a write once its rank is killed, and waited for
 NOT_THE_OWNERS = {"__pycache__", ".git", ".venv", "runs", ".mypy_cache", ".ruff_cache", ".pytest_cache"}  # folders
 OF_CLOCK = ("samples_per_second", "peak_memory_gib")
+# Threads of PyTorch's loader, which passes tensors on, and of TensorBoard print a traceback of their own when they end.
+THREADS = ("resource_sharer", "event_file_writer")
+TRACEBACK = "Traceback (most"
+# If a rank lives and does not come, the program may be wrong: another rank shows where it has waited.
+ON_PURPOSE = f"a collective has failed\n{TRACEBACK}"
+STACK = ("frame #", "Exception raised from", "<omitting")  # of PyTorch's C++, which a lost store makes print much
+SHOWN = 100  # lines of what a run has printed
 Files = Mapping[str, tuple[int, int, int]]  # size, time of the last change and inode, by path
 
 
@@ -143,3 +152,35 @@ def changed_files(project: Path, before: Files) -> list[str]:
     """Return which of the files of a project that were there are not, or are changed."""
     now = look_at_files(project)
     return sorted(name for name, facts in before.items() if now.get(name) != facts)
+
+
+def shown(happened: Sequence[Fault], output: str) -> str:
+    """Return what has happened, and the last lines of what the run has printed then."""
+    names = ", ".join(fault.kind for fault in happened) or "nothing"
+    lines = [line for line in output.splitlines() if not line.startswith(STACK)]
+    return "\n".join([f"after {names}", *lines[-SHOWN:]])
+
+
+def unexpected_failure(
+    happened: Sequence[Fault], hit: int | None, code: int, output: str, hides: Collection[int]
+) -> str:
+    """Return in what an end that is a failure is none that these faults lead to; nothing if it is right.
+
+    If the only fault has hit a rank, its number must be said. Codes that a launcher hides others by may mean any end.
+    """
+    exits = [FAULTS[fault.kind].exits for fault in happened]
+    if not any(code in each for each in [*exits, hides]):
+        return f"exit code {code}"
+    causes = [each[code] for each in exits if code in each]
+    if code in hides:
+        causes += [cause for each in exits for cause in each.values()]
+    if len(happened) == 1 and hit is not None:
+        causes = [cause.replace(VICTIM, str(hit)) for cause in causes]
+    if not any(re.search(cause, output, re.DOTALL) for cause in causes):
+        return f"exit code {code}, and no line that has the cause,"
+    hidden = code in hides and any(FAILED in each for each in exits)
+    by_itself = code in BY_ITSELF and not hidden
+    tracebacks = output.count(TRACEBACK) - output.count(ON_PURPOSE)
+    if by_itself and tracebacks and not any(thread in output for thread in THREADS):
+        return "a traceback"
+    return ""

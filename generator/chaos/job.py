@@ -89,7 +89,6 @@ class LaunchedJob(Job):
         return ranks_among(self.processes())
 
     def code(self) -> int | None:
-        """Return the exit code of launch.sh."""
         code = self.process.poll()
         return 128 - code if code is not None and code < 0 else code
 

@@ -6,22 +6,18 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 
 from generator.chaos import invariants
 from generator.chaos.baseline import SAVE_EVERY, Baseline, UnsuitableProject, Watch, follow
-from generator.chaos.clock import Clock
-from generator.chaos.data import Data
-from generator.chaos.disk import failing_disk
-from generator.chaos.exit_rules import shown, unexpected_failure
-from generator.chaos.faults import DONE, FAULTS, Machines, Need, NoVictim, Stateful, Surroundings
+from generator.chaos.faults import DONE, FAULTS, GONE, Need
 from generator.chaos.invariants import newest_step
 from generator.chaos.job import Job, Starter
-from generator.chaos.memory import SharedMemory
-from generator.chaos.quota import Quota
 from generator.chaos.schedule import PROCESSES, STARTING, TOGETHER, TRAINING, Fault, Schedule, Start, draw
+from generator.chaos.surroundings import Surroundings, failing_disk
 from generator.check.train.records import READERS, History
 
 LOG_EVERY = 5  # steps
@@ -41,8 +37,6 @@ THAN_BASELINE = " than without faults"
 
 @dataclass
 class StartResult:
-    """What has happened in one start."""
-
     start: Start
     happened: list[Fault]
     code: int | None
@@ -77,13 +71,7 @@ class Nemesis:
     logger: str  # the answer to "logging"
     folder: Path  # for the runs
     kinds: Sequence[str]  # of FAULTS, that are drawn
-    clock: Clock | None = None
-    link: Stateful | None = None
-    machines: Machines | None = None  # of a scheduler, which starts jobs that it has lost anew
-    server: Stateful | None = None  # that takes the metrics
-    data: Data | None = None
-    shm: SharedMemory | None = None  # if each job that is started has its own
-    quota: Quota | None = None  # of all jobs that are started
+    around: Surroundings = field(default_factory=Surroundings)
     hides: Collection[int] = ()  # codes by which a launcher hides that of the rank which failed first
     read: Callable[[Path], History] | None = None  # what reads the records, if not the reader of the logger
     options: Sequence[str] = ()  # of train.py
@@ -93,7 +81,6 @@ class Nemesis:
 
     @cached_property
     def files(self) -> invariants.Files:
-        """The files of the project before its first run."""
         return invariants.look_at_files(self.project)
 
     @cached_property
@@ -113,12 +100,10 @@ class Nemesis:
 
     @cached_property
     def second(self) -> Baseline:
-        """Another run without a fault, which tells whether they are all the same."""
         return self._run_baseline("second")
 
     def _run_baseline(self, name: str) -> Baseline:
-        if self.clock:
-            self.clock.jump(0)  # back from where the run before has left it
+        self._set_clock()
         run_dir = self.folder / name / "run"
         run_dir.parent.mkdir()
         job = self.start(run_dir, PROCESSES, self._options_of(Start(PROCESSES, {}, []), resume=False))
@@ -130,7 +115,7 @@ class Nemesis:
             recorded = self._recorded(run_dir)
         except Exception as error:  # other people's readers raise what they like
             raise UnsuitableProject(f"the records of logging={self.logger} cannot be read: {error!r}") from error
-        return Baseline(run_dir, recorded, pace.starts_in, pace.interval, pace.silence)
+        return Baseline(run_dir, recorded, *pace)
 
     def drawn(self, seed: int) -> Schedule:
         """Draw a schedule, of which what cannot be on this machine, or with this project, is left out."""
@@ -151,13 +136,12 @@ class Nemesis:
         Raises UnsuitableProject if two runs without a fault differ.
         """
         verdict, pace, before = Verdict(schedule), self.baseline.pace, self.files
-        if self.clock:
-            self.clock.jump(0)
-        place = next(place for number in range(1000) if not (place := self._place(schedule.seed, number)).exists())
+        self._set_clock()
+        places = (self.folder / f"seed-{schedule.seed}-{number}" for number in count())
+        place = next(place for place in places if not place.exists())
         place.mkdir()
         with ExitStack() as stack:
-            around = Surroundings(clock=self.clock, link=self.link, machines=self.machines, server=self.server)
-            around.data, around.shm, around.quota, around.pace = self.data, self.shm, self.quota, pace
+            around = replace(self.around, pace=pace)
             run_dir = files = place / "run"
             if any(FAULTS[fault.kind].need == Need.DISK for fault in schedule.faults):
                 around.disk = stack.enter_context(failing_disk(place))
@@ -174,8 +158,9 @@ class Nemesis:
             shutil.rmtree(place, ignore_errors=True)
         return verdict
 
-    def _place(self, seed: int, number: int) -> Path:
-        return self.folder / f"seed-{seed}-{number}"
+    def _set_clock(self) -> None:
+        if self.around.clock:
+            self.around.clock.jump(0)  # back from where the run before has left it
 
     def _run_start(self, start: Start, run_dir: Path, files: Path, around: Surroundings, verdict: Verdict) -> None:
         before, began, around.hit = newest_step(files), time.monotonic(), None
@@ -231,7 +216,7 @@ class Nemesis:
             return False
         try:
             FAULTS[fault.kind].act(job, around, fault.victim, fault.length)
-        except NoVictim:
+        except GONE:
             return False
         return True
 
@@ -240,7 +225,7 @@ class Nemesis:
         ends = [kind.patience for fault in happened if (kind := FAULTS[fault.kind]).is_end]
         slowness = self.slowness() * slowed(happened)
         patience, silence = DONE_WITHIN, HANGS_AFTER * slowness + self.baseline.silence
-        if self.machines:
+        if self.around.machines:
             silence = math.inf  # a job may wait for a machine
         elif ends:
             patience = max(ends) + self.baseline.silence
@@ -276,15 +261,14 @@ class Nemesis:
     def _wrong_end(self, job: Job, files: Path, happened: Sequence[Fault], code: int | None, hit: int | None) -> str:
         """Return in what the end of a start is none that its faults lead to; nothing if it is right."""
         output = job.output()
+        wrong = ""
         if code is None:
             wrong = "it does not end"
         elif code != DONE:
-            wrong = unexpected_failure(happened, hit, code, output, self.hides)
+            wrong = invariants.unexpected_failure(happened, hit, code, output, self.hides)
         elif newest_step(files) < self.steps:
             wrong = f"it is done, and no checkpoint is that of step {self.steps},"
-        else:
-            wrong = ""
-        return wrong and f"{wrong} {shown(happened, output)}"
+        return wrong and f"{wrong} {invariants.shown(happened, output)}"
 
     @property
     def _reader(self) -> Callable[[Path], History] | None:

@@ -65,6 +65,11 @@ class Schedule:
         return [fault for start in self.starts for fault in start.faults]
 
     @property
+    def numbers(self) -> str:
+        """The numbers of its faults, as --only takes them."""
+        return ",".join(str(fault.number) for fault in self.faults)
+
+    @property
     def is_exact(self) -> bool:
         """Whether all starts have the usual number of processes, so that every bit of the weights is known."""
         return all(start.processes == PROCESSES for start in self.starts)
