@@ -106,14 +106,12 @@ def select(
 
 
 def refuse_unknown(key: str, questions: Sequence[Question]) -> None:
-    """Raise SelectionError if no question with choices has this key."""
     known = [question.key for question in questions]
     if key not in known:
         raise SelectionError(f"{key} is no question with choices: those are {', '.join(known)}")
 
 
 def fits(combination: Combination, filters: Mapping[str, AbstractSet[str]]) -> bool:
-    """Return whether every filter allows the combination's answer."""
     return all(text(combination[key]) in values for key, values in filters.items())
 
 

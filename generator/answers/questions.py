@@ -11,8 +11,6 @@ TEMPLATE = Path(__file__).parent.parent.parent
 
 @dataclass(frozen=True)
 class Choice:
-    """One value that a question may have."""
-
     value: Any
     label: str  # what Copier shows for it
     conditional: bool  # whether a validator may refuse it, depending on other answers
@@ -20,8 +18,6 @@ class Choice:
 
 @dataclass(frozen=True)
 class Question:
-    """One question that Copier asks."""
-
     key: str
     help: str
     default: Any
@@ -34,7 +30,6 @@ def read_questions(template: Path = TEMPLATE) -> list[Question]:
 
 
 def questions_in(copier_yml: str) -> list[Question]:
-    """Read the questions from the text of a copier.yml."""
     questions = []
     for key, entry in yaml.safe_load(copier_yml).items():
         if key.startswith("_") or entry.get("when", True) is False:

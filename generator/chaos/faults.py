@@ -57,8 +57,6 @@ Act = Callable[[Job, Surroundings, float, float], None]  # takes victim and leng
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault."""
-
     act: Act
     exits: Mapping[int, str] = field(default_factory=dict)  # the codes of its ends, and a pattern of what is said then
     is_end: bool = False  # whether no run goes on after it

@@ -73,7 +73,6 @@ def orders() -> list[str]:
 
 
 def tell(state: str) -> None:
-    """Say that this state has changed a call."""
     with open(f"{os.environ[ORDERS]}.met", "a") as file:
         file.write(f"{state}\n")
 

@@ -48,7 +48,6 @@ class FaultyFilesystem(mfusepy.Operations):  # type: ignore[misc]
         os.kill(os.getpid(), signal.SIGTERM)  # whereupon libfuse unmounts it
 
     def _tell(self, state: str) -> None:
-        """Say that this state has changed a call."""
         if not self.is_told:
             self.is_told = True
             print(state, flush=True)
@@ -125,7 +124,6 @@ class FaultyFilesystem(mfusepy.Operations):  # type: ignore[misc]
 
 
 def serve(folder: str, mount: str) -> None:
-    """Be the disk until it is unmounted."""
     disk = FaultyFilesystem(folder)
     Thread(target=disk.obey, args=(sys.stdin,), daemon=True).start()
     mfusepy.FUSE(disk, mount, foreground=True, fsname="ddp-chaos")

@@ -42,12 +42,10 @@ Files = Mapping[str, tuple[int, int, int]]  # size, time of the last change and 
 
 
 def newest_step(run_dir: Path) -> int:
-    """Return the step of the newest numbered checkpoint; 0 if there is none."""
     return max((int(file.stem[5:]) for file in (run_dir / "checkpoints").glob("step-*.pt")), default=0)
 
 
 def last_step_told(output: str) -> int:
-    """Return the last step whose metrics were shown; 0 if there are none."""
     return max(map(int, re.findall(r" INFO step (\d+) ", output)), default=0)
 
 
@@ -87,7 +85,6 @@ def orphans(job: Job, slowness: float) -> list[str]:
 
 
 def waits_for(process: psutil.Process) -> str:
-    """Return in which function of the kernel a process waits."""
     try:
         return Path(f"/proc/{process.pid}/wchan").read_text()
     except OSError:
@@ -126,13 +123,11 @@ def only_steps(history: History) -> History:
 
 
 def differing_parts(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Return the parts of two checkpoints that are not the same, bit for bit."""
     parts = sorted((one.keys() | other.keys()) - {*START})
     return [part for part in parts if digest(one.get(part)) != digest(other.get(part))]
 
 
 def differing_counts(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Return which counts of the progress in two checkpoints are not the same."""
     return [name for name in COUNTED if one["progress"].get(name) != other["progress"].get(name)]
 
 
@@ -149,7 +144,6 @@ def look_at_files(project: Path) -> Files:
 
 
 def changed_files(project: Path, before: Files) -> list[str]:
-    """Return which of the files of a project that were there are not, or are changed."""
     now = look_at_files(project)
     return sorted(name for name, facts in before.items() if now.get(name) != facts)
 

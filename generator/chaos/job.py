@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -12,12 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
 from generator.answers.combinations import SelectionError
 from generator.check.train.training_case import WANDB
 
+T = TypeVar("T")
 MARK = "DDP_CHAOS"  # the variable by which the processes of a job are found
 RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")  # variables of launchers, for their ranks
 TRACKING = ("WANDB_", "MLFLOW_")  # what variables begin with that say where records go
@@ -39,9 +40,7 @@ class Job(ABC):
 
     def number_of(self, process: psutil.Process) -> int | None:
         """Return the number of a rank, or that of a process which it has started; None if nothing tells it."""
-        variables: dict[str, str] = {}
-        with suppress(psutil.Error):
-            variables = process.environ()
+        variables = asked(process.environ, dict[str, str]())
         return next((int(variables[name]) for name in RANK if variables.get(name, "").isdecimal()), None)
 
     @abstractmethod
@@ -61,7 +60,7 @@ class Job(ABC):
         while left := self.processes():
             for process in left:
                 with suppress(psutil.NoSuchProcess):
-                    process.send_signal(signal.SIGKILL)
+                    process.kill()
             time.sleep(0.02)
 
 
@@ -96,8 +95,24 @@ class LaunchedJob(Job):
         return self.printed.read_text(errors="replace")
 
 
+def asked(question: Callable[[], T], otherwise: T) -> T:
+    """Return what is known of a process, or something else if it is gone."""
+    try:
+        return question()
+    except psutil.Error:
+        return otherwise
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    return asked(process.cmdline, list[str]())
+
+
 def marked_processes(mark: str) -> list[psutil.Process]:
-    return [process for process in psutil.process_iter() if _is_marked(process, mark)]
+    zombie = psutil.STATUS_ZOMBIE
+    marked = (
+        process for process in psutil.process_iter() if asked(process.environ, dict[str, str]()).get(MARK) == mark
+    )
+    return [process for process in marked if asked(process.status, zombie) != zombie]
 
 
 def ranks_among(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
@@ -105,42 +120,20 @@ def ranks_among(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     training = {process.pid: process for process in processes if _trains(process)}
     spawning = {pid for pid, process in training.items() if "--nproc" in command_of(process)}
     parents = training.keys() - spawning
-    found = [each for pid, each in training.items() if pid in parents and _parent(each) not in parents]
+    found = [each for pid, each in training.items() if pid in parents and asked(each.ppid, None) not in parents]
     return sorted(found, key=lambda process: process.pid)
 
 
 def loader_workers(rank: psutil.Process) -> list[psutil.Process]:
     """Return what loads data for a rank: processes that it has forked or spawned, or its fork server has forked."""
     found: list[psutil.Process] = []
-    with suppress(psutil.Error):
-        own = command_of(rank)
-        for child in rank.children():
-            if command_of(child) == own or _trains(child):
-                found.append(child)
-            elif any("multiprocessing.forkserver" in word for word in command_of(child)):
-                found += child.children()
+    own = command_of(rank)
+    for child in asked(rank.children, list[psutil.Process]()):
+        if command_of(child) == own or _trains(child):
+            found.append(child)
+        elif any("multiprocessing.forkserver" in word for word in command_of(child)):
+            found += asked(child.children, [])
     return found
-
-
-def command_of(process: psutil.Process) -> list[str]:
-    """Return its command line; nothing if it is gone."""
-    words: list[str] = []
-    with suppress(psutil.Error):
-        words = process.cmdline()
-    return words
-
-
-def _parent(process: psutil.Process) -> int | None:
-    parent: int | None = None
-    with suppress(psutil.Error):
-        parent = process.ppid()
-    return parent
-
-
-def _is_marked(process: psutil.Process, mark: str) -> bool:
-    with suppress(psutil.Error):
-        return bool(process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE)
-    return False
 
 
 def _trains(process: psutil.Process) -> bool:

@@ -50,22 +50,17 @@ class StartResult:
 
 @dataclass
 class Verdict:
-    """How a run has come through."""
-
     schedule: Schedule
     results: list[StartResult] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
     @property
     def happened(self) -> list[Fault]:
-        """The faults that found their victim."""
         return [fault for each in self.results for fault in each.happened]
 
 
 @dataclass
 class Nemesis:
-    """What lets faults befall runs of one project."""
-
     project: Path
     start: Starter
     logger: str  # the answer to "logging"
@@ -288,7 +283,6 @@ def took_effect(faults: Sequence[Fault], met: Collection[str], code: int | None)
 
 
 def slowed(faults: Sequence[Fault]) -> float:
-    """Return how many times as long a run may take because of faults."""
     return max((FAULTS[fault.kind].slows for fault in faults), default=1.0)
 
 

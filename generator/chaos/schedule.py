@@ -29,8 +29,6 @@ TRIES = 2  # of a smaller schedule: what happens at the same moment need not do 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong."""
-
     number: int  # its place in the schedule
     kind: str  # of FAULTS
     moment: str  # of MOMENTS; "together" is that of the fault before
@@ -46,8 +44,6 @@ class Fault:
 
 @dataclass(frozen=True)
 class Start:
-    """A start of the program, and what befalls it."""
-
     processes: int
     options: Mapping[str, str]
     faults: Sequence[Fault]
@@ -55,8 +51,6 @@ class Start:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What happens to a run from its beginning to its end."""
-
     seed: int
     starts: Sequence[Start]
 

@@ -9,13 +9,21 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from generator.answers.combinations import Combination, covering, greedy_cover
-from generator.check.cache_key import file_key, verdict_key
 from generator.check.launchers import compare_with_launcher, launchers_ready
 from generator.check.results import Verdict
-from generator.check.state import CheckOptions, CheckState
-from generator.check.static import Complaints, SourceFile, check_format, check_lint, check_types, distinct, source_files
+from generator.check.state import CheckOptions, CheckState, file_key, verdict_key
+from generator.check.static import (
+    Complaints,
+    SourceFile,
+    check_format,
+    check_lint,
+    check_types,
+    distinct,
+    imports_of,
+    precompile,
+    source_files,
+)
 from generator.check.train.forking import forking, train_all
-from generator.check.train.modules import imports_of, precompile
 from generator.check.train.samples import samples_of
 from generator.check.train.training_case import TrainingCase, compare, first_uses, run_case
 from generator.check.train.verification import TrainingResult
@@ -106,7 +114,6 @@ def one_of_each_code(state: CheckState) -> list[Combination]:
 
 
 def recorded(state: CheckState, digest: str) -> Any:
-    """Return what an earlier check found out about a tree, if it passed."""
     return state.options.cache.read("passed", verdict_key(digest)) if state.options.cache else None
 
 
@@ -146,7 +153,6 @@ def begin_reading(state: CheckState) -> Reading:
 
 
 def timed(function: Callable[..., Complaints], *arguments: Any) -> tuple[Complaints, float]:
-    """Do something, and return how long it took, too (seconds)."""
     started = time.perf_counter()
     return function(*arguments), time.perf_counter() - started
 
@@ -257,7 +263,6 @@ def train_really(state: CheckState) -> None:
 
 
 def conclude(state: CheckState) -> None:
-    """Complete all outcomes, and remember those that passed."""
     for combination, outcome in state.outcomes.items():
         trained = state.trained.get(combination)
         # Stages that look at many combinations together take no time for one of them.

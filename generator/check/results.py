@@ -25,8 +25,6 @@ STAGES = {
 
 @dataclass(frozen=True)
 class Failure:
-    """One thing that is wrong with a combination."""
-
     stage: str  # a key of STAGES
     text: str  # what is wrong, in one line or many
     folder: str | None = None  # what was left behind to look at
@@ -34,8 +32,6 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """What was found out about one combination."""
-
     combination: Combination
     failures: list[Failure] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)  # by stage: the time spent on this combination alone
@@ -46,7 +42,6 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong."""
         return not self.failures
 
     @property
@@ -58,8 +53,6 @@ class Outcome:
 
 @dataclass
 class Verdict:
-    """What was found out about all combinations of a selection."""
-
     outcomes: list[Outcome]
     stages: dict[str, float] = field(default_factory=dict)  # wall time of each stage that ran (seconds)
     wall: float = 0.0  # of the whole check (seconds)
@@ -71,12 +64,10 @@ class Verdict:
 
     @property
     def failed(self) -> list[Outcome]:
-        """The outcomes in which something is wrong."""
         return [outcome for outcome in self.outcomes if not outcome.passed]
 
     @property
     def passed(self) -> bool:
-        """Whether everything is right."""
         return not self.failed
 
     @property

@@ -1,31 +1,37 @@
-"""What all stages of a check share: what to check, where, and what is known so far."""
+"""What all stages of a check share: what to check, where, what is known so far, and what decides a verdict."""
 
 import functools
+import hashlib
+import importlib.util
+import platform
 import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from generator.answers.combinations import Combination
 from generator.answers.questions import TEMPLATE
-from generator.check.cache_key import versions
 from generator.check.results import Advance, Failure, Outcome, Verdict
 from generator.check.static import SourceFile
 from generator.check.train.forking import forking
 from generator.check.train.training_case import numeric_class
 from generator.check.train.verification import TrainingResult
 from generator.render.cache import Cache, Remembered
+from generator.render.project import RenderError
 from generator.render.workers import Workers
+
+DECISIVE = ("copier", "torch", "black", "ruff", "mypy")  # packages that the report names
+DECIDING = ("answers/*.py", "render/*.py", "check/*.py", "check/train/*.py")  # files of this package
+version = functools.cache(metadata.version)
 
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What to check, and how."""
-
     combinations: Sequence[Combination]
     template: Path = TEMPLATE
     cache: Cache | None = field(default_factory=Cache)
@@ -98,3 +104,30 @@ class CheckState:
         elif self.folder != self.left_at:
             shutil.move(self.folder, self.left_at)
         return self.left_at if self.left_at.exists() else None
+
+
+def versions() -> dict[str, str]:
+    """The versions that decide what is found out. Raises RenderError if one of the tools is missing."""
+    missing = [name for name in DECISIVE if importlib.util.find_spec(name) is None]
+    if missing:
+        raise RenderError(f"{', '.join(missing)} not installed: a check needs pip install --editable '.[test]'")
+    return {"python": platform.python_version()} | {name: version(name) for name in DECISIVE}
+
+
+def verdict_key(tree: str) -> str:
+    return hashlib.sha256(f"{tree} {runner_digest()}".encode()).hexdigest()
+
+
+def file_key(stage: str, file: SourceFile) -> str:
+    tools = " ".join(f"{tool} {version(tool)}" for tool in ("black", "ruff", "mypy"))
+    return hashlib.sha256(f"{stage} {file.key} {tools}".encode()).hexdigest()
+
+
+@functools.cache
+def runner_digest() -> str:
+    """A hash of all that decides a verdict beside the rendered tree: the checks, Python, and what is installed."""
+    package = Path(__file__).parent.parent
+    files = sorted(file for pattern in DECIDING for file in package.glob(pattern))
+    installed = sorted({f"{each.name}=={each.version}" for each in metadata.distributions()})
+    words = [platform.python_version().encode(), *(file.read_bytes() for file in files), "\n".join(installed).encode()]
+    return hashlib.sha256(b"".join(words)).hexdigest()

@@ -133,7 +133,6 @@ def slowness() -> float:
 
 
 def numbers(words: str) -> Collection[int]:
-    """Return the numbers of faults. Raises SelectionError if they are none of a run."""
     given = [word.strip() for word in words.split(",")]
     if not {*given} <= {*map(str, range(AT_ONCE))}:
         raise SelectionError(f"--only {words}: give numbers of faults from 0 to {AT_ONCE - 1}, such as 0,3")
@@ -148,7 +147,6 @@ def repeated(nemesis: Nemesis, seed: int, numbers: Collection[int]) -> Iterator[
 
 
 def fails(nemesis: Nemesis, schedule: Schedule) -> bool:
-    """Try a smaller schedule, and show how it ends."""
     verdict = nemesis.run(schedule)
     said = "\n".join(verdict.wrong).split("\n")[0] or "all is right"
     ERRORS.print(f"with {schedule.numbers} alone: {escape(said)}", highlight=False)
@@ -156,7 +154,6 @@ def fails(nemesis: Nemesis, schedule: Schedule) -> bool:
 
 
 def show(verdict: Verdict) -> None:
-    """Show a run, start by start, and what was wrong with it."""
     mark = "[red]✗[/]" if verdict.wrong else "[green]✓[/]"
     ERRORS.print(f"{mark} seed {verdict.schedule.seed}: {len(verdict.happened)} faults")
     for results in verdict.results:
@@ -166,7 +163,6 @@ def show(verdict: Verdict) -> None:
 
 
 def show_command(project: Path, schedule: Schedule, options: Sequence[str], steps: int) -> None:
-    """Print the command that does the same again."""
     words = ["ddp-template", "chaos", str(project), "--seed", str(schedule.seed), "--only", schedule.numbers]
     words += [] if steps == STEPS else ["--steps", str(steps)]
     print(shlex.join([*words, *(["--", *options] if options else [])]))

@@ -27,8 +27,6 @@ from generator.render.workers import Workers
 
 
 class Launchers(str, Enum):
-    """What starts the ranks."""
-
     forked = "forked"
     real = "real"
 

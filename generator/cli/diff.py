@@ -14,8 +14,7 @@ from generator.answers.combinations import SelectionError, describe
 from generator.answers.questions import TEMPLATE
 from generator.cli.options import errors_in_one_line, watched
 from generator.diff.answers import compare_answers, read_side
-from generator.diff.changes import compare_versions
-from generator.diff.versions import read_version
+from generator.diff.versions import compare_versions, read_version
 from generator.render.cache import Cache
 from generator.render.snapshot import snapshot_of_revision, take_snapshot
 from generator.render.workers import Workers

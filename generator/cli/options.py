@@ -26,8 +26,7 @@ from generator.answers.combinations import (
 )
 from generator.answers.questions import TEMPLATE
 from generator.check.results import Advance
-from generator.diff.changes import changed_combinations
-from generator.diff.versions import read_version, template_errors
+from generator.diff.versions import changed_combinations, read_version, template_errors
 from generator.render.cache import Cache
 from generator.render.project import RenderError
 from generator.render.snapshot import snapshot_of_revision, take_snapshot
@@ -89,14 +88,12 @@ def choose(
 
 
 def parse_cover(cover: str) -> int:
-    """Return the strength that --cover names. Raises SelectionError if it is no number."""
     if not re.fullmatch("[0-9]{1,3}", cover):
         raise SelectionError(f"--cover {cover} is no number: 2 covers every pair of answers, 3 every triple")
     return int(cover)
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Return the part and the number of parts that --shard names. Raises SelectionError if it does not."""
     numbers = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
     part, parts = map(int, numbers.groups()) if numbers else (0, 0)
     if not parts:

@@ -105,7 +105,6 @@ def show_failures(verdict: Verdict, console: Console) -> None:
 
 
 def print_whole(line: str, console: Console, style: str = "") -> None:
-    """Print a line as it is, however wide it is, so that it can be copied."""
     console.print(Text(line), style=style, soft_wrap=True)
 
 
@@ -144,7 +143,6 @@ def common_answers(outcomes: Iterable[Outcome]) -> set[tuple[str, object]]:
 
 
 def write_json(verdict: Verdict, path: Path) -> None:
-    """Write counts, times and each combination's outcome. Raises OSError if that is not possible."""
     combinations = [
         asdict(outcome) | {"name": outcome.combination.name, "answers": dict(outcome.combination.answers)}
         for outcome in verdict.outcomes
@@ -171,7 +169,6 @@ def write_junit(verdict: Verdict, path: Path) -> None:
 
 
 def test_case(outcome: Outcome, stage: str, verdict: Verdict) -> TestCase:
-    """Make the test of one combination in one stage."""
     case = TestCase(plain(outcome.combination.name), f"ddp-template.{stage}", round(outcome.seconds.get(stage, 0.0), 3))
     properties = Properties()
     for name, value in [("cached", str(outcome.cached).lower()), *(("note", note) for note in outcome.notes)]:

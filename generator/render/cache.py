@@ -22,7 +22,6 @@ class Cache:
         self.folder = folder
 
     def read(self, about: str, key: str) -> Any:
-        """Return a verdict, or None if there is none that can be read."""
         try:
             return json.loads(self._file(about, key).read_text())
         except (OSError, ValueError):
@@ -55,7 +54,6 @@ class Remembered:
         self.basis = [metadata.version("copier"), digests(template, parts), sorted(self.partials)]
 
     def read(self, name: str) -> Any:
-        """Return a fact, or None if it is not known, or no longer."""
         known = self.cache.read(self.about, self._key(name)) if self.cache else None
         if known is None or any(self.partials.get(path) != digest for path, digest in known["partials"].items()):
             return None

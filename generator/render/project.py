@@ -59,7 +59,6 @@ def render(
 
 
 def refuse_filled(destination: Path) -> None:
-    """Raise RenderError unless the destination does not exist, or is an empty folder."""
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise RenderError(f"{destination} holds something already: choose a new or empty folder")
 
@@ -114,7 +113,6 @@ def name_source(project: Path, source: str) -> None:
 
 
 def read_files(project: Path) -> Tree:
-    """Return all files of a project, by path, but for its repository."""
     found = {}
     for file in sorted(project.rglob("*")):
         path = file.relative_to(project)
@@ -134,7 +132,6 @@ def read_tree(project: Path) -> Tree:
 
 
 def tree_digest(project: Path) -> str:
-    """A hash of the paths, modes and contents of all files."""
     whole = hashlib.sha256()
     for path, (executable, content) in read_tree(project).items():
         whole.update(repr((path, executable, hashlib.sha256(content).hexdigest())).encode())

@@ -31,8 +31,6 @@ from generator.render.project import RenderError, assert_understood, code_digest
 
 @dataclass(frozen=True)
 class Rendered:
-    """What is known of a project that was written."""
-
     digest: str  # of its tree
     code: str  # hash of the template's code in it
     own: str  # hash of its owner's files
@@ -67,7 +65,6 @@ class Workers:
         return self.submit(render_combination, template, combination, destination)
 
     def submit(self, work: Any, *arguments: Any) -> Future[Any]:
-        """Do other work in one of the processes."""
         with interrupts_kept_from_children():
             return self.pool.submit(work, *arguments)
 
@@ -116,7 +113,6 @@ def is_legal(questions: Path, combination: Combination) -> tuple[bool, frozenset
 
 
 def render_combination(template: Path, combination: Combination, destination: Path) -> Rendered:
-    """Write the project of a combination, without trust."""
     answers = dict(combination.answers)
     FILES_READ.clear()
     recorded = run_copier(destination, answers, template)

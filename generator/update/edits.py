@@ -26,8 +26,6 @@ Lines = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Place:
-    """A place between two lines."""
-
     line: int  # it is before the line of this number, from 0
     indent: str
     chain: Chain
@@ -113,8 +111,6 @@ def repeats_in(content: bytes) -> list[str]:
 
 @dataclass(frozen=True)
 class ChangedFile:
-    """One file of some projects as two versions of the template write it."""
-
     path: str
     old: str
     new: str
@@ -123,8 +119,6 @@ class ChangedFile:
 
 @dataclass(frozen=True)
 class Edit:
-    """A line that the owner has added at a place of a file."""
-
     file: ChangedFile
     place: Place
     number: int
@@ -135,14 +129,12 @@ class Edit:
 
     @property
     def line(self) -> str:
-        """The line, in the language of the file."""
         if self.file.path.endswith(".py"):
             return f"{self.place.indent}{self.name} = {self.number}\n"
         return f"{self.name}\n" if self.file.path.endswith(".md") else f"# {self.name}\n"
 
     @property
     def path(self) -> str:
-        """Where its file lies in the made-up project."""
         return f"{self.number}/{PurePath(self.file.path).name}"
 
     @property

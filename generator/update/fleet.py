@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from generator.answers.questions import TEMPLATE, questions_in
-from generator.diff.changes import Watch
+from generator.diff.versions import Watch
 from generator.render.git import GitError, git, run
 from generator.render.project import ANSWERS_FILE, RenderError, read_files
 from generator.render.scratch import scratch_folder
@@ -24,8 +24,6 @@ NOTHING, CLEAN, CONFLICTS, IMPOSSIBLE = "nothing to do", "clean", "conflicts", "
 
 @dataclass
 class Report:
-    """What was found out about one project."""
-
     project: str
     version: str = "?"  # of the template, as Copier has recorded it
     state: str = IMPOSSIBLE

@@ -1,6 +1,7 @@
 """The update gate: whether the projects of released versions can be updated to the template as it is, without loss."""
 
 import random
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jinja2
+import yaml
+from pathspec import GitIgnoreSpec
 
 from generator.answers.combinations import Combination, covering, select, text
-from generator.answers.ownership import read_ownership
+from generator.answers.ownership import Ownership, read_ownership
 from generator.answers.questions import TEMPLATE, read_questions
 from generator.check.results import Advance
 from generator.diff.versions import read_version
@@ -22,8 +25,16 @@ from generator.render.snapshot import snapshot_of_revision, take_snapshot
 from generator.render.workers import Workers
 from generator.update.edits import ChangedFile, carry_edits, choose_edits, repeats_in
 from generator.update.history import CHANGES, NEXT, clone_history, read_releases, tells_of_checkpoints
-from generator.update.ownership import KEPT_ANSWER, conditional_files, forgotten_answers, lost_files
-from generator.update.replay import Route, any_texts, carry, draw_pairs, in_one_line, is_text, there_and_back
+from generator.update.replay import (
+    KEPT_ANSWER,
+    Route,
+    any_texts,
+    carry,
+    draw_pairs,
+    in_one_line,
+    is_text,
+    there_and_back,
+)
 from generator.update.resumption import resume_all
 
 T = TypeVar("T")
@@ -41,12 +52,12 @@ PARTS = {
 GROUPS = 8  # of edits, each in one update
 PAIRS = 12  # of answers, at least
 STRENGTH = 2  # of the covering set: every pair of answers
+# What one launcher alone needs, beside the files that all answers give: UPDATING.md says when an update deletes it.
+OF_ONE_LAUNCHER = GitIgnoreSpec.from_lines(["/*/runtime/ray_nodes.py", "/apptainer.def"])
 
 
 @dataclass
 class Part:
-    """What one part of the gate has found."""
-
     name: str
     cases: int = 0
     seconds: float = 0.0
@@ -56,8 +67,6 @@ class Part:
 
 @dataclass(frozen=True)
 class Carried:
-    """A project of a released version that is updated."""
-
     route: Route
     old: Combination
     folder: Path  # holds it before, old/, and after, new/
@@ -177,13 +186,11 @@ class Gate:
         part.wrong = list(dict.fromkeys(part.wrong))
 
     def try_questions(self, part: Part) -> None:
-        """Compare the questions of this version with those of the versions before."""
         for revision, version in self.counted(part, self.old_versions.items(), len(self.old_versions)):
             wrong = forgotten_answers(version.folder, self.version.folder)
             part.wrong += [f"since {revision}: {words}" for words in wrong]
 
     def try_answers(self, part: Part) -> None:
-        """Change answers by updates, and change them back."""
         pairs = draw_pairs(self.version.combinations, read_questions(self.template), self.pairs, self.seed)
         jobs = {}
         for number, pair in enumerate(pairs):
@@ -243,3 +250,52 @@ class Gate:
                     part.notes.append(words)
                 else:
                     part.wrong.append(f"{words}, and {CHANGES} tells nobody")
+
+
+def conditional_files(paths: Mapping[Combination, frozenset[str]], owned: Ownership) -> list[str]:
+    """Say which files only some answers give: others would delete them, with their edits, unless they are kept."""
+    words = []
+    written = frozenset().union(*paths.values())
+    for path in sorted(path for path in written if not owned.kept(path) and not OF_ONE_LAUNCHER.match_file(path)):
+        if without := [combination.name for combination, its in paths.items() if path not in its]:
+            words.append(
+                f"{path} is not written for {without[0]}: an update to these answers would delete an owner's edits"
+            )
+    return words
+
+
+def lost_files(old: Iterable[str], before: Ownership, new: frozenset[str], now: Ownership) -> list[str]:
+    """Say which files of an older version's project an update would delete or begin to touch."""
+    words = []
+    for path in sorted(path for path in old if not now.kept(path)):
+        if path not in new:
+            words.append(
+                f"{path} is not written any more, and an update would delete it with its owner's edits: "
+                "name it in _exclude"
+            )
+        elif before.yours.match_file(path):
+            words.append(f"{path} was the owner's, and is not any more")
+    return words
+
+
+def forgotten_answers(old: Path, new: Path) -> list[str]:
+    """Say which answers that a version has recorded another one loses silently; docs/updates.md says what to do."""
+    before, after = ({question.key: question for question in read_questions(folder)} for folder in (old, new))
+    settings = yaml.safe_load((new / "copier.yml").read_text())
+    defaults = [str(settings[key].get("default", "")) for key in after]
+    jinja = [part for default in defaults for part in re.findall(r"\{[{%].*?[%}]\}", default, re.DOTALL)]
+    wrong = []
+    for key, question in before.items():
+        if key not in after:
+            if not any(re.search(rf"\b{key}\b", part) for part in jinja):
+                wrong.append(f"the question {key} went, and no default of another one reads what was answered")
+            continue
+        choices = [choice.value for choice in after[key].choices]
+        gone = [text(choice.value) for choice in question.choices if choice.value not in choices]
+        if gone and choices:
+            wrong.append(
+                f"{key}={', '.join(gone)} went: whoever answered that gets the default, so rename the question"
+            )
+        elif bool(question.choices) != bool(choices):
+            wrong.append(f"{key} takes other answers than before: rename the question")
+    return wrong

@@ -27,14 +27,11 @@ NEXT = "v99999"  # the tag of the template as it is in the working tree: newer t
 
 @dataclass(frozen=True)
 class Release:
-    """One released version."""
-
     version: str  # PEP 440, without a v
     commit: str
 
     @property
     def tag(self) -> str:
-        """The name that Copier knows it by."""
         return f"v{self.version}"
 
 
@@ -151,7 +148,6 @@ def check_changes(version: str, changes: str) -> None:
 
 
 def check_metadata(version: str, template: Path) -> None:
-    """Raise RenderError unless this is the version of the template's own package."""
     if f'\nversion = "{version}"\n' not in (template / METADATA).read_text():
         raise RenderError(f"{METADATA} has another version: write {version} there, and commit it")
 

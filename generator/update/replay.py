@@ -15,10 +15,11 @@ from generator.answers.ownership import Ownership, read_ownership
 from generator.answers.questions import Question
 from generator.render.git import hermetic_git, run
 from generator.render.project import RenderError, Tree, read_files, recorded_answers, run_copier
-from generator.update.ownership import KEPT_ANSWER
 
 ROOM = 2 * 2**30  # bytes, for many projects and their updates
 MARKERS = (b"<<<<<<< ", b">>>>>>> ")
+# The one answer that an update refuses to change: the owner's files are in its folder.
+KEPT_ANSWER = "package_name"
 # Answers to questions that take any text.
 TEXTS = ("Digits & more", 'He said "no": 7 * {{ 7 }}', "Zwölf größere Ziffern", "# [none] 'x' \\n %")
 
@@ -37,13 +38,11 @@ def copy_project(template: Path, version: str, answers: Answers, project: Path) 
 
 
 def put_under_git(project: Path) -> None:
-    """Make a project a repository of its own, with all that it holds in one commit."""
     run(project, "init", "--quiet")
     commit_all(project)
 
 
 def commit_all(project: Path) -> None:
-    """Commit all that the project holds, if anything is new."""
     run(project, "add", "--all")
     run(project, "commit", "--quiet", "--allow-empty", "--message", "All")
 
@@ -163,7 +162,6 @@ def draw_pairs(
 
 
 def any_texts(questions: Sequence[Question], draw: random.Random) -> dict[str, str]:
-    """Answer the questions that take any text."""
     return {each.key: draw.choice(TEXTS) for each in questions if not each.choices and each.key != KEPT_ANSWER}
 
 

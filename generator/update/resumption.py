@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from generator.answers.combinations import Combination
-from generator.check.static import source_files
+from generator.check.static import imports_of, source_files
 from generator.check.train.forking import Ended, forking, run_forked, train_all
-from generator.check.train.modules import imports_of
 from generator.check.train.rank import Run
 from generator.check.train.samples import samples_of
 from generator.check.train.training_case import environment
@@ -21,8 +20,6 @@ REFUSED = 2  # the exit code of a mistake that is told in one line
 
 @dataclass
 class Resumed:
-    """How the run of a project has gone on after its update."""
-
     wrong: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     refused: str = ""  # what the updated project says where it does not take the checkpoint
@@ -36,7 +33,6 @@ def resume_all(folders: Sequence[Path], at_once: int) -> Iterator[tuple[Path, Re
 
 
 def train(project: Path, run_dir: Path, steps: int, *options: str) -> Ended:
-    """Run a project's train.py, and return how it ended."""
     answers = Combination.of(recorded_answers(project))
     samples = samples_of({answers.task}, project.parent / "samples")
     data = ["--data", str(samples[answers.task])] if samples else []

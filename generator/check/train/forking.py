@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from generator.check.train.environments import STARTS_ITS_RANKS, places
-from generator.check.train.rank import ALL_DATA, MODULES, SERVER, Pipes, Run, do_task, run_rank, run_spawner
+from generator.check.train.rank import ALL_DATA, MODULES, SERVER, Pipes, Run, run_rank, run_spawner
 from generator.render.processes import interrupts_kept_from_children
 
 S = TypeVar("S")
@@ -60,22 +60,13 @@ LATE_IMPORTS_OF = {
 }
 
 
-@dataclass(frozen=True)
-class Task:
-    """A function to call in a forked process, in which all is imported already."""
-
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    deadline: float = 60.0  # seconds
-
-
 @dataclass
 class Ended:
-    """How a run or a task ended: what its processes left, those of the ranks first in the order of the ranks."""
+    """How a run ended: what its processes left, those of the ranks first in the order of the ranks."""
 
     codes: list[int | None]  # exit codes of the processes that were started; None: it was killed at the deadline
     output: list[str]  # of each rank, and after them of the program that starts them
-    seen: list[Any]  # of each rank its RankTrace, of a task its result; None where it did not get that far
+    seen: list[Any]  # of each rank its RankTrace; None where it did not get that far
     seconds: float
 
     @property
@@ -91,8 +82,6 @@ class Ended:
 
 @dataclass
 class Running:
-    """A run that has not ended yet."""
-
     processes: list[BaseProcess]
     readers: dict[Connection, tuple[str, int]]  # what comes from where: output or report, of which process
     deadline: float
@@ -102,7 +91,6 @@ class Running:
     pids: set[int] = field(default_factory=set)
 
     def codes(self) -> list[int | None]:
-        """Return the exit codes of the processes that were started; None: it runs."""
         with BOOKKEEPING:
             return [process.exitcode for process in self.processes]
 
@@ -155,25 +143,21 @@ class Running:
 
 
 def kill(pid: int | None) -> None:
-    """End a process that may be gone already."""
     if pid is not None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def start(work: Run | Task) -> Running:
-    starts_its_ranks = isinstance(work, Run) and work.launcher in STARTS_ITS_RANKS
-    reporting = work.world_size if isinstance(work, Run) else 1
-    pipes = [(FORKING.Pipe(duplex=False), FORKING.Pipe(duplex=False)) for _ in range(reporting + starts_its_ranks)]
+def start(run: Run) -> Running:
+    spawns = run.launcher in STARTS_ITS_RANKS
+    pipes = [(FORKING.Pipe(duplex=False), FORKING.Pipe(duplex=False)) for _ in range(run.world_size + spawns)]
     wires = [Pipes(output[1], report[1]) for output, report in pipes]
-    if isinstance(work, Task):
-        processes = [FORKING.Process(target=do_task, args=(work.function, work.arguments, wires[0]))]
+    told = places(run.launcher, run.world_size, next(PORTS))
+    if spawns:
+        processes = [FORKING.Process(target=run_spawner, args=(run, told[0], wires[-1], wires[:-1]))]
     else:
-        told = places(work.launcher, work.world_size, next(PORTS))
-        if starts_its_ranks:
-            processes = [FORKING.Process(target=run_spawner, args=(work, told[0], wires[-1], wires[:-1]))]
-        else:
-            processes = [FORKING.Process(target=run_rank, args=(i, work, told[i], wires[i])) for i in range(reporting)]
+        every = enumerate(zip(told, wires, strict=True))
+        processes = [FORKING.Process(target=run_rank, args=(i, run, place, own)) for i, (place, own) in every]
     for process in processes:
         process.start()
     for own in wires:
@@ -181,8 +165,8 @@ def start(work: Run | Task) -> Running:
         own.report.close()
     readers = {pipe[0]: (kind, i) for i, both in enumerate(pipes) for kind, pipe in zip(KINDS, both, strict=True)}
     now = time.perf_counter()
-    deadline = now + work.deadline * slowness()
-    return Running([*processes], readers, deadline, now, [bytearray() for _ in pipes], [None] * reporting)
+    deadline = now + run.deadline * slowness()
+    return Running([*processes], readers, deadline, now, [bytearray() for _ in pipes], [None] * run.world_size)
 
 
 def slowness() -> float:
@@ -190,12 +174,12 @@ def slowness() -> float:
     return max(1.0, os.getloadavg()[0] / (4 * (os.cpu_count() or 1)))
 
 
-def run_forked(work: Run | Task) -> Ended:
-    """Start the processes of a run or a task, and return how they ended; after its deadline they are killed."""
+def run_forked(run: Run) -> Ended:
+    """Start the processes of a run, and return how they ended; after its deadline they are killed."""
     with BOOKKEEPING:
         if ENDING.is_set():
             raise RuntimeError("other work is being ended by an error")
-        running = start(work)
+        running = start(run)
     running.watch()
     return running.end()
 
@@ -239,7 +223,6 @@ def is_free(port: int) -> bool:
 
 
 def can_bind(probe: socket.socket, address: Any) -> bool:
-    """Bind a socket to an address, unless another process has it."""
     with suppress(OSError):
         probe.bind(address)
         return True
@@ -284,7 +267,6 @@ def end_server() -> None:
 
 
 def name_modules(folder: Path, modules: Iterable[str]) -> None:
-    """Tell the forking process what to import."""
     named = [*modules]
     late = [name for module in named for name in LATE_IMPORTS_OF.get(module, ())]
     (folder / "names").write_text("\n".join(dict.fromkeys([*named, *late])))

@@ -14,7 +14,6 @@ from generator.check.train.verification import Loss, RankTrace, Step
 
 
 def trace() -> RankTrace:
-    """Begin to watch this process."""
     seen = RankTrace()
     register_optimizer_step_post_hook(functools.partial(note_step, seen))
     watch_loss(seen)
@@ -52,7 +51,6 @@ def noting(seen: RankTrace, given: Any) -> Any:
 
 
 def watch_scaler(seen: RankTrace) -> None:
-    """Note the scale after each update."""
     given = torch.amp.GradScaler.update
 
     def noted(self: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> None:

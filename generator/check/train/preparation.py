@@ -48,8 +48,6 @@ def import_what_is_named() -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """Options such as a program has."""
-
     number: int = 1
     """A number."""
     path: str | None = None

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import resource
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from multiprocessing import forkserver
@@ -26,8 +25,6 @@ FORKING_PROCESS = os.getpid()  # in a rank, which has this module from the proce
 
 @dataclass(frozen=True)
 class Run:
-    """One start of a project's train.py."""
-
     project: Path
     launcher: str
     options: list[str]
@@ -41,8 +38,6 @@ class Run:
 
 @dataclass(frozen=True)
 class Pipes:
-    """How a rank tells what it does."""
-
     output: Connection  # takes standard output and standard error
     report: Connection  # takes its process number at the start and its RankTrace at the end
 
@@ -60,11 +55,6 @@ def connect(wires: Pipes, *, forks: bool = False) -> None:
     wires.report.send(os.getpid())
 
 
-def do_task(function: Callable[..., Any], arguments: tuple[Any, ...], wires: Pipes) -> None:
-    connect(wires)
-    wires.report.send(function(*arguments))
-
-
 def enter(run: Run, place: Place, wires: Pipes, *, forks: bool = False) -> None:
     """Take the environment, folder, output and command line that a shell would give."""
     connect(wires, forks=forks)
@@ -77,7 +67,7 @@ def enter(run: Run, place: Place, wires: Pipes, *, forks: bool = False) -> None:
 
 
 def run_program(project: Path) -> None:
-    """Run train.py as a script, from its bytecode where that lies ready (see modules.py)."""
+    """Run train.py as a script, from its bytecode where that lies ready (see precompile())."""
     path = str(project / "train.py")
     code: Any = SourceFileLoader("__main__", path).get_code("__main__")
     main = sys.modules["__main__"] = ModuleType("__main__")

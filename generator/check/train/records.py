@@ -46,7 +46,6 @@ def read_tensorboard(run_dir: Path) -> History:
 
 
 def wandb_files(run_dir: Path) -> list[Path]:
-    """The files of all starts, oldest first."""
     return sorted((run_dir / "wandb").glob("offline-run-*/run-*.wandb"))
 
 
@@ -83,14 +82,12 @@ def read_wandb(run_dir: Path) -> History:
 
 
 def mlflow_client(run_dir: Path) -> Any:
-    """MLflow's own reader of the store."""
     from mlflow import MlflowClient
 
     return MlflowClient(f"sqlite:///{run_dir}/mlflow.db")
 
 
 def mlflow_runs(folder: Path, condition: str = "") -> list[Any]:
-    """The runs of the store, of all experiments, newest first."""
     client = mlflow_client(folder)
     everywhere = [experiment.experiment_id for experiment in client.search_experiments()]
     return list(client.search_runs(everywhere, condition, order_by=["attributes.start_time DESC"]))

@@ -13,7 +13,6 @@ def write_text(place: Path) -> None:
 
 
 def write_images(place: Path) -> None:
-    """Write a folder for each class of images, which differ in their brightness: PNG and JPEG."""
     import numpy as np
     from PIL import Image
 
@@ -27,7 +26,6 @@ def write_images(place: Path) -> None:
 
 
 def write_table(place: Path) -> None:
-    """Write a table whose last column follows from the others."""
     pairs = [(number * 7 % 31, number * 11 % 29) for number in range(120)]
     place.write_text("a,b,progression\n" + "".join(f"{a},{b},{3 * a - b}\n" for a, b in pairs))
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from generator.answers.combinations import Combination
-from generator.check.train.forking import Task, run_forked
+from generator.check.train.forking import FORKING, run_forked
 from generator.check.train.rank import Run
 from generator.check.train.records import FIRST_USES
 from generator.check.train.verification import RankTrace, TrainingResult, verify
+from generator.render.processes import die_with_parent
 
 # An epoch has 89 samples (see preparation.py), so 89 // 12 = 7 micro-batches and 4 steps, the last of them on one
 # micro-batch alone. The stop is within the first epoch, the end within the second.
@@ -72,16 +73,25 @@ def first_uses(loggers: set[str], folder: Path) -> Mapping[str, Path]:
     for logger, place in made.items():
         if not place.exists():  # from an earlier call
             place.mkdir(parents=True)
-            ended = run_forked(Task(FIRST_USES[logger], (place,)))
-            if ended.complaint:
-                raise RuntimeError(f"{logger} cannot be used here: {ended.complaint}")
+            process = FORKING.Process(target=use_first, args=(logger, place))
+            process.start()
+            process.join()
+            if process.exitcode:
+                raise RuntimeError(f"{logger} cannot be used here: {(place / 'first-use.txt').read_text()}")
     return made
+
+
+def use_first(logger: str, place: Path) -> None:
+    """In a forked process, whose output goes to a file."""
+    die_with_parent()
+    with open(place / "first-use.txt", "wb") as output:
+        for standard in (1, 2):
+            os.dup2(output.fileno(), standard)
+    FIRST_USES[logger](place)
 
 
 @dataclass
 class TrainingCase:
-    """One combination, and where it is tried."""
-
     combination: Combination
     folder: Path  # holds its project/, and takes its runs
     reference: bool  # whether to run it without a stop, too

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+from generator.chaos.quota import cpu_quota
 
 from generator.chaos.job import launch
-from generator.chaos.quota import cpu_quota
 from tests.conftest import Render
 from tests.support.processes import wait_until
 
