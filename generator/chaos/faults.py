@@ -85,10 +85,7 @@ def a_loader_worker(job: Job, victim: float) -> psutil.Process:
 
 
 def loaders(job: Job, victim: float) -> tuple[int | None, list[psutil.Process]]:
-    """Return the number of a rank and all that loads data for it; every other time, all ranks are meant, without one.
-
-    Raises NoVictim if there is none.
-    """
+    """Return the number of a rank and all that loads data for it; every other time all ranks are meant, without it."""
     ranks = job.ranks() if int(victim * 1000) % 2 else [a_rank(job, victim)]
     workers = [worker for rank in ranks for worker in loader_workers(rank)]
     one_of(workers, 0.0)

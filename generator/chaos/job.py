@@ -146,10 +146,7 @@ def _trains(process: psutil.Process) -> bool:
 
 
 def folder_of_python(project: Path) -> Path:
-    """Return the folder of the first Python that has torch: the project's, the active one, that of PATH, or this one.
-
-    Raises SelectionError if none has it.
-    """
+    """Return the folder of the first Python that has torch: the project's, the active one, PATH's, or this one."""
     active, found = os.environ.get("VIRTUAL_ENV"), shutil.which("python")
     folders = [project / ".venv" / "bin", *([Path(active, "bin")] if active else [])]
     folders += [*([Path(found).parent] if found else []), Path(sys.executable).parent]

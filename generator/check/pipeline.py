@@ -201,12 +201,12 @@ def try_all(
     state: CheckState, combinations: Sequence[Combination], references: Sequence[Combination] = (), prefix: str = ""
 ) -> Generator[tuple[TrainingCase, TrainingResult], None, None]:
     """Try combinations out, some at a time, and yield what that showed as it comes."""
-    uses = first_uses({each.logger for each in combinations}, state.folder / "first-use")
-    samples = samples_of({each.task for each in combinations}, state.folder / "samples")
-    cases = [
-        TrainingCase(each, state.place(each), each in references, uses.get(each.logger), prefix, samples.get(each.task))
-        for each in combinations
-    ]
+    uses = first_uses({each.answer("logging") for each in combinations}, state.folder / "first-use")
+    samples = samples_of({each.answer("task") for each in combinations}, state.folder / "samples")
+    cases = []
+    for each in combinations:
+        use, data = uses.get(each.answer("logging")), samples.get(each.answer("task"))
+        cases.append(TrainingCase(each, state.place(each), each in references, use, prefix, data))
     yield from train_all(run_case, cases, 2 * state.workers.processes)  # ranks wait for each other now and then
 
 
@@ -244,7 +244,7 @@ def train_really(state: CheckState) -> None:
     sound = [each for each, outcome in state.outcomes.items() if outcome.passed]
     chosen = covering(sound, min(2, len(sound[0].answers))) if sound else []
     write(state, chosen)
-    with state.stage("real"), launchers_ready({each.launcher for each in chosen}, state.folder) as env:
+    with state.stage("real"), launchers_ready({each.answer("launcher") for each in chosen}, state.folder) as env:
         with forking(all_data=True) as name_modules:  # real launchers know nothing of excerpts
             name_modules(imports_of(source_files(state.project(each)) for each in chosen))
             forked = {case.combination: trained for case, trained in try_all(state, chosen, prefix="all-data-")}
@@ -253,7 +253,7 @@ def train_really(state: CheckState) -> None:
             nowhere, asked = state.folder / "nowhere", dict(combination.answers)
             answers = run_copier(nowhere, asked, state.options.template, pretend=True)
             command = str(answers["train_on_two"])  # as copier.yml computes it for the README
-            samples = samples_of({combination.task}, state.folder / "samples").get(combination.task)
+            samples = samples_of({combination.answer("task")}, state.folder / "samples").get(combination.answer("task"))
             case = TrainingCase(combination, state.place(combination), reference=False, samples=samples)
             wrong = compare_with_launcher(case, command, env, forked[combination])
             state.outcomes[combination].seconds["real"] = time.perf_counter() - started

@@ -80,10 +80,7 @@ def render(
 
 
 def write_projects(destination: Path, combinations: Sequence[Combination], template: Path = TEMPLATE) -> None:
-    """Write the projects of combinations, with progress on stderr: all of them or, after any error, nothing.
-
-    Raises RenderError, which names the combination, if one cannot be rendered, and OSError if nothing can be written.
-    """
+    """Write the projects of combinations, with progress on stderr: all of them or, after any error, nothing."""
     with whole_or_not_at_all(destination) as folder, tempfile.TemporaryDirectory() as elsewhere, Workers() as workers:
         snapshot = take_snapshot(Path(elsewhere) / "template", template)
         made = {workers.render(snapshot, each, folder / each.name): each.name for each in combinations}

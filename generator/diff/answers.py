@@ -35,7 +35,7 @@ def read_pairs(pairs: Iterable[str], option: str = "", hint: str = "", where: st
     return answers
 
 
-def compare_answers(old: Mapping[str, str], new: Mapping[str, str], *options: str, template: Path = TEMPLATE) -> str:
+def compare_answers(old: Mapping[str, str], new: Mapping[str, str], template: Path = TEMPLATE) -> str:
     """Render the defaults with the old and with the new answers, and return what `git diff` says of the two projects.
 
     `git apply` turns a project of the old answers into one of the new ones by it. Raises RenderError if answers
@@ -48,7 +48,7 @@ def compare_answers(old: Mapping[str, str], new: Mapping[str, str], *options: st
             with template_errors(snapshot):
                 render(folder / name, answers, template=snapshot)
             name_source(folder / name, ".")  # equal answers give equal files
-        return without_source(compare_folders(folder / "old", folder / "new", "--find-renames", *options))
+        return without_source(compare_folders(folder / "old", folder / "new", "--find-renames"))
 
 
 def without_source(diff: str) -> str:

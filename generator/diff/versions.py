@@ -190,10 +190,7 @@ class VersionDiff:
 def compare_versions(
     old: Version, new: Version, wanted: Sequence[str], workers: Workers, watch: Watch = lambda futures, _: futures
 ) -> VersionDiff:
-    """Render the chosen combinations from both versions, and return what differs.
-
-    Raises SelectionError if neither version has what is chosen, and RenderError if one cannot be rendered.
-    """
+    """Render the chosen combinations from both versions, and return what differs."""
     chosen, refusals = set[Combination](), []
     for version in (new, old):
         try:
@@ -212,10 +209,7 @@ def compare_versions(
 def changed_combinations(
     old: Version, new: Version, among: list[Combination], workers: Workers, watch: Watch = lambda futures, _: futures
 ) -> list[Combination]:
-    """Return those of some new combinations whose project is another one than in the old version, or is new.
-
-    Raises RenderError if one cannot be rendered.
-    """
+    """Return those of some new combinations whose project is another one than in the old version, or is new."""
     pairing = pair_up(old, new, {*among})
     with tempfile.TemporaryDirectory() as store:
         changes = find_changes(old.folder, new.folder, pairing.pairs, workers, Path(store), watch)
@@ -226,10 +220,7 @@ def changed_combinations(
 def find_changes(
     old: Path, new: Path, pairs: Sequence[Pair], workers: Workers, store: Path, watch: Watch
 ) -> dict[Pair, list[Change]]:
-    """Render each pair from the two snapshots, and return the files that differ; the store gets their contents.
-
-    Raises RenderError, which names the combination, if one cannot be rendered.
-    """
+    """Render each pair from the two snapshots, and return the files that differ; the store gets their contents."""
     found: dict[Pair, list[Change]] = {pair: [] for pair in pairs}
     if tree_digest(old) == tree_digest(new):
         return found

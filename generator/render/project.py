@@ -15,8 +15,7 @@ import yaml
 from copier import errors
 from copier.errors import CopierError, DirtyLocalWarning, ShallowCloneWarning
 
-from generator.answers.ownership import Ownership
-from generator.answers.questions import TEMPLATE, read_questions
+from generator.answers.questions import TEMPLATE, Ownership, read_questions
 
 ANSWERS_FILE = ".copier-answers.yml"
 NAME = {"project_name": "DDP project"}  # else the folder's name: the same answers make the same project anywhere
@@ -42,11 +41,7 @@ def render(
     template: Path = TEMPLATE,
     quiet: bool = True,
 ) -> None:
-    """Write a project from these answers, and the defaults for all others: these ones, and then the template's.
-
-    Raises RenderError, with nothing written, if an answer is unknown or illegal, or if the destination holds
-    something already.
-    """
+    """Write a project from these answers, and the defaults for all others: these ones, and then the template's."""
     known = [question.key for question in read_questions(template)]
     for key in answers:
         if key not in known:

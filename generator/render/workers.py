@@ -21,9 +21,7 @@ import yaml
 from plumbum import local
 
 from generator.answers.combinations import Combination, shaping_questions
-from generator.answers.dependence import groups_of_answers
-from generator.answers.ownership import read_ownership
-from generator.answers.questions import Question
+from generator.answers.questions import Question, groups_of_answers, read_ownership
 from generator.render.cache import Cache, Remembered
 from generator.render.processes import interrupts_kept_from_children
 from generator.render.project import RenderError, assert_understood, code_digests, run_copier, tree_digest
@@ -128,10 +126,7 @@ def partials_read(template: Path) -> frozenset[str]:
 
 
 def legal_combinations(template: Path, workers: Workers, cache: Cache | None = None) -> list[Combination]:
-    """Find out from Copier which combinations it accepts, and return them in the order of copier.yml.
-
-    Raises RenderError if Copier accepts none, or understands an answer as another one.
-    """
+    """Find out from Copier which combinations it accepts, and return them in the order of copier.yml."""
     questions = shaping_questions(template)
     keys = [question.key for question in questions]
     values = itertools.product(*([choice.value for choice in question.choices] for question in questions))

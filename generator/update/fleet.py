@@ -101,10 +101,7 @@ def clone_project(project: Path, folder: Path) -> Path:
 
 
 def find_base(version: str, answers: dict[str, Any], history: History) -> str:
-    """Return the name that the throwaway clone knows a recorded version by.
-
-    Raises RenderError if it has none, or if the answers are not those to the questions of that version.
-    """
+    """Return the name that the throwaway clone knows a recorded version by."""
     try:
         base = history.find_version(version)
     except GitError:

@@ -2,6 +2,7 @@
 
 import random
 import re
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,12 +16,16 @@ import yaml
 from pathspec import GitIgnoreSpec
 
 from generator.answers.combinations import Combination, covering, select, text
-from generator.answers.ownership import Ownership, read_ownership
-from generator.answers.questions import TEMPLATE, read_questions
+from generator.answers.questions import TEMPLATE, Ownership, read_ownership, read_questions
 from generator.check.results import Advance
+from generator.check.static import imports_of, source_files
+from generator.check.train.forking import Ended, forking, run_forked, train_all
+from generator.check.train.rank import Run
+from generator.check.train.samples import samples_of
+from generator.check.train.training_case import environment
 from generator.diff.versions import read_version
 from generator.render.cache import Cache
-from generator.render.project import ANSWERS_FILE, RenderError, read_files
+from generator.render.project import ANSWERS_FILE, RenderError, read_files, recorded_answers
 from generator.render.snapshot import snapshot_of_revision, take_snapshot
 from generator.render.workers import Workers
 from generator.update.edits import ChangedFile, carry_edits, choose_edits, repeats_in
@@ -35,7 +40,6 @@ from generator.update.replay import (
     is_text,
     there_and_back,
 )
-from generator.update.resumption import resume_all
 
 T = TypeVar("T")
 
@@ -54,6 +58,9 @@ PAIRS = 12  # of answers, at least
 STRENGTH = 2  # of the covering set: every pair of answers
 # What one launcher alone needs, beside the files that all answers give: UPDATING.md says when an update deletes it.
 OF_ONE_LAUNCHER = GitIgnoreSpec.from_lines(["/*/runtime/ray_nodes.py", "/apptainer.def"])
+STOP, END = 3, 5  # steps of a run that goes on after an update
+OPTIONS = ["--device", "cpu", "--backend", "gloo", "--global-batch-size", "24", "--epochs", "2", "--seed", "8"]
+REFUSED = 2  # the exit code of a mistake that is told in one line
 
 
 @dataclass
@@ -92,10 +99,7 @@ class Gate:
     seed: int = 0  # of the choice of these pairs
 
     def run(self, workers: Workers, folder: Path) -> list[Part]:
-        """Try all parts in a new folder, to which the workers may write until they are gone.
-
-        Raises RenderError if a version cannot be found or read, and SelectionError if no project is chosen.
-        """
+        """Try all parts in a new folder, to which the workers may write until they are gone."""
         self.workers, self.folder = workers, folder
         self.read_versions()
         parts: list[Part] = []
@@ -299,3 +303,49 @@ def forgotten_answers(old: Path, new: Path) -> list[str]:
         elif bool(question.choices) != bool(choices):
             wrong.append(f"{key} takes other answers than before: rename the question")
     return wrong
+
+
+@dataclass
+class Resumed:
+    wrong: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    refused: str = ""  # what the updated project says where it does not take the checkpoint
+
+
+def resume_all(folders: Sequence[Path], at_once: int) -> Iterator[tuple[Path, Resumed]]:
+    """Train each folder's project old/ on two processes, go on with its checkpoint in new/, and yield how that went."""
+    with forking() as name_modules:
+        name_modules(imports_of(source_files(folder / side) for folder in folders for side in ("old", "new")))
+        yield from train_all(resume, folders, at_once)
+
+
+def train(project: Path, run_dir: Path, steps: int, *options: str) -> Ended:
+    task, launcher, logger = map(Combination.of(recorded_answers(project)).answer, ("task", "launcher", "logging"))
+    samples = samples_of({task}, project.parent / "samples")
+    data = ["--data", str(samples[task])] if samples else []
+    every = [*OPTIONS, *data, "--run-dir", str(run_dir), "--max-steps", str(steps), *options]
+    return run_forked(Run(project, launcher, every, environment(project.parent), None, logger))
+
+
+def resume(folder: Path) -> Resumed:
+    """Stop the old project's run half-way, and let both projects go on from there."""
+    run_dir, without_update = folder / "run", folder / "run-without-update"
+    half = train(folder / "old", run_dir, STOP)
+    if half.complaint:
+        return Resumed([f"the project does not train before its update: {half.complaint}"])
+    shutil.copytree(run_dir, without_update)
+    before = train(folder / "old", without_update, END, "--resume")
+    after = train(folder / "new", run_dir, END, "--resume")
+    if after.complaint:
+        # The line in which the program says that it cannot take this checkpoint, if it does.
+        lines = [line for text in after.output for line in text.splitlines() if REFUSED in after.codes]
+        if refused := next((line for line in lines if "error: " in line and str(run_dir) in line), ""):
+            return Resumed(refused=refused)
+        return Resumed([f"the updated project does not go on from the old checkpoint: {after.complaint}"])
+    # Of rank 0, the steps that followed the checkpoint.
+    with_update, without = ([step.weights for step in ended.seen[0].steps] for ended in (after, before))
+    if len(with_update) != END - STOP:
+        steps = f"{len(with_update)} steps follow step {STOP}, where {END - STOP} are left"
+        return Resumed([f"the updated project does not go on where the old one stopped: {steps}"])
+    same = with_update == without
+    return Resumed(notes=[] if same else ["after its update, the project computes other numbers than before"])

@@ -36,10 +36,7 @@ class Release:
 
 
 def read_releases(template: Path = TEMPLATE) -> list[Release]:
-    """Return all released versions, the oldest first; none before the first release.
-
-    Raises RenderError if the file is not there, or lists what is no version or in another order.
-    """
+    """Return all released versions, the oldest first; none before the first release."""
     try:
         listed = yaml.compose((template / FILE).read_text())  # all of it is text: 1.10 is not 1.1
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -72,10 +69,7 @@ class History:
     template: Path  # what was cloned
 
     def find_version(self, revision: str) -> str:
-        """Return the name by which Copier finds a release, which may be written without v, or another revision.
-
-        Raises GitError if the template's repository has no such revision, or no template in it.
-        """
+        """Return the name by which Copier finds a release, which may be written without v, or another revision."""
         for release in self.releases:
             if revision in (release.version, release.tag):
                 return release.tag
@@ -89,10 +83,7 @@ class History:
 
 
 def clone_history(folder: Path, releases: Sequence[Release], template: Path = TEMPLATE) -> History:
-    """Clone the template's repository, tag its releases, and add its files as they are now as the newest version.
-
-    Raises GitError if there is no repository, or if it lacks the commit of a release.
-    """
+    """Clone the template's repository, tag its releases, and add its files as they are now as the newest version."""
     find_commit("HEAD", template)
     run(template, "clone", "--quiet", "--shared", "--no-tags", "--template=", str(template), str(folder))
     for release in releases:

@@ -11,8 +11,7 @@ from typing import Any
 import copier
 
 from generator.answers.combinations import Combination, text
-from generator.answers.ownership import Ownership, read_ownership
-from generator.answers.questions import Question
+from generator.answers.questions import Ownership, Question, read_ownership
 from generator.render.git import hermetic_git, run
 from generator.render.project import RenderError, Tree, read_files, recorded_answers, run_copier
 

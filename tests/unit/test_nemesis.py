@@ -11,11 +11,19 @@ import psutil
 import pytest
 
 from generator.chaos import invariants
-from generator.chaos.baseline import Baseline, UnsuitableProject, follow
 from generator.chaos.faults import DONE, FAULTS, KILLED, LOST, REFUSED, Need, possible_faults
 from generator.chaos.invariants import unexpected_failure, wrong_records
 from generator.chaos.job import Job, environment
-from generator.chaos.nemesis import HANGS_AFTER, Nemesis, StartResult, Verdict, took_effect
+from generator.chaos.nemesis import (
+    HANGS_AFTER,
+    Baseline,
+    Nemesis,
+    StartResult,
+    UnsuitableProject,
+    Verdict,
+    follow,
+    took_effect,
+)
 from generator.chaos.schedule import TOGETHER, TRAINING, Fault, Schedule, Start, draw, shrink
 from generator.chaos.surroundings import SharedMemory
 from generator.cli.chaos import NEEDS

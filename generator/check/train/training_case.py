@@ -108,7 +108,7 @@ class TrainingCase:
         own |= {"--data": str(self.samples)} if self.samples else {}
         every = [*(word for pair in own.items() for word in pair), "--run-dir", str(run_dir), *options]
         env = environment(self.folder)
-        launcher, logger = self.combination.launcher, self.combination.logger
+        launcher, logger = self.combination.answer("launcher"), self.combination.answer("logging")
         return Run(self.folder / "project", launcher, every, env, run_dir if look else None, logger)
 
     def start(
@@ -133,7 +133,7 @@ class TrainingCase:
 def run_case(case: TrainingCase) -> TrainingResult:
     """Train a combination, stop it half-way, resume it, and judge what it left."""
     trained, of_whole = TrainingResult(), TrainingResult()
-    resumed, whole, logger = [], [], case.combination.logger
+    resumed, whole, logger = [], [], case.combination.answer("logging")
     half = case.start("run", "train", trained, "--max-steps", str(STOP), look=False)
     if half:
         resumed = case.start("run", "resume", trained, "--max-steps", str(END), "--resume")

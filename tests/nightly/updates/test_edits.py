@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from generator.answers.combinations import Combination, covering
-from generator.answers.ownership import read_ownership
+from generator.answers.questions import read_ownership
 from generator.render.project import ANSWERS_FILE, read_files
 from generator.render.workers import Workers
 from generator.update.edits import ChangedFile, carry_edits, choose_edits, find_places

@@ -8,7 +8,7 @@ import copier
 import pytest
 from copier.errors import DirtyLocalWarning
 
-from generator.answers.ownership import read_ownership
+from generator.answers.questions import read_ownership
 from generator.cli.render import record_origin
 from generator.render.git import run
 from generator.render.project import ANSWERS_FILE, NAME, read_files, render
