@@ -17,17 +17,7 @@ from generator.chaos import invariants
 from generator.chaos.faults import DONE, FAULTS, GONE, STOPPED, Need
 from generator.chaos.invariants import newest_step
 from generator.chaos.job import Job, Starter
-from generator.chaos.schedule import (
-    OTHER_NUMBERS,
-    PROCESSES,
-    STARTING,
-    TOGETHER,
-    TRAINING,
-    Fault,
-    Schedule,
-    Start,
-    draw,
-)
+from generator.chaos.schedule import NUMBERS, PROCESSES, STARTING, TOGETHER, TRAINING, Fault, Schedule, Start, draw
 from generator.chaos.surroundings import Surroundings, failing_disk
 from generator.check.train.records import READERS, History
 
@@ -74,7 +64,7 @@ class Baseline:
         """Return the numbers of processes among which its global batch can be divided."""
         config = json.loads((self.run_dir / "config.json").read_text())
         size, accum_steps = config.get("global_batch_size", 0), config.get("accum_steps", 1)
-        return [number for number in OTHER_NUMBERS if size % (number * accum_steps) == 0]
+        return [number for number in NUMBERS if size % (number * accum_steps) == 0]
 
     @property
     def size(self) -> int:

@@ -10,7 +10,7 @@ STARTING, TRAINING, SAVING, TOGETHER = "starting", "training", "saving", "togeth
 # How often a fault comes at which moment, and how long after it at most: seconds, or times that a start takes.
 MOMENTS = {STARTING: (2, 0.7), TRAINING: (5, 0.05), SAVING: (3, 0.004), TOGETHER: (2, 0.3)}
 PROCESSES = 2
-OTHER_NUMBERS = (1, 2, 4)  # of processes
+NUMBERS = (1, 2, 4)  # of processes
 CHANGES_NUMBER = 0.2  # share of the runs whose starts have other numbers
 EDITS: Sequence[dict[str, str]] = (  # options that no weight depends on
     {},
@@ -85,7 +85,7 @@ class Schedule:
 def draw(seed: int, faults: int, kinds: Sequence[str]) -> Schedule:
     """Draw a schedule of some faults, of kinds that may happen to the run at hand: with others, it is another one."""
     chance = random.Random(seed)
-    processes = OTHER_NUMBERS if chance.random() < CHANGES_NUMBER else (PROCESSES,)
+    processes = NUMBERS if chance.random() < CHANGES_NUMBER else (PROCESSES,)
     numbers = iter(range(faults))
     starts: list[Start] = []
     while (left := faults - sum(len(start.faults) for start in starts)) > 0:

@@ -9,20 +9,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from generator.answers.combinations import Combination, covering, greedy_cover
+from generator.check import static
 from generator.check.launchers import compare_with_launcher, launchers_ready
 from generator.check.results import Verdict
 from generator.check.state import CheckOptions, CheckState, file_key, verdict_key
-from generator.check.static import (
-    Complaints,
-    SourceFile,
-    check_format,
-    check_lint,
-    check_types,
-    distinct,
-    imports_of,
-    precompile,
-    source_files,
-)
 from generator.check.train.forking import forking, train_all
 from generator.check.train.samples import samples_of
 from generator.check.train.training_case import TrainingCase, compare, first_uses, run_case
@@ -33,9 +23,13 @@ from generator.render.scratch import scratch_folder
 from generator.render.snapshot import PARTS, take_snapshot
 from generator.render.workers import Workers
 
-TOOLS: dict[str, Callable[..., Complaints]] = {"format": check_format, "lint": check_lint, "types": check_types}
+TOOLS: dict[str, Callable[..., static.Complaints]] = {
+    "format": static.check_format,
+    "lint": static.check_lint,
+    "types": static.check_types,
+}
 # By the stage: the files that a tool reads, and what it will say of them, with the time that it took (seconds).
-Reading = dict[str, tuple[list[SourceFile], Future[tuple[Complaints, float]]]]
+Reading = dict[str, tuple[list[static.SourceFile], Future[tuple[static.Complaints, float]]]]
 ROOM_OF_EACH = 4 * 2**20  # bytes: a project and its runs
 
 
@@ -135,9 +129,9 @@ def write(state: CheckState, combinations: Iterable[Combination]) -> None:
 
 def begin_reading(state: CheckState) -> Reading:
     """Let the tools read, in other processes and beside the training, the files that they have not read before."""
-    state.sources = {each: source_files(state.project(each)) for each in state.fresh}
+    state.sources = {each: static.source_files(state.project(each)) for each in state.fresh}
     cache, reading = state.options.cache, {}
-    files = distinct(file for own in state.sources.values() for file in own)
+    files = static.distinct(file for own in state.sources.values() for file in own)
     for stage, tool in TOOLS.items():
         unread = [file for file in files if not (cache and cache.read("files", file_key(stage, file)))]
         arguments: tuple[Any, ...] = (unread,)
@@ -152,7 +146,7 @@ def begin_reading(state: CheckState) -> Reading:
     return reading
 
 
-def timed(function: Callable[..., Complaints], *arguments: Any) -> tuple[Complaints, float]:
+def timed(function: Callable[..., static.Complaints], *arguments: Any) -> tuple[static.Complaints, float]:
     started = time.perf_counter()
     return function(*arguments), time.perf_counter() - started
 
@@ -179,8 +173,8 @@ def train(state: CheckState) -> None:
     name_modules = state.begin_forking()
     with state.stage("train"), closing(try_all(state, order, state.references)) as results:
         sources = [state.sources[each] for each in order]
-        name_modules(imports_of(sources))
-        precompile(sources)
+        name_modules(static.imports_of(sources))
+        static.precompile(sources)
         for done, (case, trained) in enumerate(results, start=1):
             state.trained[case.combination] = trained
             outcome = state.outcomes[case.combination]
@@ -246,7 +240,7 @@ def train_really(state: CheckState) -> None:
     write(state, chosen)
     with state.stage("real"), launchers_ready({each.answer("launcher") for each in chosen}, state.folder) as env:
         with forking(all_data=True) as name_modules:  # real launchers know nothing of excerpts
-            name_modules(imports_of(source_files(state.project(each)) for each in chosen))
+            name_modules(static.imports_of(static.source_files(state.project(each)) for each in chosen))
             forked = {case.combination: trained for case, trained in try_all(state, chosen, prefix="all-data-")}
         for done, combination in enumerate(chosen, start=1):
             started = time.perf_counter()

@@ -91,7 +91,8 @@ def prepare(project: Path, folder: Path, stack: ExitStack, options: Sequence[str
     around, needs = find_surroundings(folder, stack)
     start = launch(project, folder, WORDS[launcher], {**OPEN_MPI, **around.variables}, around.before)
     nemesis = Nemesis(project, start, logger, folder, possible_faults(*NEEDS), around, options=options, steps=steps)
-    nemesis.slowness, nemesis.here = slowness, possible_faults(*OF_LAUNCHED, *needs)
+    nemesis.slowness = lambda: max(2.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    nemesis.here = possible_faults(*OF_LAUNCHED, *needs)
     return nemesis
 
 
@@ -125,11 +126,6 @@ def check_packages(logger: str) -> None:
     if missing := [package for package in needed if find_spec(package) is None]:
         remedy = f"{shlex.quote(sys.executable)} -m pip install {' '.join(missing)}"
         raise SelectionError(f"ddp-template reads what runs leave, and has no {' and no '.join(missing)}: {remedy}")
-
-
-def slowness() -> float:
-    """Return how much longer things may take because of other work on this machine."""
-    return max(2.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def numbers(words: str) -> Collection[int]:

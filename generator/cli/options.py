@@ -66,12 +66,12 @@ def choose(
 ) -> list[Combination]:
     """Return the legal combinations that the options choose, in the order of copier.yml. With since there may be none.
 
-    What is wanted is compared with the revision, then rotated, covered and divided. Raises SelectionError if an option
-    makes no sense, and RenderError if no combination is legal or there is no such revision.
+    What is wanted is compared with the revision, then rotated, covered and divided.
     """
     questions = shaping_questions()
     read_filters(wanted or [], questions)  # what is wrong is said before Copier is asked
-    strength = parse_cover(cover) if cover is not None else None
+    if cover is not None and not re.fullmatch("[0-9]{1,3}", cover):
+        raise SelectionError(f"--cover {cover} is no number: 2 covers every pair of answers, 3 every triple")
     numbers = parse_shard(part) if part is not None else None
     chosen = select(legal_combinations(TEMPLATE, workers, Cache()), wanted or [], questions)
     if since is not None:
@@ -82,15 +82,9 @@ def choose(
             chosen = changed_combinations(*versions, chosen, workers, watched("Comparing"))
     if rotated is not None:
         chosen = rotate(chosen, rotated, questions)
-    if strength is not None and chosen:
-        chosen = covering(chosen, strength)
+    if cover is not None and chosen:
+        chosen = covering(chosen, int(cover))
     return shard(chosen, *numbers) if numbers else chosen
-
-
-def parse_cover(cover: str) -> int:
-    if not re.fullmatch("[0-9]{1,3}", cover):
-        raise SelectionError(f"--cover {cover} is no number: 2 covers every pair of answers, 3 every triple")
-    return int(cover)
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -12,19 +12,12 @@ from typing import Any
 
 import copier
 import yaml
-from copier import errors
-from copier.errors import CopierError, DirtyLocalWarning, ShallowCloneWarning
+from copier.errors import CopierError
 
 from generator.answers.questions import TEMPLATE, Ownership, read_questions
 
 ANSWERS_FILE = ".copier-answers.yml"
 NAME = {"project_name": "DDP project"}  # else the folder's name: the same answers make the same project anywhere
-
-HARMLESS = (
-    DirtyLocalWarning,  # rendering what is not committed yet is the point of trying the template out of a clone
-    ShallowCloneWarning,
-    getattr(errors, "CleanupWarning", DirtyLocalWarning),  # since Copier 9.18
-)
 
 Tree = dict[str, tuple[bool, bytes]]  # by path: whether the owner may execute it, and its content
 
@@ -78,8 +71,7 @@ def run_copier(
     """Let Copier write the project, or only find the answers, and return them. Raises RenderError if it refuses."""
     try:
         with warnings.catch_warnings():
-            for harmless in HARMLESS:
-                warnings.simplefilter("ignore", harmless)
+            warnings.simplefilter("ignore")  # to try out what is not committed yet is the point
             worker = copier.run_copy(
                 str(template),
                 destination,

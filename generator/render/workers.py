@@ -7,8 +7,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -21,7 +20,7 @@ import yaml
 from plumbum import local
 
 from generator.answers.combinations import Combination, shaping_questions
-from generator.answers.questions import Question, groups_of_answers, read_ownership
+from generator.answers.questions import groups_of_answers, read_ownership
 from generator.render.cache import Cache, Remembered
 from generator.render.processes import interrupts_kept_from_children
 from generator.render.project import RenderError, assert_understood, code_digests, run_copier, tree_digest
@@ -147,25 +146,18 @@ def ask_about(product: Sequence[Combination], template: Path, workers: Workers) 
 
     Answers that no text of copier.yml reads together are asked about one after another, beside the defaults.
     """
-    defaults = {question.key: first_answer(question) for question in shaping_questions(template)}
-    groups = groups_of_answers(template)
-    parts = {each: [beside(defaults, each, group) for group in groups] for each in product}
+    defaults = {}
+    for question in shaping_questions(template):
+        values = [choice.value for choice in question.choices]
+        defaults[question.key] = question.default if question.default in values else values[0]  # it is computed
+    groups, parts = groups_of_answers(template), {}
+    for each in product:
+        parts[each] = [Combination.of({**defaults, **{key: each[key] for key in group}}) for group in groups]
     verdicts, partials = ask([*dict.fromkeys(itertools.chain(*parts.values()))], template, workers)
     if not verdicts[Combination.of(defaults)]:  # nothing is legal beside them
         verdicts, partials = ask(product, template, workers)
         return [verdicts[each] for each in product], partials
     return [all(verdicts[part] for part in parts[each]) for each in product], partials
-
-
-def first_answer(question: Question) -> Any:
-    """Return the default of a question with choices, or its first choice if the default is computed."""
-    values = [choice.value for choice in question.choices]
-    return question.default if question.default in values else values[0]
-
-
-def beside(defaults: Mapping[str, Any], combination: Combination, group: AbstractSet[str]) -> Combination:
-    """Return the defaults with a combination's answers to a group of questions."""
-    return Combination.of({**defaults} | {key: value for key, value in combination.answers if key in group})
 
 
 def ask(

@@ -28,18 +28,9 @@ from generator.render.cache import Cache
 from generator.render.project import ANSWERS_FILE, RenderError, read_files, recorded_answers
 from generator.render.snapshot import snapshot_of_revision, take_snapshot
 from generator.render.workers import Workers
+from generator.update import replay
 from generator.update.edits import ChangedFile, carry_edits, choose_edits, repeats_in
 from generator.update.history import CHANGES, NEXT, clone_history, read_releases, tells_of_checkpoints
-from generator.update.replay import (
-    KEPT_ANSWER,
-    Route,
-    any_texts,
-    carry,
-    draw_pairs,
-    in_one_line,
-    is_text,
-    there_and_back,
-)
 
 T = TypeVar("T")
 
@@ -74,7 +65,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Carried:
-    route: Route
+    route: replay.Route
     old: Combination
     folder: Path  # holds it before, old/, and after, new/
     other_texts: bool  # whether it answers the questions that have no choices, too
@@ -118,14 +109,16 @@ class Gate:
         tags = [release.tag for release in self.history.releases]
         if not self.revisions and not tags:
             raise RenderError("no version is released yet: name a revision to update from")
-        self.direct: list[Route] = [(self.history.find_version(revision), NEXT) for revision in self.revisions or tags]
+        self.direct: list[replay.Route] = [
+            (self.history.find_version(revision), NEXT) for revision in self.revisions or tags
+        ]
         stepwise = [] if self.revisions else [(*tags[i:], NEXT) for i in range(len(tags) - 1)]
         self.version = read_version(take_snapshot(self.folder / "snapshot", self.template), self.workers, self.cache)
         self.old_versions = {}
         for revision in dict.fromkeys(route[0] for route in self.direct):
             snapshot = snapshot_of_revision(self.folder / "versions" / revision, revision, self.history.folder)
             self.old_versions[revision] = read_version(snapshot, self.workers, self.cache)
-        self.covers: dict[Route, Sequence[Combination]] = {}
+        self.covers: dict[replay.Route, Sequence[Combination]] = {}
         for route in [*self.direct, *stepwise]:
             version = self.old_versions[route[0]]
             chosen = select(version.combinations, self.only, version.questions)
@@ -149,7 +142,7 @@ class Gate:
             try:
                 found = job.result()
             except (RenderError, jinja2.TemplateError) as error:
-                found = [in_one_line(error)]  # that it could not look is a finding, too
+                found = [replay.in_one_line(error)]  # that it could not look is a finding, too
             part.wrong += [f"{about}: {wrong}" for wrong in found]
             if not found:
                 good.append(about)
@@ -168,7 +161,7 @@ class Gate:
         paths: dict[Path, dict[Combination, frozenset[str]]] = defaultdict(dict)
         for job, (version, each, place) in jobs.items():
             if problem := job.exception():
-                part.wrong.append(f"{each.name} of {version.name}: {in_one_line(problem)}")
+                part.wrong.append(f"{each.name} of {version.name}: {replay.in_one_line(problem)}")
             else:
                 paths[version][each] = frozenset(read_files(place))
         now = paths[self.version.folder]
@@ -195,13 +188,13 @@ class Gate:
             part.wrong += [f"since {revision}: {words}" for words in wrong]
 
     def try_answers(self, part: Part) -> None:
-        pairs = draw_pairs(self.version.combinations, read_questions(self.template), self.pairs, self.seed)
+        pairs = replay.draw_pairs(self.version.combinations, read_questions(self.template), self.pairs, self.seed)
         jobs = {}
         for number, pair in enumerate(pairs):
             folder = self.folder / "pairs" / str(number)
             folder.mkdir(parents=True)
             about = " ".join(f"{key}={text(value)}" for key, value in pair[0].items())
-            jobs[self.workers.submit(there_and_back, self.history.folder, NEXT, pair, folder)] = about
+            jobs[self.workers.submit(replay.there_and_back, self.history.folder, NEXT, pair, folder)] = about
         self.wait_for(part, jobs)
 
     def try_history(self, part: Part) -> None:
@@ -210,14 +203,14 @@ class Gate:
         jobs = {}
         for number, (route, cover) in enumerate(self.covers.items()):
             questions = read_questions(self.old_versions[route[0]].folder)
-            texts = any_texts(questions, draw)
-            texts |= {question.key: "n" * 40 for question in questions if question.key == KEPT_ANSWER}
+            texts = replay.any_texts(questions, draw)
+            texts |= {question.key: "n" * 40 for question in questions if question.key == replay.KEPT_ANSWER}
             projects: list[tuple[Combination, str, dict[str, str]]] = [(each, each.name, {}) for each in cover]
             for combination, name, others in [*projects, (cover[0], "texts", texts)]:
                 folder = self.folder / "carried" / str(number) / name
                 folder.mkdir(parents=True)
                 answers: dict[str, Any] = dict(combination.answers) | others
-                job = self.workers.submit(carry, self.history.folder, route, answers, folder)
+                job = self.workers.submit(replay.carry, self.history.folder, route, answers, folder)
                 jobs[job] = Carried(route, combination, folder, bool(others))
         self.carried = self.wait_for(part, jobs)
 
@@ -230,7 +223,7 @@ class Gate:
             before, after = read_files(carried.folder / "old"), read_files(carried.folder / "new")
             for path in sorted(before.keys() & after.keys() - {ANSWERS_FILE}):
                 old, new = before[path][1], after[path][1]
-                if old != new and is_text(old) and is_text(new):
+                if old != new and replay.is_text(old) and replay.is_text(new):
                     changed.setdefault(ChangedFile(path, old.decode(), new.decode(), str(carried)))
         edits = choose_edits(changed)
         jobs = {

@@ -213,13 +213,10 @@ def free_ports() -> Iterator[int]:
         ranges = range(12000, 30000, PORTS_OF_EACH)
         first = next(first for first in ranges if can_bind(claim, f"\0ddp-template-ports-{first}"))
         for port in itertools.cycle(range(first, first + PORTS_OF_EACH)):
-            if is_free(port):
+            with socket.socket() as probe:
+                is_free = can_bind(probe, ("127.0.0.1", port))
+            if is_free:
                 yield port
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return can_bind(probe, ("127.0.0.1", port))
 
 
 def can_bind(probe: socket.socket, address: Any) -> bool:
