@@ -122,7 +122,6 @@ def stop(job: Job, around: Surroundings, victim: float, length: float) -> None:
 
 
 def stop_twice(job: Job, around: Surroundings, victim: float, length: float) -> None:
-    """Ask two processes for a stop, soon after each other."""
     stop(job, around, victim, length)
     time.sleep(length / 5)
     with suppress(*GONE):
@@ -169,7 +168,6 @@ def spoil(part: str, state: str, *, for_good: bool = False) -> Act:
 
 
 def take_machine(job: Job, around: Surroundings, victim: float, length: float) -> None:
-    """Let a cluster take a machine from a job for some time, because it is lost, or another job needs it."""
     assert around.machines
     around.machines.take(job, victim)
     around.later(length, around.machines.restore)
@@ -202,7 +200,6 @@ def spoil_data(state: str) -> Act:
 
 
 def limit_files(job: Job, around: Surroundings, victim: float, length: float) -> None:
-    """Let what loads data open no more files than it has open."""
     around.hit, workers = loaders(job, victim)
     for worker in workers:
         _, hard = resource.prlimit(worker.pid, resource.RLIMIT_NOFILE)
@@ -220,13 +217,11 @@ def fill_shm(job: Job, around: Surroundings, victim: float, length: float) -> No
 
 
 def limit_time(job: Job, around: Surroundings, victim: float, length: float) -> None:
-    """Let a job have no more than a part of the CPUs until it ends."""
     assert around.quota
     around.quota.limit(FEWEST + (1 - FEWEST) * victim)
 
 
 def jump(job: Job, around: Surroundings, victim: float, length: float) -> None:
-    """Set the clock, forwards or backwards."""
     assert around.clock
     around.clock.jump(int((2 * victim - 1) * HOUR))  # at the furthest
 

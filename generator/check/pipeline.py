@@ -21,13 +21,10 @@ from generator.render.cache import PARTIALS, Cache, Remembered
 from generator.render.project import run_copier
 from generator.render.scratch import scratch_folder
 from generator.render.snapshot import PARTS, take_snapshot
-from generator.render.workers import Workers
+from generator.render.workers import Rendered, Workers
 
-TOOLS: dict[str, Callable[..., static.Complaints]] = {
-    "format": static.check_format,
-    "lint": static.check_lint,
-    "types": static.check_types,
-}
+Tool = Callable[..., static.Complaints]
+TOOLS: dict[str, Tool] = {"format": static.check_format, "lint": static.check_lint, "types": static.check_types}
 # By the stage: the files that a tool reads, and what it will say of them, with the time that it took (seconds).
 Reading = dict[str, tuple[list[static.SourceFile], Future[tuple[static.Complaints, float]]]]
 ROOM_OF_EACH = 4 * 2**20  # bytes: a project and its runs
@@ -63,13 +60,14 @@ def render(state: CheckState) -> None:
     trees = {} if options.keep else {each: state.known_trees.read(each.name) for each in options.combinations}
     for combination, known in trees.items():
         if known and recorded(state, known[0]):
-            state.digests[combination], state.code[combination], state.own[combination] = known
-    unknown = [each for each in options.combinations if each not in state.digests]
+            digest, code, own = known
+            state.rendered[combination] = Rendered(digest, code, own, frozenset())
+    unknown = [each for each in options.combinations if each not in state.rendered]
     if unknown:
         state.begin_forking()
     write(state, unknown)
-    for combination, digest in state.digests.items():
-        if known := recorded(state, digest):
+    for combination, rendered in state.rendered.items():
+        if known := recorded(state, rendered.digest):
             state.trained[combination] = TrainingResult(**known)
             state.outcomes[combination].cached = True
         else:
@@ -99,10 +97,10 @@ def one_of_each_code(state: CheckState) -> list[Combination]:
 
     Which one changes from code to code, so that all of these files are trained, too, beside many others.
     """
-    known = {state.code[each] for each in state.trained}
+    known = {state.rendered[each].code for each in state.trained}
     alike: dict[str, list[Combination]] = {}
     for combination in state.fresh:
-        if (code := state.code[combination]) not in known:
+        if (code := state.rendered[combination].code) not in known:
             alike.setdefault(code, []).append(combination)
     return [members[number % len(members)] for number, members in enumerate(alike.values())]
 
@@ -121,8 +119,8 @@ def write(state: CheckState, combinations: Iterable[Combination]) -> None:
         except Exception as error:  # Copier lets the errors of Jinja, YAML and others through
             state.fail(combination, "render", f"{type(error).__name__}: {error}")
         else:
+            state.rendered[combination] = rendered
             hashes = rendered.digest, rendered.code, rendered.own
-            state.digests[combination], state.code[combination], state.own[combination] = hashes
             state.known_trees.write(combination.name, hashes, rendered.partials)
         state.options.progress("render", done, len(jobs))
 
@@ -146,7 +144,7 @@ def begin_reading(state: CheckState) -> Reading:
     return reading
 
 
-def timed(function: Callable[..., static.Complaints], *arguments: Any) -> tuple[static.Complaints, float]:
+def timed(function: Tool, *arguments: Any) -> tuple[static.Complaints, float]:
     started = time.perf_counter()
     return function(*arguments), time.perf_counter() - started
 
@@ -222,10 +220,10 @@ def compare_classes(state: CheckState) -> None:
 
 def take_over(state: CheckState) -> None:
     """Say of the fresh combinations that were not trained what was found of the same files in two that were."""
-    by_code = {state.code[each]: each for each in state.trained}
+    by_code = {state.rendered[each].code: each for each in state.trained}
     by_own = {state.owners_part(each): each for each in state.trained}
     for combination in (each for each in state.fresh if each not in state.trained):
-        parts = [by_code[state.code[combination]], by_own[state.owners_part(combination)]]
+        parts = [by_code[state.rendered[combination].code], by_own[state.owners_part(combination)]]
         for part, has in zip(parts, ("code of the template", "files of the owner"), strict=True):
             if any(failure.stage in ("train", "resume", "agree") for failure in state.outcomes[part].failures):
                 state.fail(combination, "train", f"its {has} failed in {part.name}")
@@ -266,4 +264,4 @@ def conclude(state: CheckState) -> None:
             outcome.weights = trained.parts.get("model", "")
             outcome.notes += trained.notes
         if trained and outcome.passed and not outcome.cached and state.options.cache:
-            state.options.cache.write("passed", verdict_key(state.digests[combination]), asdict(trained))
+            state.options.cache.write("passed", verdict_key(state.rendered[combination].digest), asdict(trained))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 
 from generator.answers.combinations import Combination
@@ -56,11 +55,9 @@ class Verdict:
     outcomes: list[Outcome]
     stages: dict[str, float] = field(default_factory=dict)  # wall time of each stage that ran (seconds)
     wall: float = 0.0  # of the whole check (seconds)
-    selection: str = "all"  # in words, such as "launcher=slurm, shard 1/4"
     launchers: str = "forked"  # or "real"
     versions: dict[str, str] = field(default_factory=dict)  # of Python and of the packages that decide the result
     kept: Path | None = None  # the folder with what was left behind
-    started: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
 
     @property
     def failed(self) -> list[Outcome]:

@@ -23,7 +23,7 @@ from generator.check.train.training_case import numeric_class
 from generator.check.train.verification import TrainingResult
 from generator.render.cache import Cache, Remembered
 from generator.render.project import RenderError
-from generator.render.workers import Workers
+from generator.render.workers import Rendered, Workers
 
 DECISIVE = ("copier", "torch", "black", "ruff", "mypy")  # packages that the report names
 DECIDING = ("answers/*.py", "render/*.py", "check/*.py", "check/train/*.py")  # files of this package
@@ -38,7 +38,6 @@ class CheckOptions:
     keep: bool = False  # whether to keep all projects and runs, and not only those that fail
     launchers: str = "forked"  # or "real": a covering set runs by its real launchers, too
     progress: Advance = lambda stage, done, total: None
-    selection: str = "all"
 
 
 class CheckState:
@@ -52,14 +51,11 @@ class CheckState:
         # Starts the process that ranks are forked from, unless it runs already: it has much to import.
         self.begin_forking = functools.cache(lambda: stack.enter_context(forking()))
         self.outcomes = {each: Outcome(each) for each in options.combinations}
-        about: dict[str, Any] = {"selection": options.selection, "launchers": options.launchers, "versions": versions()}
-        self.verdict = Verdict([*self.outcomes.values()], **about)
+        self.verdict = Verdict([*self.outcomes.values()], launchers=options.launchers, versions=versions())
         self.snapshot = folder / "template"  # all projects are written from it
         self.known_trees: Remembered  # what is known of the projects that it writes
-        self.digests: dict[Combination, str] = {}  # of rendered trees
+        self.rendered: dict[Combination, Rendered] = {}
         self.trained: dict[Combination, TrainingResult] = {}
-        self.code: dict[Combination, str] = {}  # hashes of the template's part of them
-        self.own: dict[Combination, str] = {}  # hashes of their owners' files
         self.fresh: list[Combination] = []  # rendered, and not known from the cache
         self.chosen: list[Combination] = []  # of the fresh ones, those that are trained
         self.sources: dict[Combination, list[SourceFile]] = {}  # of the fresh ones
@@ -84,13 +80,13 @@ class CheckState:
     def classes(self) -> Iterable[list[Combination]]:
         """Return the combinations that were rendered, together where they must end on the same numbers."""
         classes: dict[Any, list[Combination]] = {}
-        for combination in self.digests:
+        for combination in self.rendered:
             classes.setdefault(numeric_class(combination), []).append(combination)
         return classes.values()
 
     def owners_part(self, combination: Combination) -> tuple[Any, str]:
         """Return what combinations share that train the same files of the owner, to the same numbers."""
-        return numeric_class(combination), self.own[combination]
+        return numeric_class(combination), self.rendered[combination].own
 
     def tidy(self) -> Path | None:
         """Take away what nobody wants to look at, and return where the rest is."""

@@ -51,8 +51,6 @@ def check(
     Exit code 0: all is right; 1: something is wrong; 2: the command itself is.
     """
     term_as_ctrl_c()
-    parts = [("rotate", rotate), ("cover", cover), ("shard", shard), ("changed since", since)]
-    selection = [" ".join(wanted or []), *(f"{words} {value}" for words, value in parts if value)]
     with errors_in_one_line(), Workers() as workers, show_progress(STAGES) as progress:
         order = CheckOptions(
             choose(workers, wanted, rotate, cover, shard, since),
@@ -60,7 +58,6 @@ def check(
             keep=keep,
             launchers=launchers.value,
             progress=progress,
-            selection=", ".join(filter(None, selection)) or "all",
         )
         verdict = run_check(order, workers)
     reports = [("JUnit", junit, write_junit), ("JSON", json, write_json), ("page", html, write_page)]

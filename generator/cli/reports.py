@@ -50,11 +50,8 @@ def duration(seconds: float) -> str:
     """Return a time as people read it: 0.4 s, 12 s, 3 min 05 s, 1 h 02 min."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
+    if (whole := round(seconds)) < 3600:
+        return f"{whole // 60} min {whole % 60:02} s" if whole >= 60 else f"{whole} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02} min"
 
@@ -159,8 +156,7 @@ def write_junit(verdict: Verdict, path: Path) -> None:
     report = JUnitXml("ddp-template check")
     for stage in dict.fromkeys(stage for outcome in verdict.outcomes for stage in outcome.stages):
         suite = TestSuite(stage)
-        suite.timestamp = verdict.started.isoformat(timespec="seconds")
-        for key, value in {"selection": verdict.selection, "launchers": verdict.launchers, **verdict.versions}.items():
+        for key, value in {"launchers": verdict.launchers, **verdict.versions}.items():
             suite.add_property(key, plain(value))
         suite.add_testcases([test_case(each, stage, verdict) for each in verdict.outcomes if stage in each.stages])
         report.add_testsuite(suite)

@@ -109,9 +109,8 @@ class Gate:
         tags = [release.tag for release in self.history.releases]
         if not self.revisions and not tags:
             raise RenderError("no version is released yet: name a revision to update from")
-        self.direct: list[replay.Route] = [
-            (self.history.find_version(revision), NEXT) for revision in self.revisions or tags
-        ]
+        wanted = [self.history.find_version(revision) for revision in self.revisions or tags]
+        self.direct: list[replay.Route] = [(version, NEXT) for version in wanted]
         stepwise = [] if self.revisions else [(*tags[i:], NEXT) for i in range(len(tags) - 1)]
         self.version = read_version(take_snapshot(self.folder / "snapshot", self.template), self.workers, self.cache)
         self.old_versions = {}
