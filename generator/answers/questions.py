@@ -120,7 +120,6 @@ class Ownership:
     new: GitIgnoreSpec  # of yours, what earlier versions did not write: their update does, once
 
     def kept(self, path: str) -> bool:
-        """Return whether an update leaves the file as it is."""
         return self.yours.match_file(path) or self.dropped.match_file(path)
 
 

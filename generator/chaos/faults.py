@@ -19,9 +19,8 @@ from generator.chaos.surroundings import HOUR, Stateful, Surroundings
 # Codes of the exits.py of every project, and of a shell.
 DONE, FAILED, REFUSED, LOST, STOPPED = 0, 1, 2, 69, 75
 BY_ITSELF = (REFUSED, LOST, STOPPED)  # with a line for the user
-KILLED, HUNG_UP, ABORTED, CRASHED = (
-    128 + number for number in (signal.SIGKILL, signal.SIGHUP, signal.SIGABRT, signal.SIGSEGV)
-)
+KILLED, HUNG_UP = 128 + signal.SIGKILL, 128 + signal.SIGHUP
+ABORTED, CRASHED = 128 + signal.SIGABRT, 128 + signal.SIGSEGV
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 HEADROOM = 1 << 20  # bytes that a process may still take when its memory is limited
 FEWEST = 0.4  # cores of a quota, of which one is the most
@@ -233,14 +232,16 @@ LOST_LINE = (
     rf"rank {VICTIM} (is silent|has ended|does not come)|store at which the ranks met is silent"
     r"|SIGKILL|[Ss]ignal:? 9|KILLED|task \d+: Killed"
 )
-UNMET_LINE = r"error: rank \d+ could not meet the others"
 LOADER_LINE = rf"rank {VICTIM}: a process that loads its data has gone"
+KILL_EXITS = {LOST: LOST_LINE, KILLED: LOST_LINE}
+FREEZE_EXITS = {**KILL_EXITS, REFUSED: r"error: rank \d+ could not meet the others"}
 SERVER_EXITS = {REFUSED: "error: .* does not start with"}
 UNSENDABLE_EXITS = {code: r"error: [^\n]*(pickle|requires? grad|function)" for code in (REFUSED, LOST)}
 STUCK_EXITS = {LOST: rf"rank {VICTIM}\b[^\n]*(has waited \d+ s for [^\n]*worker|does not come: it is loading data)"}
 FILES_EXITS = {code: r"error: [^\n]*([Tt]oo many open files|ulimit -n)" for code in (REFUSED, LOST)}
 SHM_EXITS = {code: r"error: [^\n]*/dev/shm" for code in (REFUSED, LOST)}
 TAKEN_EXITS = {LOST: LOST_LINE + "|a node is lost", KILLED: LOST_LINE}  # Ray starts no job anew that is to stop
+CUT = spoil("link", "cut", for_good=True)
 CUT_EXITS = {LOST: LOST_LINE + "|machine 0 is lost|has been out of reach"}
 # Imports do not tell the user, oneDNN does not say for want of what, and C and C++ may only end the program.
 NO_MEMORY = (
@@ -274,7 +275,7 @@ def loader_that_fails(act: Act, exits: Mapping[int, str], *, need: Need = Need.L
 
 
 FAULTS: Mapping[str, Kind] = {
-    "kill a rank": Kind(kill(a_rank), {LOST: LOST_LINE, KILLED: LOST_LINE}, is_end=True, weight=4),
+    "kill a rank": Kind(kill(a_rank), KILL_EXITS, is_end=True, weight=4),
     "kill a loader worker": Kind(kill(a_loader_worker), {LOST: LOADER_LINE}, weight=3, options=WORKERS),
     "kill the launcher": Kind(kill(a_launcher), {KILLED: ""}, is_end=True, need=Need.LAUNCHER),
     "kill everything": Kind(kill_everything, {KILLED: ""}, is_end=True),
@@ -282,9 +283,7 @@ FAULTS: Mapping[str, Kind] = {
     "stop twice": Kind(stop_twice, STOP_EXITS, is_end=True),
     "close the terminal": Kind(close_terminal, STOP_EXITS | {HUNG_UP: ""}, is_end=True, need=Need.TERMINAL),
     "freeze a rank for a moment": Kind(freeze(a_rank)),
-    "freeze a rank for good": Kind(
-        freeze_for_good, {LOST: LOST_LINE, KILLED: LOST_LINE, REFUSED: UNMET_LINE}, is_end=True, weight=1, patience=90.0
-    ),
+    "freeze a rank for good": Kind(freeze_for_good, FREEZE_EXITS, is_end=True, weight=1, patience=90.0),
     "freeze a loader worker": Kind(freeze(a_loader_worker), weight=1, options=WORKERS),
     "freeze the launcher": Kind(freeze(a_launcher), need=Need.LAUNCHER),
     # SQLite, in which MLflow stores, has its own words.
@@ -295,9 +294,7 @@ FAULTS: Mapping[str, Kind] = {
     "slow disk": disk_that_is("slow"),
     "little memory": Kind(limit_memory, MEMORY_EXITS, weight=1, need=Need.LIMIT),
     "clock jumps": Kind(jump, need=Need.CLOCK),
-    "link cut for good": Kind(
-        spoil("link", "cut", for_good=True), CUT_EXITS, is_end=True, need=Need.LINK, weight=1, patience=90.0
-    ),
+    "link cut for good": Kind(CUT, CUT_EXITS, is_end=True, need=Need.LINK, weight=1, patience=90.0),
     "link cut for a moment": Kind(spoil("link", "cut"), need=Need.LINK),
     "slow link": Kind(spoil("link", "slow"), need=Need.LINK),
     "lossy link": Kind(spoil("link", "lossy"), need=Need.LINK),

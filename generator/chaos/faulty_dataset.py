@@ -8,12 +8,9 @@ returns) and the IDs of the processes that it befalls. Once a call was changed, 
 
 import operator
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -107,14 +104,5 @@ def with_graphs(part: Any) -> Any:
     return part
 
 
-def run_the_next() -> None:
-    """Run the sitecustomize that this one hides, if there is one."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    spec = PathFinder.find_spec("sitecustomize", [place for place in sys.path if os.path.abspath(place) != here])
-    if spec and spec.loader:
-        spec.loader.exec_module(module_from_spec(spec))
-
-
 if __name__ == "sitecustomize":
     install()
-    run_the_next()

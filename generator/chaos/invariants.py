@@ -100,12 +100,10 @@ def recorded(run_dir: Path, read: Callable[[Path], History] | None) -> History:
 def wrong_records(found: History, baseline: History, *, may_lack: bool = False) -> list[str]:
     """Return in what the records of a run differ from those of a baseline one, in which each step is there once."""
     wrong = []
-    if may_lack:
-        baseline = {
-            name: [pair for pair in pairs if pair[0] in dict(found.get(name, []))] for name, pairs in baseline.items()
-        }
     for name in sorted(found.keys() | baseline.keys()):
         here, there = found.get(name, []), baseline.get(name, [])
+        if may_lack:
+            there = [pair for pair in there if pair[0] in dict(here)]
         steps, expected = [step for step, _ in here], [step for step, _ in there]
         if twice := sorted({step for step in steps if steps.count(step) > 1}):
             wrong.append(f"{name} is recorded more than once at step {twice[0]}")
@@ -149,7 +147,6 @@ def changed_files(project: Path, before: Files) -> list[str]:
 
 
 def shown(happened: Sequence[Fault], output: str) -> str:
-    """Return what has happened, and the last lines of what the run has printed then."""
     names = ", ".join(fault.kind for fault in happened) or "nothing"
     lines = [line for line in output.splitlines() if not line.startswith(STACK)]
     return "\n".join([f"after {names}", *lines[-SHOWN:]])

@@ -56,7 +56,6 @@ class Job(ABC):
         """Return what it has printed."""
 
     def end(self) -> None:
-        """Kill whatever is left of it."""
         while left := self.processes():
             for process in left:
                 with suppress(psutil.NoSuchProcess):
@@ -77,7 +76,6 @@ class LaunchedJob(Job):
     mark: str
 
     def launchers(self) -> list[psutil.Process]:
-        """Return the process that launch.sh has become."""
         return [process for process in self.processes() if process.pid == self.process.pid]
 
     def processes(self) -> list[psutil.Process]:
@@ -108,10 +106,8 @@ def command_of(process: psutil.Process) -> list[str]:
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:
-    zombie = psutil.STATUS_ZOMBIE
-    marked = (
-        process for process in psutil.process_iter() if asked(process.environ, dict[str, str]()).get(MARK) == mark
-    )
+    zombie, nothing = psutil.STATUS_ZOMBIE, dict[str, str]()
+    marked = [process for process in psutil.process_iter() if asked(process.environ, nothing).get(MARK) == mark]
     return [process for process in marked if asked(process.status, zombie) != zombie]
 
 

@@ -320,7 +320,6 @@ class Nemesis:
         return wrong + invariants.wrong_records(recorded, of_baseline, may_lack=may_lack)
 
     def _wrong_end(self, job: Job, files: Path, happened: Sequence[Fault], code: int | None, hit: int | None) -> str:
-        """Return in what the end of a start is none that its faults lead to; nothing if it is right."""
         output = job.output()
         wrong = ""
         if code is None:

@@ -70,10 +70,9 @@ class Schedule:
 
     def only(self, numbers: Collection[int]) -> "Schedule":
         """Return it with these faults alone; a start without any goes, too."""
-        starts = [
-            replace(start, faults=[fault for fault in start.faults if fault.number in numbers]) for start in self.starts
-        ]
-        return replace(self, starts=[start for start in starts if start.faults])
+        kept = [[fault for fault in start.faults if fault.number in numbers] for start in self.starts]
+        starts = zip(self.starts, kept, strict=True)
+        return replace(self, starts=[replace(start, faults=faults) for start, faults in starts if faults])
 
     def fitted(self, kinds: Collection[str], numbers: Collection[int]) -> "Schedule":
         """Return it with faults of these kinds alone, and the usual number of processes for those that cannot be."""

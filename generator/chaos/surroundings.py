@@ -190,7 +190,6 @@ def make_small(pid: int) -> None:
 
 
 def take_all(descriptor: int) -> None:
-    """Write to a file until there is no room."""
     with suppress(OSError):
         while os.write(descriptor, CHUNK):
             pass
@@ -301,7 +300,6 @@ class Surroundings:
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """The variables by which a job has the clock and the data."""
         return {name: value for part in (self.clock, self.data) if part for name, value in part.variables.items()}
 
     @property

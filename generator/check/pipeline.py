@@ -54,9 +54,8 @@ def render(state: CheckState) -> None:
     """Write all projects, but those whose tree is known and has passed an earlier check: that is taken over."""
     options = state.options
     take_snapshot(state.snapshot, options.template)
-    state.known_trees = Remembered(
-        options.cache, "hashes", state.snapshot, [part for part in PARTS if part != PARTIALS]
-    )
+    parts = [part for part in PARTS if part != PARTIALS]
+    state.known_trees = Remembered(options.cache, "hashes", state.snapshot, parts)
     trees = {} if options.keep else {each: state.known_trees.read(each.name) for each in options.combinations}
     for combination, known in trees.items():
         if known and recorded(state, known[0]):

@@ -121,7 +121,6 @@ def find_surroundings(folder: Path, stack: ExitStack) -> tuple[Surroundings, Seq
 
 
 def check_packages(logger: str) -> None:
-    """Raise SelectionError if this Python lacks a package by which runs are compared."""
     needed = [*READS, *([logger] if logger in OWN_READERS else [])]
     if missing := [package for package in needed if find_spec(package) is None]:
         remedy = f"{shlex.quote(sys.executable)} -m pip install {' '.join(missing)}"

@@ -52,14 +52,9 @@ def check(
     """
     term_as_ctrl_c()
     with errors_in_one_line(), Workers() as workers, show_progress(STAGES) as progress:
-        order = CheckOptions(
-            choose(workers, wanted, rotate, cover, shard, since),
-            cache=Cache() if cache else None,
-            keep=keep,
-            launchers=launchers.value,
-            progress=progress,
-        )
-        verdict = run_check(order, workers)
+        chosen, known = choose(workers, wanted, rotate, cover, shard, since), Cache() if cache else None
+        options = CheckOptions(chosen, cache=known, keep=keep, launchers=launchers.value, progress=progress)
+        verdict = run_check(options, workers)
     reports = [("JUnit", junit, write_junit), ("JSON", json, write_json), ("page", html, write_page)]
     show(verdict, Console(), {name: path for name, path, _ in reports if path})
     with errors_in_one_line():

@@ -51,7 +51,6 @@ def diff(
 
 
 def show_sides(sides: Sequence[str], *, stat: bool) -> None:
-    """Compare the projects of two sets of answers."""
     if len(sides) > 2:
         example = f'"{sides[0]} {sides[1]}"'
         raise SelectionError(f"these are {len(sides)} projects: several answers of one are one argument, {example}")

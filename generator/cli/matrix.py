@@ -64,10 +64,8 @@ def matrix(
 def jobs_as_json(jobs: Sequence[dict[str, Any]]) -> str:
     """Return jobs as GitHub's strategy.matrix takes them, in one line. Raises SelectionError if they are too many."""
     if len(jobs) > MOST_PARTS:
-        raise SelectionError(
-            f"{len(jobs)} combinations are more than the {MOST_PARTS} jobs that GitHub allows in a matrix: "
-            "divide them by --shards auto, or choose fewer by --cover 2"
-        )
+        many = f"{len(jobs)} combinations are more than the {MOST_PARTS} jobs that GitHub allows in a matrix"
+        raise SelectionError(f"{many}: divide them by --shards auto, or choose fewer by --cover 2")
     return json.dumps({"include": jobs}, separators=(",", ":"))
 
 

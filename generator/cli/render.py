@@ -51,10 +51,8 @@ def record_origin(project: Path, template: Path = TEMPLATE) -> str:
         return ""
     answers = project / ANSWERS_FILE
     answers.write_text(re.sub(r"^_commit: .*", f"_commit: {commit}", answers.read_text(), flags=re.MULTILINE))
-    return (
-        f"this project was made from changes that are not committed. It is recorded as made from {commit}: "
-        "copier update will take these changes for yours"
-    )
+    made = f"this project was made from changes that are not committed. It is recorded as made from {commit}"
+    return f"{made}: copier update will take these changes for yours"
 
 
 def render(

@@ -129,9 +129,8 @@ def title(outcomes: list[Outcome], verdict: Verdict) -> str:
     if len(outcomes) == 1:
         return name
     special = common_answers(outcomes) - common_answers(verdict.outcomes)
-    shared = " ".join(
-        f"{key}={text(value)}" for key, value in outcomes[0].combination.answers if (key, value) in special
-    )
+    answers = [answer for answer in outcomes[0].combination.answers if answer in special]
+    shared = " ".join(f"{key}={text(value)}" for key, value in answers)
     return f"{len(outcomes)} combinations{', all with ' if shared else ''}{shared}, such as {name}"
 
 
@@ -140,10 +139,10 @@ def common_answers(outcomes: Iterable[Outcome]) -> set[tuple[str, object]]:
 
 
 def write_json(verdict: Verdict, path: Path) -> None:
-    combinations = [
-        asdict(outcome) | {"name": outcome.combination.name, "answers": dict(outcome.combination.answers)}
-        for outcome in verdict.outcomes
-    ]
+    combinations = []
+    for outcome in verdict.outcomes:
+        names = {"name": outcome.combination.name, "answers": dict(outcome.combination.answers)}
+        combinations.append(asdict(outcome) | names)
     report = {"counts": verdict.counts, "wall": verdict.wall, "stages": verdict.stages, "combinations": combinations}
     path.write_text(json.dumps(report, indent=1) + "\n")
 

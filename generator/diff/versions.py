@@ -88,11 +88,9 @@ def pair_up(old: Version, new: Version, chosen: set[Combination]) -> Pairing:
     found = [(before.pop(common_answers(each, new, old), None), each) for each in new.combinations]
     pairs = [(old_one, new_one) for old_one, new_one in found if old_one]
     kept = {old_one for old_one, _ in pairs}
-    return Pairing(
-        [pair for pair in pairs if chosen & {*pair}],
-        [new_one for old_one, new_one in found if not old_one and new_one in chosen],
-        [old_one for old_one in old.combinations if old_one in chosen - kept],
-    )
+    came = [new_one for old_one, new_one in found if not old_one and new_one in chosen]
+    gone = [old_one for old_one in old.combinations if old_one in chosen - kept]
+    return Pairing([pair for pair in pairs if chosen & {*pair}], came, gone)
 
 
 def common_answers(combination: Combination, own: Version, other: Version) -> frozenset[tuple[str, str]] | None:
@@ -225,10 +223,10 @@ def find_changes(
     if tree_digest(old) == tree_digest(new):
         return found
     with scratch_folder(ROOM) as folder:
-        jobs = {
-            workers.submit(changes_of, (old, pair[0]), (new, pair[1]), folder / str(number), store): pair
-            for number, pair in enumerate(pairs)
-        }
+        jobs = {}
+        for number, pair in enumerate(pairs):
+            sides = (old, pair[0]), (new, pair[1])
+            jobs[workers.submit(changes_of, *sides, folder / str(number), store)] = pair
         try:
             for job in watch(as_completed(jobs), len(jobs)):
                 found[jobs[job]] = job.result()
@@ -282,16 +280,12 @@ def group_edits(changes: Mapping[Pair, Sequence[Change]], store: Path) -> list[G
     together: dict[tuple[Pair, ...], set[Edit]] = {}
     for edit, pairs in having.items():
         together.setdefault(tuple(pairs), set()).add(edit)
-    groups = sorted(together.items(), key=lambda item: -len(item[0]))
-    firsts = [
-        [only(own, change, edits[change], store) for change in changes[members[0]] if own & edits[change].keys()]
-        for members, own in groups
-    ]
-    diffs = iter(show_changes([change for own in firsts for change in own], store))
-    return [
-        Group([new for _, new in members], "".join(itertools.islice(diffs, len(own))))
-        for (members, _), own in zip(groups, firsts, strict=True)
-    ]
+    groups = []
+    for members, own in sorted(together.items(), key=lambda item: -len(item[0])):
+        files = [change for change in changes[members[0]] if own & edits[change].keys()]
+        first = [only(own, change, edits[change], store) for change in files]
+        groups.append(Group([new for _, new in members], "".join(show_changes(first, store))))
+    return groups
 
 
 def show_changes(changes: Sequence[Change], store: Path, *options: str) -> list[str]:

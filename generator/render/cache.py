@@ -75,7 +75,6 @@ def digests(template: Path, parts: Iterable[str]) -> dict[str, str]:
     for part in parts:
         own = template / part
         files = read_files(own) if own.is_dir() else {"": (False, own.read_bytes())}
-        found.update(
-            {f"{part}/{path}": hashlib.sha256(repr(file).encode()).hexdigest() for path, file in files.items()}
-        )
+        for path, file in files.items():
+            found[f"{part}/{path}"] = hashlib.sha256(repr(file).encode()).hexdigest()
     return found

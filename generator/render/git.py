@@ -59,7 +59,6 @@ def git(folder: Path, *arguments: str, environment: Mapping[str, str] = {}) -> b
 
 
 def run(folder: Path, *arguments: str) -> str:
-    """Run git in a folder, and return the text that it prints. Raises GitError if it fails."""
     return git(folder, *arguments).decode().strip()
 
 

@@ -52,7 +52,6 @@ def refuse_filled(destination: Path) -> None:
 
 
 def assert_understood(answers: Mapping[str, Any], recorded: Mapping[str, Any]) -> None:
-    """Raise RenderError where Copier made another answer of one."""
     for key, value in answers.items():
         if str(recorded[key]).lower() != str(value).lower():
             raise RenderError(f"{key}={value} is not understood (it would become {recorded[key]})")

@@ -58,7 +58,6 @@ class Workers:
         self.open.close()
 
     def render(self, template: Path, combination: Combination, destination: Path) -> Future[Rendered]:
-        """Write the project of a combination; the future returns what is known of it, or raises RenderError."""
         return self.submit(render_combination, template, combination, destination)
 
     def submit(self, work: Any, *arguments: Any) -> Future[Any]:

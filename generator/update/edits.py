@@ -102,10 +102,8 @@ def repeats_in(content: bytes) -> list[str]:
     for place in range(CONTEXT + 1, len(lines)):  # 0 to CONTEXT, and the end, are held by the begin and the end
         before, after = around(lines, place)
         if others := [begin for begin in begins[before + after] if begin != place - CONTEXT]:
-            words.append(
-                f"the lines around line {place + 1} are those around line {others[0] + CONTEXT + 1}: "
-                "an update could move an edit between them"
-            )
+            same = f"the lines around line {place + 1} are those around line {others[0] + CONTEXT + 1}"
+            words.append(f"{same}: an update could move an edit between them")
     return words
 
 

@@ -126,7 +126,6 @@ class Gate:
             self.covers[route] = chosen if strength is None else covering(chosen, min(strength, len(version.questions)))
 
     def counted(self, part: Part, cases: Iterable[T], total: int) -> Iterator[T]:
-        """Pass cases on as they come, and show how many there were."""
         part.cases = total
         for done, case in enumerate(cases, start=1):
             yield case
@@ -172,11 +171,8 @@ class Gate:
 
     def try_repeats(self, part: Part) -> None:
         """Look for lines that occur twice in a file of any project."""
-        files = {
-            (path, content)
-            for place in (self.folder / "projects" / self.version.folder.name).iterdir()
-            for path, (_, content) in read_files(place).items()
-        }
+        projects = [*(self.folder / "projects" / self.version.folder.name).iterdir()]
+        files = {(path, content) for place in projects for path, (_, content) in read_files(place).items()}
         for path, content in self.counted(part, sorted(files), len(files)):
             part.wrong += [f"{path}: {words}" for words in repeats_in(content)]
         part.wrong = list(dict.fromkeys(part.wrong))
@@ -225,11 +221,8 @@ class Gate:
                 if old != new and replay.is_text(old) and replay.is_text(new):
                     changed.setdefault(ChangedFile(path, old.decode(), new.decode(), str(carried)))
         edits = choose_edits(changed)
-        jobs = {
-            self.workers.submit(carry_edits, edits[i::GROUPS], self.folder / "edits" / str(i)): "edited"
-            for i in range(min(GROUPS, len(edits)))
-        }
-        self.wait_for(part, jobs)
+        groups = [(edits[i::GROUPS], self.folder / "edits" / str(i)) for i in range(min(GROUPS, len(edits)))]
+        self.wait_for(part, {self.workers.submit(carry_edits, *group): "edited" for group in groups})
         part.cases = len(edits)
 
     def try_resume(self, part: Part) -> None:
@@ -254,9 +247,8 @@ def conditional_files(paths: Mapping[Combination, frozenset[str]], owned: Owners
     written = frozenset().union(*paths.values())
     for path in sorted(path for path in written if not owned.kept(path) and not OF_ONE_LAUNCHER.match_file(path)):
         if without := [combination.name for combination, its in paths.items() if path not in its]:
-            words.append(
-                f"{path} is not written for {without[0]}: an update to these answers would delete an owner's edits"
-            )
+            lost = "an update to these answers would delete an owner's edits"
+            words.append(f"{path} is not written for {without[0]}: {lost}")
     return words
 
 
@@ -265,10 +257,8 @@ def lost_files(old: Iterable[str], before: Ownership, new: frozenset[str], now: 
     words = []
     for path in sorted(path for path in old if not now.kept(path)):
         if path not in new:
-            words.append(
-                f"{path} is not written any more, and an update would delete it with its owner's edits: "
-                "name it in _exclude"
-            )
+            lost = f"{path} is not written any more, and an update would delete it with its owner's edits"
+            words.append(f"{lost}: name it in _exclude")
         elif before.yours.match_file(path):
             words.append(f"{path} was the owner's, and is not any more")
     return words
@@ -289,9 +279,8 @@ def forgotten_answers(old: Path, new: Path) -> list[str]:
         choices = [choice.value for choice in after[key].choices]
         gone = [text(choice.value) for choice in question.choices if choice.value not in choices]
         if gone and choices:
-            wrong.append(
-                f"{key}={', '.join(gone)} went: whoever answered that gets the default, so rename the question"
-            )
+            lost = f"{key}={', '.join(gone)} went: whoever answered that gets the default"
+            wrong.append(f"{lost}, so rename the question")
         elif bool(question.choices) != bool(choices):
             wrong.append(f"{key} takes other answers than before: rename the question")
     return wrong

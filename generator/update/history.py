@@ -129,7 +129,6 @@ def check_release(version: str, template: Path = TEMPLATE) -> None:
 
 
 def check_changes(version: str, changes: str) -> None:
-    """Raise RenderError unless the changes of a version are told to those who update."""
     section = re.search(rf"^## {re.escape(version)}\n(.*?)(?=^## |\Z)", changes, flags=re.MULTILINE | re.DOTALL)
     if not section:
         raise RenderError(f"{CHANGES} has no section '## {version}': tell there what an update to it changes")

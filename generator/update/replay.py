@@ -31,7 +31,6 @@ class UpdateError(RenderError):
 
 
 def copy_project(template: Path, version: str, answers: Answers, project: Path) -> None:
-    """Write a project from a version of the template. Raises RenderError if Copier refuses the answers."""
     with hermetic_git(project.parent):
         run_copier(project, answers, template, version=version)
 
@@ -61,7 +60,6 @@ def in_one_line(error: BaseException) -> str:
 
 
 def update_again(project: Path) -> list[str]:
-    """Update a project that is up to date, and say what that changes."""
     before = read_files(project)
     update(project)
     return [f"a second update: {words}" for words in differing(read_files(project), before)]
@@ -69,11 +67,8 @@ def update_again(project: Path) -> list[str]:
 
 def conflicts(tree: Tree) -> list[str]:
     """Name the files in which an update left a conflict, and the rejected edits that it left beside them."""
-    return [
-        path
-        for path, (_, content) in tree.items()
-        if path.endswith(".rej") or any(line.startswith(MARKERS) for line in content.splitlines())
-    ]
+    marked = [path for path, (_, text) in tree.items() if any(line.startswith(MARKERS) for line in text.splitlines())]
+    return [path for path in tree if path in marked or path.endswith(".rej")]
 
 
 def differing(one: Tree, other: Tree) -> list[str]:
@@ -88,7 +83,6 @@ def differing(one: Tree, other: Tree) -> list[str]:
 
 
 def fresh_copy(template: Path, version: str, answers: Answers, place: Path) -> Tree:
-    """Read what a copy of a version would be, which is gone then."""
     copy_project(template, version, answers, place)
     tree = read_files(place)
     shutil.rmtree(place)

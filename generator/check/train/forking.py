@@ -74,10 +74,9 @@ class Ended:
         """Why this is no success; "" if all processes ended with code 0."""
         if all(code == 0 for code in self.codes):
             return ""
-        how = ", ".join(
-            "was killed, for it did not end" if code is None else f"exit code {code}" for code in self.codes
-        )
-        return how + "".join(f"\n--- output of process {i} ---\n{text}" for i, text in enumerate(self.output) if text)
+        ends = ("was killed, for it did not end" if code is None else f"exit code {code}" for code in self.codes)
+        said = (f"\n--- output of process {i} ---\n{text}" for i, text in enumerate(self.output) if text)
+        return ", ".join(ends) + "".join(said)
 
 
 @dataclass

@@ -120,9 +120,8 @@ def run_spawner(run: Run, place: Place, wires: Pipes, wires_of_ranks: list[Pipes
         # Like "spawn" this starts from a process that has not run the program, pickles what it is given, and passes on
         # the environment as the program has changed it.
         every = (fn, run, replace(place, env=dict(os.environ)), wires_of_ranks, args)
-        return torch_multiprocessing.start_processes(
-            run_spawned_rank, every, nprocs, join, daemon, start_method="forkserver"
-        )
+        start = torch_multiprocessing.start_processes
+        return start(run_spawned_rank, every, nprocs, join, daemon, start_method="forkserver")
 
     vars(torch_multiprocessing)["spawn"] = spawn
     run_program(run.project)

@@ -39,10 +39,11 @@ def read_tensorboard(run_dir: Path) -> History:
 
     events = event_accumulator.EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
-    recorded = {
-        name: sorted(events.Scalars(name), key=lambda event: event.wall_time) for name in events.Tags()["scalars"]
-    }
-    return {name: [(event.step, event.value) for event in found] for name, found in recorded.items()}
+    history = {}
+    for name in events.Tags()["scalars"]:
+        recorded = sorted(events.Scalars(name), key=lambda event: event.wall_time)
+        history[name] = [(event.step, event.value) for event in recorded]
+    return history
 
 
 def wandb_files(run_dir: Path) -> list[Path]:
@@ -96,11 +97,11 @@ def mlflow_runs(folder: Path, condition: str = "") -> list[Any]:
 def read_mlflow(folder: Path, condition: str = "") -> History:
     """Read the metrics of the newest run, in the order in which they were recorded."""
     client, run = mlflow_client(folder), mlflow_runs(folder, condition)[0]
-    histories = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
-    return {
-        name: [(metric.step, metric.value) for metric in sorted(metrics, key=lambda metric: metric.timestamp)]
-        for name, metrics in histories.items()
-    }
+    history = {}
+    for name in run.data.metrics:
+        recorded = sorted(client.get_metric_history(run.info.run_id, name), key=lambda metric: metric.timestamp)
+        history[name] = [(metric.step, metric.value) for metric in recorded]
+    return history
 
 
 # By the answer to "logging". For one that is not here metrics.jsonl alone is read, and the check says so.
@@ -113,10 +114,6 @@ READERS: dict[str, Callable[[Path], History]] = {
 }
 
 
-def make_empty_mlflow_store(folder: Path) -> None:
-    """Make an empty store, as the first program that uses one does: it takes longer than the training here."""
-    mlflow_client(folder)
-
-
-# What takes long at a first use of a logger is done once, in a folder whose files then begin every run directory.
-FIRST_USES: dict[str, Callable[[Path], None]] = {"mlflow": make_empty_mlflow_store}
+# What takes long at a first use of a logger, here to make an empty store, is done once, in a folder whose files then
+# begin every run directory.
+FIRST_USES: dict[str, Callable[[Path], Any]] = {"mlflow": mlflow_client}

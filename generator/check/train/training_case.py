@@ -165,15 +165,11 @@ def compare(trained: TrainingResult, reference: TrainingResult, own: bool, name:
     # The generators of random numbers are a combination's own: a logger may use them.
     common = [part for part in trained.parts if part in whole["parts"] and (own or part != "ranks")]
     differing += [f"{part} in the last checkpoint" for part in common if trained.parts[part] != whole["parts"][part]]
-    if differing:
-        return "resume", (
-            f"stopped after step {STOP} and resumed, it differs from the run of "
-            f"{'the same program' if own else name} that was not stopped: {', '.join(differing)}"
-        )
-    return None
+    other = f"the run of {'the same program' if own else name} that was not stopped"
+    said = f"stopped after step {STOP} and resumed, it differs from {other}: {', '.join(differing)}"
+    return ("resume", said) if differing else None
 
 
 def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int | None:
-    """The first place where two sequences differ, counted from 0; None if they are equal."""
     pairs = enumerate(zip_longest(one, other))
     return next((place for place, (left, right) in pairs if left != right), None)

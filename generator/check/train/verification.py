@@ -93,11 +93,8 @@ def verify(trained: TrainingResult, logger: str, starts: Sequence[Sequence[RankT
     if logger not in READERS:
         note = f"logging={logger}: only its metrics.jsonl was read, since there is no reader for its records"
         trained.notes.append(note)
-    seen = losses_of_steps(starts)
-    wrong = left.complaints or [
-        *complaints_of_training(left.history, seen, ends),
-        *complaints_of_evaluation(left.history, seen),
-    ]
+    history, seen = left.history, losses_of_steps(starts)
+    wrong = left.complaints or [*complaints_of_training(history, seen, ends), *complaints_of_evaluation(history, seen)]
     trained.failures += [("train", text) for text in wrong]
 
 
