@@ -7,7 +7,7 @@ import sys
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,23 +29,30 @@ class Job(ABC):
     """A run that was started. If its launcher starts it anew after a failure, it is one job all the time."""
 
     run_dir: Path
+    mark: str  # in the environment of its processes, which children inherit
 
     @abstractmethod
     def launchers(self) -> list[psutil.Process]:
         """Return what starts the ranks, if anything does: one process on each machine."""
 
-    @abstractmethod
     def ranks(self) -> list[psutil.Process]:
-        """Return the ranks that are alive."""
+        """Return those that run train.py and are no child of such a one, but for what spawns the ranks."""
+        training = {process.pid: process for process in self.processes() if _trains(process)}
+        spawning = {pid for pid, process in training.items() if "--nproc" in command_of(process)}
+        parents = training.keys() - spawning
+        found = [each for pid, each in training.items() if pid in parents and asked(each.ppid, None) not in parents]
+        return sorted(found, key=lambda process: process.pid)
 
     def number_of(self, process: psutil.Process) -> int | None:
         """Return the number of a rank, or that of a process which it has started; None if nothing tells it."""
         variables = asked(process.environ, dict[str, str]())
         return next((int(variables[name]) for name in RANK if variables.get(name, "").isdecimal()), None)
 
-    @abstractmethod
     def processes(self) -> list[psutil.Process]:
         """Return all that is alive, zombies not counted."""
+        zombie, nothing = psutil.STATUS_ZOMBIE, dict[str, str]()
+        marked = [each for each in psutil.process_iter() if asked(each.environ, nothing).get(MARK) == self.mark]
+        return [process for process in marked if asked(process.status, zombie) != zombie]
 
     @abstractmethod
     def code(self) -> int | None:
@@ -68,7 +75,7 @@ Starter = Callable[[Path, int, Sequence[str]], Job]  # takes the run directory, 
 
 @dataclass
 class LaunchedJob(Job):
-    """A run that the launch.sh of its project has started on this machine."""
+    """A run that the launch.sh of its project, which becomes its launcher, has started on this machine."""
 
     run_dir: Path
     process: subprocess.Popen[bytes]
@@ -77,13 +84,6 @@ class LaunchedJob(Job):
 
     def launchers(self) -> list[psutil.Process]:
         return [process for process in self.processes() if process.pid == self.process.pid]
-
-    def processes(self) -> list[psutil.Process]:
-        """Return those that have the mark in their environment, which children inherit."""
-        return marked_processes(self.mark)
-
-    def ranks(self) -> list[psutil.Process]:
-        return ranks_among(self.processes())
 
     def code(self) -> int | None:
         code = self.process.poll()
@@ -103,21 +103,6 @@ def asked(question: Callable[[], T], otherwise: T) -> T:
 
 def command_of(process: psutil.Process) -> list[str]:
     return asked(process.cmdline, list[str]())
-
-
-def marked_processes(mark: str) -> list[psutil.Process]:
-    zombie, nothing = psutil.STATUS_ZOMBIE, dict[str, str]()
-    marked = [process for process in psutil.process_iter() if asked(process.environ, nothing).get(MARK) == mark]
-    return [process for process in marked if asked(process.status, zombie) != zombie]
-
-
-def ranks_among(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Return those that run train.py and are no child of such a one, but for what spawns the ranks."""
-    training = {process.pid: process for process in processes if _trains(process)}
-    spawning = {pid for pid, process in training.items() if "--nproc" in command_of(process)}
-    parents = training.keys() - spawning
-    found = [each for pid, each in training.items() if pid in parents and asked(each.ppid, None) not in parents]
-    return sorted(found, key=lambda process: process.pid)
 
 
 def loader_workers(rank: psutil.Process) -> list[psutil.Process]:
