@@ -118,11 +118,7 @@ def covering(combinations: Sequence[Combination], strength: int) -> list[Combina
 
 
 def rotate(combinations: Sequence[Combination], key: str, questions: Sequence[Question]) -> list[Combination]:
-    """Choose one of all combinations that differ in this answer alone; its choices take turns.
-
-    As in a Latin square: the sum of the places that the other answers have among their choices decides, so each choice
-    of this question meets each of every other. Raises SelectionError if there is no such question.
-    """
+    """Choose one of all that differ in this answer alone; its choices take turns, and each meets every other answer."""
     refuse_unknown(key, questions)
     place = {(each.key, choice.value): number for each in questions for number, choice in enumerate(each.choices)}
     alike: dict[tuple[tuple[str, Any], ...], list[Combination]] = {}
@@ -143,11 +139,7 @@ def shard(combinations: Sequence[Combination], part: int, parts: int) -> list[Co
 
 
 def assign(combinations: Sequence[Combination], parts: int) -> dict[Combination, int]:
-    """Return the part of each combination. None has more than its share, rounded up, or lacks more than n - 1 of it.
-
-    Each combination goes to the part that a hash of its name likes best and that has room (rendezvous hashing), so
-    few combinations move to another part when a choice comes or goes.
-    """
+    """Give each combination to the part that a hash of its name likes best and that has room (rendezvous hashing)."""
     room = dict.fromkeys(range(1, parts + 1), math.ceil(len(combinations) / parts))
     assigned = {}
     for combination in sorted(combinations, key=lambda combination: digest(combination.name)):

@@ -96,7 +96,6 @@ def a_launcher(job: Job, victim: float) -> psutil.Process:
 
 
 def kill(choose: Chooser) -> Act:
-
     def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
         process = choose(job, victim)
         number = job.number_of(process)
@@ -189,7 +188,6 @@ def freeze_loader_for_good(job: Job, around: Surroundings, victim: float, length
 
 
 def spoil_data(state: str) -> Act:
-
     def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
         assert around.data
         around.hit, workers = loaders(job, victim)

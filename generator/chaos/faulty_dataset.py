@@ -75,10 +75,7 @@ def tell(state: str) -> None:
 
 
 def unsendable(loaded: Any, *, is_batch: bool) -> Any:
-    """Return what was loaded with something that cannot be pickled, in samples such that they can be one batch.
-
-    That is the graph of a tensor. Beside a batch, and in samples that have no tensor for it, it is a function.
-    """
+    """Add what cannot be pickled: a graph to each tensor or, beside a batch and where no tensor has one, a function."""
     changed = loaded if is_batch else with_graphs(loaded)
     if changed is not loaded:
         return changed

@@ -11,8 +11,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from generator.chaos.faults import BY_ITSELF, FAILED, FAULTS, VICTIM
 from generator.chaos.job import Job, command_of
 from generator.chaos.schedule import Fault
@@ -75,20 +73,12 @@ def damaged_checkpoints(run_dir: Path) -> list[str]:
 
 
 def orphans(job: Job, slowness: float) -> list[str]:
-    """Wait until all processes of a job that has ended are gone. Returns the commands of those that stay."""
     deadline = time.monotonic() + ORPHANS * max(1.0, slowness / 2)
     while left := job.processes():
         if time.monotonic() > deadline:
-            return [f"{process.pid} ({waits_for(process)}) {' '.join(command_of(process))[:200]}" for process in left]
+            return [f"{process.pid} {' '.join(command_of(process))[:200]}" for process in left]
         time.sleep(0.02)
     return []
-
-
-def waits_for(process: psutil.Process) -> str:
-    try:
-        return Path(f"/proc/{process.pid}/wchan").read_text()
-    except OSError:
-        return "unknown"
 
 
 def recorded(run_dir: Path, read: Callable[[Path], History] | None) -> History:
@@ -155,10 +145,7 @@ def shown(happened: Sequence[Fault], output: str) -> str:
 def unexpected_failure(
     happened: Sequence[Fault], hit: int | None, code: int, output: str, hides: Collection[int]
 ) -> str:
-    """Return in what an end that is a failure is none that these faults lead to; nothing if it is right.
-
-    If the only fault has hit a rank, its number must be said. Codes that a launcher hides others by may mean any end.
-    """
+    """Return in what an end is none that these faults lead to; the number of a rank that alone was hit must be said."""
     exits = [FAULTS[fault.kind].exits for fault in happened]
     if not any(code in each for each in [*exits, hides]):
         return f"exit code {code}"

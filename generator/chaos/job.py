@@ -146,11 +146,7 @@ def environment() -> dict[str, str]:
 def launch(
     project: Path, folder: Path, words: Sequence[str], variables: Mapping[str, str], before: Sequence[str] = ()
 ) -> Callable[[Path, int, Sequence[str]], LaunchedJob]:
-    """Return what starts a project by its launch.sh; words go before the options of train.py, "{processes}" filled in.
-
-    Another command may come before launch.sh, which becomes it. What it prints is in the folder. Raises SelectionError
-    if no Python has torch.
-    """
+    """Return what starts a project by its launch.sh, with a command before it, and words before the options."""
     path = f"{folder_of_python(project)}:{os.environ['PATH']}"
 
     def start(run_dir: Path, processes: int, options: Sequence[str]) -> LaunchedJob:

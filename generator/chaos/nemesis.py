@@ -308,7 +308,6 @@ class Nemesis:
         return wrong
 
     def _differences(self, run_dir: Path, recorded: History, *, is_exact: bool, may_lack: bool = False) -> list[str]:
-        """Return in what a run differs from the baseline; with another number of processes, values may."""
         ours, theirs = (invariants.load(run / "checkpoints" / "last.pt") for run in (run_dir, self.baseline.run_dir))
         of_baseline = self.baseline.recorded
         if is_exact:

@@ -215,7 +215,6 @@ class Quota:
 
     @property
     def before(self) -> Sequence[str]:
-        """What goes before a command that is to run in it."""
         return ("sh", "-c", 'echo 0 >"$0" && exec "$@"', str(self.folder / "cgroup.procs"))
 
     def limit(self, cores: float) -> None:
@@ -339,5 +338,4 @@ class Surroundings:
             self.quota.limit(math.inf)
 
     def states_met(self) -> set[str]:
-        """Return the states of disk, data and quota that have changed a call since this was asked last."""
         return set().union(*(part.states_met() for part in (self.disk, self.data, self.quota) if part))

@@ -92,10 +92,7 @@ def render(state: CheckState) -> None:
 
 
 def one_of_each_code(state: CheckState) -> list[Combination]:
-    """Choose what to train of what is fresh: of all projects that differ in their owner's files alone, one.
-
-    Which one changes from code to code, so that all of these files are trained, too, beside many others.
-    """
+    """Choose what to train: one of all projects that differ in their owner's files alone, in turn with each file."""
     known = {state.rendered[each].code for each in state.trained}
     alike: dict[str, list[Combination]] = {}
     for combination in state.fresh:

@@ -69,7 +69,6 @@ class Verdict:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many combinations there are, and how many passed, failed, were known, or have all files of others."""
         total, failed, cached = len(self.outcomes), len(self.failed), sum(outcome.cached for outcome in self.outcomes)
         shared = sum(bool(outcome.trained_as) for outcome in self.outcomes)
         return {"total": total, "passed": total - failed, "failed": failed, "cached": cached, "shared": shared}

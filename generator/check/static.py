@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.util import cache_from_source
 from pathlib import Path
 
-from generator.render.processes import die_with_parent
+from generator.render.scratch import die_with_parent
 
 Complaints = dict[str, str]  # by the key of a file: what is wrong with it
 
@@ -89,11 +89,7 @@ def check_lint(files: Sequence[SourceFile]) -> Complaints:
 
 
 def check_types(projects: Sequence[Path], stage: Path, cache: Path) -> Complaints:
-    """Ask mypy about whole projects, in one run for all those with the same settings.
-
-    mypy wants one name for each module: each project becomes a package of its own, and imports of its modules from
-    itself are written accordingly. Lines stay where they are.
-    """
+    """Ask mypy, once for all projects of the same settings, each staged as a package: it wants one name per module."""
     groups = defaultdict(list)
     for project in projects:
         # The files to check are named to mypy here.
@@ -170,10 +166,7 @@ def imports_of(projects: Iterable[Sequence[SourceFile]]) -> list[str]:
 
 
 def precompile(projects: Iterable[Sequence[SourceFile]]) -> None:
-    """Put bytecode where Python looks for it and would write it itself, after compiling each distinct module once.
-
-    Whoever loads bytecode puts the path of the module in. What does not compile is left to fail when it is run.
-    """
+    """Put bytecode where Python looks for it, compiling each distinct module once; what fails is left to fail again."""
     compiled: dict[str, Path] = {}
     for file in (file for files in projects for file in files if file.path.parts[0] != "tests"):
         source = file.project / file.path

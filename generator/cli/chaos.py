@@ -99,24 +99,21 @@ def prepare(project: Path, folder: Path, stack: ExitStack, options: Sequence[str
 def find_surroundings(folder: Path, stack: ExitStack) -> tuple[Surroundings, Sequence[Need]]:
     """Find out what there is on this machine, beside what launchers bring along, and say what is missing."""
     around, needs = Surroundings(), list[Need]()
-    makes: list[tuple[Need, str, str, Callable[[], Any]]] = [
-        (Need.CLOCK, "clock", "no clock jumps", lambda: build_clock(folder)),
-        (Need.SHM, "shm", "no shared memory is full", shared_memory),
-        (Need.QUOTA, "quota", "no CPU time is short", lambda: stack.enter_context(cpu_quota())),
-    ]
     if hasattr(resource, "prlimit"):
-        makes.append((Need.LOADER, "data", "", lambda: Data(folder / "inside")))
-    for need, part, missing, make in makes:
+        around.data = Data(folder / "inside")
+        needs.append(Need.LOADER)
+    makes: dict[tuple[Need, str], Callable[[], Any]] = {
+        (Need.CLOCK, "no clock jumps"): lambda: setattr(around, "clock", build_clock(folder)),
+        (Need.DISK, "no disk fails"): lambda: stack.enter_context(failing_disk(folder / "trial")),
+        (Need.SHM, "no shared memory is full"): lambda: setattr(around, "shm", shared_memory()),
+        (Need.QUOTA, "no CPU time is short"): lambda: setattr(around, "quota", stack.enter_context(cpu_quota())),
+    }
+    for (need, missing), make in makes.items():
         try:
-            setattr(around, part, make())
+            make()
             needs.append(need)
         except OSError as error:
             ERRORS.print(f"{missing}: {escape(str(error))}")
-    try:
-        with failing_disk(folder / "trial"):
-            needs.append(Need.DISK)
-    except OSError as error:
-        ERRORS.print(f"no disk fails: {escape(str(error))}")
     return around, needs
 
 

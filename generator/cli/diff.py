@@ -13,8 +13,7 @@ from rich.text import Text
 from generator.answers.combinations import SelectionError, describe
 from generator.answers.questions import TEMPLATE
 from generator.cli.options import errors_in_one_line, watched
-from generator.diff.answers import compare_answers, read_side
-from generator.diff.versions import compare_versions, read_version
+from generator.diff.versions import compare_answers, compare_versions, read_side, read_version
 from generator.render.cache import Cache
 from generator.render.snapshot import snapshot_of_revision, take_snapshot
 from generator.render.workers import Workers
@@ -107,5 +106,4 @@ def show_diff(diff: str) -> None:
 
 
 def say(line: str | Text, style: str = "") -> None:
-    """Print a line as it is, however long it is."""
     Console(highlight=False).print(Text.assemble(line, style=style), soft_wrap=True)

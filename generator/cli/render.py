@@ -15,7 +15,7 @@ import typer
 from generator.answers.combinations import Combination
 from generator.answers.questions import TEMPLATE
 from generator.cli.options import Cover, Rotate, Shard, Wanted, choose, errors_in_one_line, term_as_ctrl_c, watched
-from generator.diff.answers import read_pairs
+from generator.diff.versions import read_pairs
 from generator.render.git import GitError, run
 from generator.render.project import ANSWERS_FILE, RenderError, name_source, refuse_filled
 from generator.render.project import render as render_project
@@ -37,11 +37,7 @@ def new(
 
 
 def record_origin(project: Path, template: Path = TEMPLATE) -> str:
-    """Record the commit that the uncommitted changes of a template are changes of, if there are any.
-
-    Copier records a commit of its own, which nobody has when the project is to be updated. Returns what the owner of
-    the project should know; "" if it was made from a commit.
-    """
+    """Record the commit that the changes of a template are changes of, and return what the owner should know of it."""
     try:
         changed = run(template, "status", "--porcelain", "--", ".")
         commit = run(template, "describe", "--tags", "--always")

@@ -27,7 +27,6 @@ ESCAPES = re.compile(
 )
 NOT_IN_XML = re.compile("[^\t\n\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 MANY = 20  # more failures than this are shown in groups
-MOST = 50  # groups of failures that are printed
 PATH = re.compile(r"(?<![^\s'\"()=:,])[^\s'\"()=:,]*/[^\s'\"():,]*")
 NUMBER = re.compile(r"0x[0-9a-f]+|\b(?=\w*\d)[0-9a-f]{7,}\b|\d+(?:\.\d+)?(?:e[+-]?\d+)?", re.IGNORECASE)
 
@@ -88,16 +87,14 @@ def show_failures(verdict: Verdict, console: Console) -> None:
     groups = failure_groups(verdict)
     table = Table("", "combination", "stage", "what is wrong", box=box.SIMPLE_HEAD, pad_edge=False)
     table.columns[1].overflow = table.columns[3].overflow = "fold"
-    for number, (outcomes, failure) in enumerate(groups[:MOST], start=1):
+    for number, (outcomes, failure) in enumerate(groups, start=1):
         wrong = Text(headline(failure.text))
         table.add_row(str(number), Text(title(outcomes, verdict)), Text(failure.stage, "red"), wrong)
     console.print(table)
-    for number, (outcomes, failure) in enumerate(groups[:MOST], start=1):
+    for number, (outcomes, failure) in enumerate(groups, start=1):
         folder = f", left in {plain(failure.folder)}" if failure.folder else ""
         print_whole(f"# {number}: {failure.stage}{folder}", console, "dim")
         print_whole(reproduce(outcomes[0], verdict.launchers), console)
-    if len(groups) > MOST:
-        console.print(f"and {len(groups) - MOST} more kinds of failure, which the other reports show")
     console.print()
 
 
@@ -148,10 +145,7 @@ def write_json(verdict: Verdict, path: Path) -> None:
 
 
 def write_junit(verdict: Verdict, path: Path) -> None:
-    """Write a suite for each stage, with a test for each combination on which it ran. Raises OSError.
-
-    The times are those that the stage spent on the combination, in an earlier check where the property cached is true.
-    """
+    """Write a suite for each stage, with a test for each combination on which it ran."""
     report = JUnitXml("ddp-template check")
     for stage in dict.fromkeys(stage for outcome in verdict.outcomes for stage in outcome.stages):
         suite = TestSuite(stage)

@@ -1,10 +1,11 @@
-"""Two versions of the template: which combinations they have in common, and what differs, each edit once."""
+"""What differs between the projects of two sets of answers, or of two versions of the template: each edit once."""
 
 import hashlib
 import io
 import itertools
 import os
 import re
+import shlex
 import shutil
 import tempfile
 import traceback
@@ -18,20 +19,13 @@ from typing import Any
 import jinja2
 import yaml
 
-from generator.answers.combinations import (
-    Combination,
-    SelectionError,
-    describe,
-    filter_of,
-    select,
-    shaping_questions,
-    text,
-)
-from generator.answers.questions import Question, read_questions
+from generator.answers.combinations import Combination, SelectionError, describe, filter_of, select, text
+from generator.answers.questions import TEMPLATE, Question, read_questions
 from generator.render.cache import Cache
 from generator.render.git import compare_folders
-from generator.render.project import RenderError, read_tree, tree_digest
+from generator.render.project import RenderError, name_source, read_tree, render, tree_digest
 from generator.render.scratch import scratch_folder
+from generator.render.snapshot import take_snapshot
 from generator.render.workers import Workers, legal_combinations, render_combination
 
 Pair = tuple[Combination, Combination]  # the old one and the new one
@@ -72,17 +66,13 @@ def template_errors(template: Path) -> Iterator[None]:
 
 
 def read_version(template: Path, workers: Workers, cache: Cache | None = None) -> Version:
-    """Ask Copier what is legal in a version of the template. Raises RenderError if nothing is."""
     with template_errors(template):
-        return Version(template, shaping_questions(template), legal_combinations(template, workers, cache))
+        questions = [question for question in read_questions(template) if question.choices]
+        return Version(template, questions, legal_combinations(template, workers, cache))
 
 
 def pair_up(old: Version, new: Version, chosen: set[Combination]) -> Pairing:
-    """Find the old combination of each new one: the same answers to all questions that both versions ask.
-
-    A question that only one version asks must have its default there: what the project was, or is, without a choice.
-    Leaves out what is chosen in neither version.
-    """
+    """Find the old combination of each new one; a question that only one version asks has its default there."""
     before = {common_answers(old_one, old, new): old_one for old_one in old.combinations}
     before.pop(None, None)
     found = [(before.pop(common_answers(each, new, old), None), each) for each in new.combinations]
@@ -127,10 +117,7 @@ def one_line(default: object) -> str:
 
 
 def compare_spaces(pairing: Pairing, old: Version, new: Version) -> list[str]:
-    """Say which questions, choices and combinations came and went, and which defaults changed, a line each.
-
-    The combinations that only one version has are told by the answers that the other does not know, if there are any.
-    """
+    """Say which questions, choices and combinations came and went, and which defaults changed, a line each."""
     old_ones, new_ones = ([pair[side] for pair in pairing.pairs] for side in (0, 1))
     lines = compare_questions(old, new)
     for sign, words, lonely, paired, own, other in (
@@ -336,3 +323,50 @@ def only(chosen: set[Edit], change: Change, edits: Mapping[Edit, slice], store: 
             lines[edits[edit]] = [line[:-1] if endless else line for line, endless in added]
     content = "".join(lines).encode(errors="surrogateescape")
     return Change(change.path, change.old, keep(executable, content, store))
+
+
+def read_side(side: str) -> dict[str, str]:
+    """Split KEY=VALUE pairs at spaces, with quotes as in a shell. Raises RenderError if they are no such pairs."""
+    try:
+        pairs = shlex.split(side)
+    except ValueError as error:
+        raise RenderError(f"{side} is not understood: {error}") from None
+    return read_pairs(pairs, hint="; spaces need quotes, such as \"project_name='My project'\"", where=f" in {side}")
+
+
+def read_pairs(pairs: Iterable[str], option: str = "", hint: str = "", where: str = "") -> dict[str, str]:
+    """Split KEY=VALUE pairs. Raises RenderError, with these words in it, if one has no "=" or a key comes twice."""
+    answers: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise RenderError(f"{option}{pair} is no KEY=VALUE, such as launcher=slurm{hint}")
+        if key in answers:
+            raise RenderError(f"{option}{key} is given twice{where}")
+        answers[key] = value
+    return answers
+
+
+def compare_answers(old: Mapping[str, str], new: Mapping[str, str], template: Path = TEMPLATE) -> str:
+    """Render the defaults with old and with new answers, and return the patch for git apply between the projects."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        snapshot = take_snapshot(folder / "template", template)
+        for name, answers in (("old", old), ("new", new)):
+            with template_errors(snapshot):
+                render(folder / name, answers, template=snapshot)
+            name_source(folder / name, ".")  # equal answers give equal files
+        return without_source(compare_folders(folder / "old", folder / "new", "--find-renames"))
+
+
+def without_source(diff: str) -> str:
+    """Leave out the lines around an edit of the answers that say where the template is: each project has its own."""
+
+    def shorten(hunk: re.Match[str]) -> str:
+        begin, length, new_begin, new_length = map(int, hunk.groups()[:4])
+        left_out = hunk[5].count("\n")
+        old, new = f"{begin + left_out},{length - left_out}", f"{new_begin + left_out},{new_length - left_out}"
+        return f"@@ -{old} +{new} @@\n"
+
+    first = r"(?<=\n\+\+\+ b/\.copier-answers\.yml\n)@@ -(\d+),(\d+) \+(\d+),(\d+) @@\n((?: [_# ].*\n)+)"
+    return re.sub(first, shorten, diff)

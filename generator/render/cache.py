@@ -40,10 +40,7 @@ class Cache:
 
 
 class Remembered:
-    """Facts about a template: each has its own list of the partials that were read to find it out.
-
-    An edit of one partial leaves all facts that do not depend on it. Any other edit leaves none.
-    """
+    """Facts about a template, each with the partials that were read for it: an edit of others leaves it."""
 
     def __init__(self, cache: Cache | None, about: str, template: Path, parts: Sequence[str]) -> None:
         """Of the template, facts about this topic depend on these parts, and on their own partials."""

@@ -125,10 +125,7 @@ def tree_digest(project: Path) -> str:
 
 
 def code_digests(project: Path, owned: Ownership) -> tuple[str, str]:
-    """Return hashes of what a run is made of: the template's code that train.py can import, and the owner's files.
-
-    What only other programs import, such as what submits a job or examines machines, cannot change what is trained.
-    """
+    """Return hashes of the template's code that train.py can import, and of the owner's files: what is trained."""
     files = {path: content for path, (_, content) in read_files(project).items() if not path.startswith("tests/")}
     hashes = [(path, hashlib.sha256(content).hexdigest()) for path, content in files.items()]
     in_packages = [file for file in hashes if (project / file[0]).with_name("__init__.py").exists()]

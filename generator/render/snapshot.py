@@ -46,7 +46,5 @@ def find_commit(revision: str, template: Path = TEMPLATE) -> str:
     try:
         return git(template, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}").decode().strip()
     except GitError:
-        raise GitError(
-            f"{revision!r} is no revision that this clone has: give a commit, a branch or a tag "
-            "(git fetch --unshallow gets what a shallow clone lacks)"
-        ) from None
+        remedy = "give a commit, a branch or a tag (git fetch --unshallow gets what a shallow clone lacks)"
+        raise GitError(f"{revision!r} is no revision that this clone has: {remedy}") from None

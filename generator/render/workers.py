@@ -22,8 +22,8 @@ from plumbum import local
 from generator.answers.combinations import Combination, shaping_questions
 from generator.answers.questions import groups_of_answers, read_ownership
 from generator.render.cache import Cache, Remembered
-from generator.render.processes import interrupts_kept_from_children
 from generator.render.project import RenderError, assert_understood, code_digests, run_copier, tree_digest
+from generator.render.scratch import interrupts_kept_from_children
 
 
 @dataclass(frozen=True)
@@ -141,10 +141,7 @@ def legal_combinations(template: Path, workers: Workers, cache: Cache | None = N
 
 
 def ask_about(product: Sequence[Combination], template: Path, workers: Workers) -> tuple[list[bool], frozenset[str]]:
-    """Say of each combination whether Copier accepts it, and which partials were read to find that out.
-
-    Answers that no text of copier.yml reads together are asked about one after another, beside the defaults.
-    """
+    """Say of each combination whether Copier accepts it, asking once about answers that meet (decision 0033)."""
     defaults = {}
     for question in shaping_questions(template):
         values = [choice.value for choice in question.choices]

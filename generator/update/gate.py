@@ -170,7 +170,6 @@ class Gate:
         part.wrong = list(dict.fromkeys(part.wrong))
 
     def try_repeats(self, part: Part) -> None:
-        """Look for lines that occur twice in a file of any project."""
         projects = [*(self.folder / "projects" / self.version.folder.name).iterdir()]
         files = {(path, content) for place in projects for path, (_, content) in read_files(place).items()}
         for path, content in self.counted(part, sorted(files), len(files)):

@@ -90,10 +90,8 @@ def clone_history(folder: Path, releases: Sequence[Release], template: Path = TE
         try:
             run(folder, "cat-file", "-e", f"{release.commit}^{{commit}}")
         except GitError:
-            raise GitError(
-                f"this clone lacks {release.commit}, the commit of version {release.version}: "
-                "git fetch --unshallow gets it"
-            ) from None
+            lacking = f"this clone lacks {release.commit}, the commit of version {release.version}"
+            raise GitError(f"{lacking}: git fetch --unshallow gets it") from None
         run(folder, "tag", "--force", release.tag, release.commit)
     run(folder, "rm", "-r", "--quiet", "--ignore-unmatch", "--", *PARTS)
     snapshot = take_snapshot(folder / ".git" / "snapshot", template)
@@ -152,11 +150,7 @@ def tells_of_checkpoints(template: Path, since: str) -> bool:
 
 
 def steps_of_release(version: str, commit: str) -> list[str]:
-    """Return the commands that release a commit that has passed all checks.
-
-    The tag names a child of it that has the template alone, because Copier writes out all files of a version, once for
-    a copy and five times for an update. A merge that changes nothing brings the child into every clone.
-    """
+    """Return the commands that release a commit; its tag has the template alone (docs/decisions/0026)."""
     return [
         f"tree=$(git ls-tree {commit} {' '.join(RELEASED)} | git mktree)",
         f'released=$(git commit-tree -p {commit} -m "{version}: the template alone" "$tree")',

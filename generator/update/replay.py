@@ -66,7 +66,6 @@ def update_again(project: Path) -> list[str]:
 
 
 def conflicts(tree: Tree) -> list[str]:
-    """Name the files in which an update left a conflict, and the rejected edits that it left beside them."""
     marked = [path for path, (_, text) in tree.items() if any(line.startswith(MARKERS) for line in text.splitlines())]
     return [path for path in tree if path in marked or path.endswith(".rej")]
 
@@ -125,10 +124,7 @@ def carry(template: Path, route: Route, answers: Answers, folder: Path) -> list[
 
 
 def with_kept_files(fresh: Tree, before: Tree, owned: Ownership) -> Tree:
-    """Return what an update makes of a project: a copy's files, and the owner's, also of old versions, as they were.
-
-    A file that is the owner's, and that older versions did not have, comes once.
-    """
+    """Return what an update makes of a project: a copy's files, and the owner's, also of old versions, as they were."""
     kept = {path: file for path, file in before.items() if owned.kept(path)}
     return {path: file for path, file in fresh.items() if not owned.kept(path) or owned.new.match_file(path)} | kept
 

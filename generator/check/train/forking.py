@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from generator.check.train.environments import STARTS_ITS_RANKS, places
 from generator.check.train.rank import ALL_DATA, MODULES, SERVER, Pipes, Run, run_rank, run_spawner
-from generator.render.processes import interrupts_kept_from_children
+from generator.render.scratch import interrupts_kept_from_children
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -184,10 +184,7 @@ def run_forked(run: Run) -> Ended:
 
 
 def train_all(train: Callable[[S], T], subjects: Iterable[S], at_once: int) -> Generator[tuple[S, T], None, None]:
-    """Train all subjects, some at a time, by a function that uses run_forked(); yield each with its result as it comes.
-
-    Where this generator is closed, or an exception such as KeyboardInterrupt comes, no process is left behind.
-    """
+    """Train all subjects, some at a time; yield each with its result as it comes. No error leaves a process behind."""
     threads = ThreadPoolExecutor(at_once)
     jobs = {threads.submit(train, subject): subject for subject in subjects}
     try:
@@ -204,10 +201,7 @@ def train_all(train: Callable[[S], T], subjects: Iterable[S], at_once: int) -> G
 
 
 def free_ports() -> Iterator[int]:
-    """Ports below those that the system gives to outgoing connections, from a range that no other process takes from.
-
-    Between the look at a port and the program that listens there, another process of the kind could take it.
-    """
+    """Ports below those that the system gives away, from a range that no other process of this kind takes from."""
     with socket.socket(socket.AF_UNIX) as claim:  # gone with this process, whatever ends it
         ranges = range(12000, 30000, PORTS_OF_EACH)
         first = next(first for first in ranges if can_bind(claim, f"\0ddp-template-ports-{first}"))
@@ -230,11 +224,7 @@ PORTS = free_ports()
 
 @contextmanager
 def forking(*, all_data: bool = False) -> Iterator[Callable[[Iterable[str]], None]]:
-    """Inside, train_all() forks ranks from a process of its own, which begins at once to import what all of them need.
-
-    The function that this yields must be called before: it tells that process what else programs import. They see
-    only the first part of their data, unless they are to have all of it.
-    """
+    """Inside, ranks are forked from a new process; what this yields names their modules, and must be called first."""
     end_server()  # one that others have started has imported other modules
     # Children would import the script that is running here, and with it all of Copier.
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")

@@ -44,9 +44,7 @@ def import_what_is_named() -> None:
 @dataclass(frozen=True)
 class Options:
     number: int = 1
-    """A number."""
     path: str | None = None
-    """A text."""
 
 
 def rehearse() -> None:

@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from multiprocessing import forkserver
@@ -13,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from generator.check.train.environments import Place
-from generator.render.processes import die_with_parent
+from generator.render.scratch import die_with_parent
 
 # Variables that tell the process that ranks are forked from what to prepare.
 MODULES = "DDP_TEMPLATE_MODULES"  # path of a file that will name the modules to import
@@ -77,35 +79,32 @@ def run_program(project: Path) -> None:
 
 def run_rank(rank: int, run: Run, place: Place, wires: Pipes) -> None:
     enter(run, place, wires)
-    with Watch(rank, run, wires):
+    with watched(rank, run, wires):
         run_program(run.project)
 
 
-@dataclass
-class Watch:
-    """As a context manager: watch what this rank does, keep all but rank 0 from writing files, and report it."""
+@contextmanager
+def watched(rank: int, run: Run, wires: Pipes) -> Iterator[None]:
+    """Watch what this rank does inside, keep all but rank 0 from writing files, and report it."""
+    from generator.check.train.hooks import trace
+    from generator.check.train.verification import read_output
 
-    rank: int
-    run: Run
-    wires: Pipes
-
-    def __enter__(self) -> None:
-        from generator.check.train.hooks import trace
-
-        sys.dont_write_bytecode = self.rank > 0
-        if self.rank > 0 and self.run.one_writes:
-            # Whoever writes a byte to a file gets the error "File too large".
-            resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-        self.seen = trace()
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        from generator.check.train.verification import read_output
-
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        ended_well = error is None or (isinstance(error, SystemExit) and not error.code)
-        if self.rank == 0 and self.run.run_dir and ended_well:
-            self.seen.left = read_output(self.run.run_dir, self.run.logger)
-        self.wires.report.send(self.seen)
+    sys.dont_write_bytecode = rank > 0
+    unlimited, ended_well = resource.RLIM_INFINITY, False
+    if rank > 0 and run.one_writes:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, unlimited))  # who writes gets the error "File too large"
+    seen = trace()
+    try:
+        yield
+        ended_well = True
+    except SystemExit as error:
+        ended_well = not error.code
+        raise
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, unlimited))
+        if rank == 0 and run.run_dir and ended_well:
+            seen.left = read_output(run.run_dir, run.logger)
+        wires.report.send(seen)
 
 
 def run_spawner(run: Run, place: Place, wires: Pipes, wires_of_ranks: list[Pipes]) -> None:
@@ -130,5 +129,5 @@ def run_spawner(run: Run, place: Place, wires: Pipes, wires_of_ranks: list[Pipes
 def run_spawned_rank(rank: int, fn: Any, run: Run, place: Place, wires: list[Pipes], args: tuple[Any, ...]) -> None:
     """Be a rank that the program has started; a forked process has no shell's environment of its own."""
     enter(run, place, wires[rank])
-    with Watch(rank, run, wires[rank]):
+    with watched(rank, run, wires[rank]):
         fn(rank, *args)

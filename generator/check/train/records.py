@@ -31,10 +31,7 @@ def read_csv(run_dir: Path) -> History:
 
 
 def read_tensorboard(run_dir: Path) -> History:
-    """Read the event files as TensorBoard does, but in the order of recording.
-
-    TensorBoard orders files by name, so by the second in which they were begun and then by the number of the process.
-    """
+    """Read the event files in the order of recording; TensorBoard orders them by name, so by second and process."""
     from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
     events = event_accumulator.EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})

@@ -5,10 +5,7 @@ from pathlib import Path
 
 
 def write_text(place: Path) -> None:
-    """Write a file of which a model of bytes learns something in a few steps: 32 letters, all equally often.
-
-    A byte that comes more often than others has gradients that float16 cannot hold, at the scale of the first step.
-    """
+    """Write 32 letters, all equally often: more frequent ones have gradients that float16 cannot hold at first."""
     place.write_bytes(bytes(64 + 7 * number % 32 for number in range(10_000)))
 
 

@@ -16,7 +16,7 @@ from generator.check.train.forking import FORKING, run_forked
 from generator.check.train.rank import Run
 from generator.check.train.records import FIRST_USES
 from generator.check.train.verification import RankTrace, TrainingResult, verify
-from generator.render.processes import die_with_parent
+from generator.render.scratch import die_with_parent
 
 # An epoch has 89 samples (see preparation.py), so 89 // 12 = 7 micro-batches and 4 steps, the last of them on one
 # micro-batch alone. The stop is within the first epoch, the end within the second.
@@ -149,10 +149,7 @@ def run_case(case: TrainingCase) -> TrainingResult:
 
 
 def compare(trained: TrainingResult, reference: TrainingResult, own: bool, name: str) -> tuple[str, str] | None:
-    """Compare a run over a stop with the one without, of the same combination or of one that must be equal.
-
-    Returns the stage and the text of what is wrong, if anything.
-    """
+    """Return in what a run over a stop differs from an equal one without (as stage and text), if in anything."""
     whole = reference.whole
     until_stop = first_difference(trained.trail[:STOP], whole["trail"][:STOP])
     if until_stop is not None and not own:
