@@ -106,22 +106,16 @@ def test_an_answer_that_replaces_an_edited_file_leaves_a_conflict(
     assert f"UU {path}" in run(project, "status", "--porcelain")
 
 
-def test_what_the_owner_deletes_stays_deleted(old_project: OldProject) -> None:
-    project = old_project()
+def test_what_the_owner_deletes_stays_deleted_and_what_both_add_is_a_conflict(old_project: OldProject) -> None:
+    project, new = old_project(), "ddp_project/runtime/sums.py"
     deleted = [f"ddp_project/{name}" for name in ("model.py", "data.py", "digits.npz")]
     deleted += ["tests/test_exact.py", "README.md"]
     for path in deleted:
         (project / path).unlink()
-    commit_all(project)
-    update(project, NEXT)
-    assert [path for path in deleted if (project / path).exists()] == []
-
-
-def test_a_new_file_of_the_template_and_one_of_the_owner_meet_in_a_conflict(old_project: OldProject) -> None:
-    project, new = old_project(), "ddp_project/runtime/sums.py"
     (project / new).write_text("# mine\n")
     commit_all(project)
     update(project, NEXT)
+    assert [path for path in deleted if (project / path).exists()] == []
     assert conflicts(read_files(project)) == [new]
     assert "# mine\n" in (project / new).read_text()
 
