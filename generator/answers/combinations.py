@@ -39,20 +39,9 @@ class Combination:
         """The answers as the command line takes them, such as launcher=torchrun backend=auto."""
         return " ".join(f"{key}={text(value)}" for key, value in self.answers)
 
-    @property
-    def task(self) -> str:
-        """What it trains; "" if the template does not ask."""
-        return str(dict(self.answers).get("task", ""))
-
-    @property
-    def launcher(self) -> str:
-        """What starts its ranks; "" if the template does not ask."""
-        return str(dict(self.answers).get("launcher", ""))
-
-    @property
-    def logger(self) -> str:
-        """What records its metrics; "" if the template does not ask."""
-        return str(dict(self.answers).get("logging", ""))
+    def answer(self, key: str) -> str:
+        """One answer as text; "" if the template does not ask."""
+        return str(dict(self.answers).get(key, ""))
 
     def __getitem__(self, key: str) -> Any:
         return dict(self.answers)[key]
@@ -69,10 +58,7 @@ def shaping_questions(template: Path = TEMPLATE) -> list[Question]:
 
 
 def read_filters(wanted: Sequence[str], questions: Sequence[Question]) -> dict[str, set[str]]:
-    """Return the choices that words such as key=one,other allow, by question.
-
-    Raises SelectionError if a question or a choice does not exist.
-    """
+    """Return the choices that words such as key=one,other allow, by question."""
     filters: dict[str, set[str]] = {}
     for key, _, values in (word.partition("=") for word in wanted if "=" in word):
         filters.setdefault(key, set()).update(values.split(","))
@@ -87,41 +73,30 @@ def read_filters(wanted: Sequence[str], questions: Sequence[Question]) -> dict[s
 def select(
     combinations: Sequence[Combination], wanted: Sequence[str], questions: Sequence[Question]
 ) -> list[Combination]:
-    """Return the combinations that any of the names, or all of the filters (key=value, key=one,other), choose.
-
-    Raises SelectionError if a question, a choice or a name does not exist, or if nothing is left.
-    """
-    names = [word for word in wanted if "=" not in word]
+    """Return the combinations that any of the names, or all of the filters (key=value, key=one,other), choose."""
+    names = {word for word in wanted if "=" not in word}
     filters = read_filters(wanted, questions)
-    existing = {combination.name for combination in combinations}
-    for name in names:
-        if name not in existing:
-            example = combinations[0].name
-            raise SelectionError(f"{name} is neither KEY=VALUE nor the name of a combination, such as {example}")
-    by_filters = {each for each in combinations if fits(each, filters) and (filters or not names)}
-    chosen = [combination for combination in combinations if combination in by_filters or combination.name in names]
+    if unknown := sorted(names - {combination.name for combination in combinations}):
+        example = combinations[0].name
+        raise SelectionError(f"{unknown[0]} is neither KEY=VALUE nor the name of a combination, such as {example}")
+    chosen = [each for each in combinations if each.name in names or ((filters or not names) and fits(each, filters))]
     if not chosen:
         raise SelectionError(f"no legal combination has {' '.join(wanted)}")
     return chosen
 
 
 def refuse_unknown(key: str, questions: Sequence[Question]) -> None:
-    """Raise SelectionError if no question with choices has this key."""
     known = [question.key for question in questions]
     if key not in known:
         raise SelectionError(f"{key} is no question with choices: those are {', '.join(known)}")
 
 
 def fits(combination: Combination, filters: Mapping[str, AbstractSet[str]]) -> bool:
-    """Return whether every filter allows the combination's answer."""
     return all(text(combination[key]) in values for key, values in filters.items())
 
 
 def greedy_cover(having: Mapping[T, AbstractSet[object]], wanted: AbstractSet[object]) -> list[T]:
-    """Choose again and again what has most of the rest, the first of several that have as much.
-
-    What nothing has stays uncovered.
-    """
+    """Choose again and again what has most of the rest, the first of equals; what nothing has stays uncovered."""
     missing, chosen = set(wanted), []
     while missing and having:
         best = max(having, key=lambda each: len(having[each] & missing))
@@ -133,11 +108,7 @@ def greedy_cover(having: Mapping[T, AbstractSet[object]], wanted: AbstractSet[ob
 
 
 def covering(combinations: Sequence[Combination], strength: int) -> list[Combination]:
-    """Choose few combinations in which every pair of answers (strength 2; 3: triple) that is legal at all occurs.
-
-    Takes the combination that covers most of what is still missing, the first of equals: greedy, and always the same.
-    Raises SelectionError if there are no tuples of this strength.
-    """
+    """Choose few combinations in which every pair of answers (strength 2; 3: triple) that is legal at all occurs."""
     size = len(combinations[0].answers)
     if not 1 <= strength <= size:
         raise SelectionError(f"--cover {strength} is impossible: choose 1 to {size}, the number of questions")
@@ -147,11 +118,7 @@ def covering(combinations: Sequence[Combination], strength: int) -> list[Combina
 
 
 def rotate(combinations: Sequence[Combination], key: str, questions: Sequence[Question]) -> list[Combination]:
-    """Choose one of all combinations that differ in this answer alone; its choices take turns.
-
-    As in a Latin square: the sum of the places that the other answers have among their choices decides, so each choice
-    of this question meets each of every other. Raises SelectionError if there is no such question.
-    """
+    """Choose one of all that differ in this answer alone; its choices take turns, and each meets every other answer."""
     refuse_unknown(key, questions)
     place = {(each.key, choice.value): number for each in questions for number, choice in enumerate(each.choices)}
     alike: dict[tuple[tuple[str, Any], ...], list[Combination]] = {}
@@ -172,11 +139,7 @@ def shard(combinations: Sequence[Combination], part: int, parts: int) -> list[Co
 
 
 def assign(combinations: Sequence[Combination], parts: int) -> dict[Combination, int]:
-    """Return the part of each combination. None has more than its share, rounded up, or lacks more than n - 1 of it.
-
-    Each combination goes to the part that a hash of its name likes best and that has room (rendezvous hashing), so
-    few combinations move to another part when a choice comes or goes.
-    """
+    """Give each combination to the part that a hash of its name likes best and that has room (rendezvous hashing)."""
     room = dict.fromkeys(range(1, parts + 1), math.ceil(len(combinations) / parts))
     assigned = {}
     for combination in sorted(combinations, key=lambda combination: digest(combination.name)):
@@ -193,10 +156,7 @@ def digest(*parts: object) -> bytes:
 
 
 def describe(chosen: Sequence[Combination], among: Sequence[Combination], questions: Sequence[Question]) -> str:
-    """Return the filter that tells the chosen combinations from the others, or examples; "" if all are chosen.
-
-    The filter holds among these combinations, which need not be all that are legal.
-    """
+    """Return the filter that tells the chosen combinations from the others, or examples; "" if all are chosen."""
     members = set(chosen)
     others = [combination for combination in among if combination not in members]
     for prefix, some in (("", chosen), ("all but ", others)):
@@ -209,10 +169,7 @@ def describe(chosen: Sequence[Combination], among: Sequence[Combination], questi
 def smallest_filter(
     chosen: Sequence[Combination], among: Sequence[Combination], questions: Sequence[Question]
 ) -> str | None:
-    """Return the filter of fewest questions, and then of fewest answers, that only the chosen combinations pass.
-
-    None where there is no such filter: the chosen ones are no product of answers.
-    """
+    """Return the filter of fewest questions, then of fewest answers, that only the chosen pass, if there is one."""
     occurring = {question.key: {text(combination[question.key]) for combination in chosen} for question in questions}
     subsets = [some for size in range(len(questions) + 1) for some in itertools.combinations(questions, size)]
     for some in sorted(subsets, key=lambda some: (len(some), sum(len(occurring[each.key]) for each in some))):
@@ -225,9 +182,7 @@ def smallest_filter(
 
 def filter_of(combinations: Sequence[Combination], questions: Sequence[Question]) -> str:
     """Return all answers to these questions that occur, as a filter, such as launcher=slurm,mpirun amp=apex."""
-    words = []
-    for question in questions:
-        occurring = {text(combination[question.key]) for combination in combinations}
-        answers = [text(choice.value) for choice in question.choices if text(choice.value) in occurring]
-        words.append(f"{question.key}={','.join(answers)}")
-    return " ".join(words)
+    occurring = {each.key: {text(combination[each.key]) for combination in combinations} for each in questions}
+    choices = {each.key: [text(choice.value) for choice in each.choices] for each in questions}
+    answers = {key: [choice for choice in choices[key] if choice in occurring[key]] for key in choices}
+    return " ".join(f"{key}={','.join(its)}" for key, its in answers.items())

@@ -5,33 +5,24 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from itertools import count
-from threading import RLock, Timer
-from typing import Any, Protocol
 
 import psutil
 
-from generator.chaos.clock import Clock
-from generator.chaos.data import Data
-from generator.chaos.disk import Disk
 from generator.chaos.job import Job, loader_workers
-from generator.chaos.memory import SharedMemory
-from generator.chaos.quota import Quota
+from generator.chaos.surroundings import HOUR, Stateful, Surroundings
 
 # Codes of the exits.py of every project, and of a shell.
 DONE, FAILED, REFUSED, LOST, STOPPED = 0, 1, 2, 69, 75
 BY_ITSELF = (REFUSED, LOST, STOPPED)  # with a line for the user
-KILLED, HUNG_UP, ABORTED, CRASHED = (
-    128 + number for number in (signal.SIGKILL, signal.SIGHUP, signal.SIGABRT, signal.SIGSEGV)
-)
+KILLED, HUNG_UP = 128 + signal.SIGKILL, 128 + signal.SIGHUP
+ABORTED, CRASHED = 128 + signal.SIGABRT, 128 + signal.SIGSEGV
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 HEADROOM = 1 << 20  # bytes that a process may still take when its memory is limited
-FURTHEST = 3600  # seconds that a clock jumps
 FEWEST = 0.4  # cores of a quota, of which one is the most
 
 
@@ -53,92 +44,11 @@ class Need(Enum):
     QUOTA = 11
 
 
-class Stateful(Protocol):
-    """What can be told how to be: a disk, a link between machines or a server; each of them can be "sound"."""
-
-    def set_state(self, state: str) -> None:
-        """Be so from now on."""
-
-
-class Machines(Protocol):
-    """What a cluster runs its jobs on."""
-
-    def take(self, job: Job, victim: float) -> None:
-        """Take one from a job. Raises NoVictim if it has none."""
-
-    def restore(self) -> None:
-        """Let it be there again."""
-
-
-@dataclass
-class Surroundings:
-    """What a run has around it, beside its processes, and what was done to it."""
-
-    disk: Disk | None = None
-    clock: Clock | None = None
-    link: Stateful | None = None
-    machines: Machines | None = None
-    server: Stateful | None = None
-    data: Data | None = None
-    shm: SharedMemory | None = None
-    quota: Quota | None = None
-    pace: float = 1.0  # what passes takes so many times as long as its length
-    hit: int | None = None  # the number of the rank that was killed or frozen last, or whose process was
-    timers: list[Timer] = field(default_factory=list)
-    changes: dict[Hashable, object] = field(default_factory=dict)  # the last one of each thing
-    lock: Any = field(default_factory=RLock)
-
-    @property
-    def variables(self) -> Mapping[str, str]:
-        """The variables by which a job has the clock and the data."""
-        return {name: value for part in (self.clock, self.data) if part for name, value in part.variables.items()}
-
-    @property
-    def before(self) -> Sequence[str]:
-        """What goes before a command by which a job is started, so that it has the quota and the shared memory."""
-        return [word for part in (self.quota, self.shm) if part for word in part.before]
-
-    def change(self, thing: Hashable, begin: Callable[[], None], end: Callable[[], None], length: float) -> None:
-        """Change a thing for some time; if another change of it comes meanwhile, that one decides how it ends."""
-        with self.lock:
-            begin()
-            self.changes[thing] = mine = object()
-
-        def is_over() -> None:
-            with self.lock:
-                if self.changes[thing] is mine:
-                    end()
-
-        if length < math.inf:
-            self.later(length, is_over)
-
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do something after some seconds, longer for a run that is slow."""
-        self.timers.append(Timer(seconds * self.pace, action))
-        self.timers[-1].start()
-
-    def reset(self) -> None:
-        """Wait until all that passes has passed, and undo what is done for good to a start."""
-        for timer in self.timers:
-            timer.join()
-        self.timers.clear()
-        if self.link:
-            self.link.set_state("sound")
-        if self.data:
-            self.data.set_state("sound")
-        if self.shm:
-            self.shm.release()
-        if self.quota:
-            self.quota.lift()
-
-    def states_met(self) -> set[str]:
-        """Return the states of disk, data and quota that have changed a call since this was asked last."""
-        return set().union(*(part.states_met() for part in (self.disk, self.data, self.quota) if part))
-
-
 class NoVictim(Exception):
     """What the fault is to befall is not there, or not any more."""
 
+
+GONE = (NoVictim, ProcessLookupError, psutil.NoSuchProcess)  # what an act may raise for want of a victim
 
 Chooser = Callable[[Job, float], psutil.Process]  # takes the victim, from 0 to 1
 Act = Callable[[Job, Surroundings, float, float], None]  # takes victim and length (seconds) of a fault, too
@@ -146,8 +56,6 @@ Act = Callable[[Job, Surroundings, float, float], None]  # takes victim and leng
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault."""
-
     act: Act
     exits: Mapping[int, str] = field(default_factory=dict)  # the codes of its ends, and a pattern of what is said then
     is_end: bool = False  # whether no run goes on after it
@@ -176,40 +84,22 @@ def a_loader_worker(job: Job, victim: float) -> psutil.Process:
 
 
 def loaders(job: Job, victim: float) -> tuple[int | None, list[psutil.Process]]:
-    """Return the number of a rank and all that loads data for it; every other time, all ranks are meant, without one.
-
-    Raises NoVictim if there is none.
-    """
+    """Return the number of a rank and all that loads data for it; every other time all ranks are meant, without it."""
     ranks = job.ranks() if int(victim * 1000) % 2 else [a_rank(job, victim)]
-    if not (workers := [worker for rank in ranks for worker in loader_workers(rank)]):
-        raise NoVictim
+    workers = [worker for rank in ranks for worker in loader_workers(rank)]
+    one_of(workers, 0.0)
     return job.number_of(ranks[0]) if len(ranks) == 1 else None, workers
 
 
 def a_launcher(job: Job, victim: float) -> psutil.Process:
-    """Return what starts the ranks, of one machine."""
     return one_of(job.launchers(), victim)
 
 
-def launcher_or_rank(job: Job, victim: float) -> psutil.Process:
-    """Return what a user or a scheduler may send a signal to."""
-    return one_of([*job.launchers(), *job.ranks()], victim)
-
-
-def send(number: int, process: psutil.Process) -> None:
-    """Send a signal. Raises NoVictim if the process is gone."""
-    try:
-        process.send_signal(number)
-    except psutil.NoSuchProcess as error:
-        raise NoVictim from error
-
-
 def kill(choose: Chooser) -> Act:
-
     def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
         process = choose(job, victim)
         number = job.number_of(process)
-        send(signal.SIGKILL, process)
+        process.kill()
         around.hit = number
 
     return act
@@ -217,43 +107,35 @@ def kill(choose: Chooser) -> Act:
 
 def kill_everything(job: Job, around: Surroundings, victim: float, length: float) -> None:
     """Send KILL to all at once, as near as can be to a machine that loses its power."""
-    killed = 0
-    for process in job.processes():
-        with suppress(NoVictim):
-            send(signal.SIGKILL, process)
-            killed += 1
-    if not killed:
-        raise NoVictim
+    one_of(processes := job.processes(), victim)
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def stop(job: Job, around: Surroundings, victim: float, length: float) -> None:
     """Ask for a stop; which of the signals it is depends on the length."""
-    send(STOPS[int(length * 1000) % len(STOPS)], launcher_or_rank(job, victim))
+    may_be_sent_to = [*job.launchers(), *job.ranks()]  # by a user or a scheduler
+    one_of(may_be_sent_to, victim).send_signal(STOPS[int(length * 1000) % len(STOPS)])
 
 
 def stop_twice(job: Job, around: Surroundings, victim: float, length: float) -> None:
-    """Ask two processes for a stop, soon after each other."""
     stop(job, around, victim, length)
     time.sleep(length / 5)
-    with suppress(NoVictim):
+    with suppress(*GONE):
         stop(job, around, 1 - victim, length / 3)
 
 
 def close_terminal(job: Job, around: Surroundings, victim: float, length: float) -> None:
     """Send HUP to the process group of the launcher, as a shell does when its terminal is closed."""
-    try:
-        os.killpg(a_launcher(job, victim).pid, signal.SIGHUP)
-    except ProcessLookupError as error:
-        raise NoVictim from error
+    os.killpg(a_launcher(job, victim).pid, signal.SIGHUP)
 
 
 def freeze_for_good(job: Job, around: Surroundings, victim: float, length: float) -> None:
     """Stop a rank, and let it be: the others wait for it until --timeout."""
     ranks = job.ranks()
-    if len(ranks) < 2:
-        raise NoVictim  # nobody would wait for it
-    process = one_of(ranks, victim)
-    around.change(process.pid, lambda: send(signal.SIGSTOP, process), lambda: None, math.inf)
+    process = one_of(ranks if len(ranks) > 1 else [], victim)  # else nobody would wait for it
+    around.change(process.pid, process.suspend, lambda: None, math.inf)
     around.hit = job.number_of(process)
 
 
@@ -262,15 +144,14 @@ def freeze(choose: Chooser) -> Act:
 
     def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
         process = choose(job, victim)
-        around.change(process.pid, lambda: send(signal.SIGSTOP, process), lambda: thaw(process), length)
+        around.change(process.pid, process.suspend, lambda: thaw(process), length)
 
     return act
 
 
 def thaw(process: psutil.Process) -> None:
-    """Let a process go on that was stopped, if it is still there."""
-    with suppress(NoVictim):
-        send(signal.SIGCONT, process)
+    with suppress(psutil.NoSuchProcess):
+        process.resume()
 
 
 def spoil(part: str, state: str, *, for_good: bool = False) -> Act:
@@ -278,15 +159,13 @@ def spoil(part: str, state: str, *, for_good: bool = False) -> Act:
 
     def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
         spoiled: Stateful = getattr(around, part)
-        around.change(
-            part, lambda: spoiled.set_state(state), lambda: spoiled.set_state("sound"), math.inf if for_good else length
-        )
+        until = math.inf if for_good else length
+        around.change(part, lambda: spoiled.set_state(state), lambda: spoiled.set_state("sound"), until)
 
     return act
 
 
 def take_machine(job: Job, around: Surroundings, victim: float, length: float) -> None:
-    """Let a cluster take a machine from a job for some time, because it is lost, or another job needs it."""
     assert around.machines
     around.machines.take(job, victim)
     around.later(length, around.machines.restore)
@@ -295,25 +174,20 @@ def take_machine(job: Job, around: Surroundings, victim: float, length: float) -
 def limit_memory(job: Job, around: Surroundings, victim: float, length: float) -> None:
     """Let a rank have no more memory than it has, nearly."""
     process = a_rank(job, victim)
-    try:
-        size = process.memory_info().vms + HEADROOM
-        _, hard = resource.prlimit(process.pid, resource.RLIMIT_AS)  # which only root may raise
-        size = size if hard == resource.RLIM_INFINITY else min(size, hard)
-        resource.prlimit(process.pid, resource.RLIMIT_AS, (size, hard))
-    except (psutil.NoSuchProcess, ProcessLookupError) as error:
-        raise NoVictim from error
+    size = process.memory_info().vms + HEADROOM
+    _, hard = resource.prlimit(process.pid, resource.RLIMIT_AS)  # which only root may raise
+    size = size if hard == resource.RLIM_INFINITY else min(size, hard)
+    resource.prlimit(process.pid, resource.RLIMIT_AS, (size, hard))
 
 
 def freeze_loader_for_good(job: Job, around: Surroundings, victim: float, length: float) -> None:
     """Stop what loads data, and let it be, as a file system does that does not answer."""
     around.hit, workers = loaders(job, victim)
     for worker in workers:
-        around.change(worker.pid, partial(send, signal.SIGSTOP, worker), lambda: None, math.inf)
+        around.change(worker.pid, worker.suspend, lambda: None, math.inf)
 
 
 def spoil_data(state: str) -> Act:
-    """Let the data be in a state, in what loads it."""
-
     def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
         assert around.data
         around.hit, workers = loaders(job, victim)
@@ -323,37 +197,30 @@ def spoil_data(state: str) -> Act:
 
 
 def limit_files(job: Job, around: Surroundings, victim: float, length: float) -> None:
-    """Let what loads data open no more files than it has open."""
     around.hit, workers = loaders(job, victim)
     for worker in workers:
+        _, hard = resource.prlimit(worker.pid, resource.RLIMIT_NOFILE)
         try:
             taken = {int(name) for name in os.listdir(f"/proc/{worker.pid}/fd")}
-            _, hard = resource.prlimit(worker.pid, resource.RLIMIT_NOFILE)
-            free = next(number for number in count() if number not in taken)
-            resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (free, hard))
-        except (FileNotFoundError, ProcessLookupError) as error:
+        except FileNotFoundError as error:
             raise NoVictim from error
+        free = next(number for number in count() if number not in taken)
+        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (free, hard))
 
 
 def fill_shm(job: Job, around: Surroundings, victim: float, length: float) -> None:
-    """Fill the shared memory of a machine."""
     assert around.shm
-    try:
-        around.shm.fill(a_rank(job, victim).pid)
-    except ProcessLookupError as error:
-        raise NoVictim from error
+    around.shm.fill(a_rank(job, victim).pid)
 
 
 def limit_time(job: Job, around: Surroundings, victim: float, length: float) -> None:
-    """Let a job have no more than a part of the CPUs until it ends."""
     assert around.quota
     around.quota.limit(FEWEST + (1 - FEWEST) * victim)
 
 
 def jump(job: Job, around: Surroundings, victim: float, length: float) -> None:
-    """Set the clock, forwards or backwards."""
     assert around.clock
-    around.clock.jump(int((2 * victim - 1) * FURTHEST))
+    around.clock.jump(int((2 * victim - 1) * HOUR))  # at the furthest
 
 
 WORKERS = {"workers": "1"}
@@ -363,14 +230,16 @@ LOST_LINE = (
     rf"rank {VICTIM} (is silent|has ended|does not come)|store at which the ranks met is silent"
     r"|SIGKILL|[Ss]ignal:? 9|KILLED|task \d+: Killed"
 )
-UNMET_LINE = r"error: rank \d+ could not meet the others"
 LOADER_LINE = rf"rank {VICTIM}: a process that loads its data has gone"
+KILL_EXITS = {LOST: LOST_LINE, KILLED: LOST_LINE}
+FREEZE_EXITS = {**KILL_EXITS, REFUSED: r"error: rank \d+ could not meet the others"}
 SERVER_EXITS = {REFUSED: "error: .* does not start with"}
 UNSENDABLE_EXITS = {code: r"error: [^\n]*(pickle|requires? grad|function)" for code in (REFUSED, LOST)}
 STUCK_EXITS = {LOST: rf"rank {VICTIM}\b[^\n]*(has waited \d+ s for [^\n]*worker|does not come: it is loading data)"}
 FILES_EXITS = {code: r"error: [^\n]*([Tt]oo many open files|ulimit -n)" for code in (REFUSED, LOST)}
 SHM_EXITS = {code: r"error: [^\n]*/dev/shm" for code in (REFUSED, LOST)}
 TAKEN_EXITS = {LOST: LOST_LINE + "|a node is lost", KILLED: LOST_LINE}  # Ray starts no job anew that is to stop
+CUT = spoil("link", "cut", for_good=True)
 CUT_EXITS = {LOST: LOST_LINE + "|machine 0 is lost|has been out of reach"}
 # Imports do not tell the user, oneDNN does not say for want of what, and C and C++ may only end the program.
 NO_MEMORY = (
@@ -404,7 +273,7 @@ def loader_that_fails(act: Act, exits: Mapping[int, str], *, need: Need = Need.L
 
 
 FAULTS: Mapping[str, Kind] = {
-    "kill a rank": Kind(kill(a_rank), {LOST: LOST_LINE, KILLED: LOST_LINE}, is_end=True, weight=4),
+    "kill a rank": Kind(kill(a_rank), KILL_EXITS, is_end=True, weight=4),
     "kill a loader worker": Kind(kill(a_loader_worker), {LOST: LOADER_LINE}, weight=3, options=WORKERS),
     "kill the launcher": Kind(kill(a_launcher), {KILLED: ""}, is_end=True, need=Need.LAUNCHER),
     "kill everything": Kind(kill_everything, {KILLED: ""}, is_end=True),
@@ -412,9 +281,7 @@ FAULTS: Mapping[str, Kind] = {
     "stop twice": Kind(stop_twice, STOP_EXITS, is_end=True),
     "close the terminal": Kind(close_terminal, STOP_EXITS | {HUNG_UP: ""}, is_end=True, need=Need.TERMINAL),
     "freeze a rank for a moment": Kind(freeze(a_rank)),
-    "freeze a rank for good": Kind(
-        freeze_for_good, {LOST: LOST_LINE, KILLED: LOST_LINE, REFUSED: UNMET_LINE}, is_end=True, weight=1, patience=90.0
-    ),
+    "freeze a rank for good": Kind(freeze_for_good, FREEZE_EXITS, is_end=True, weight=1, patience=90.0),
     "freeze a loader worker": Kind(freeze(a_loader_worker), weight=1, options=WORKERS),
     "freeze the launcher": Kind(freeze(a_launcher), need=Need.LAUNCHER),
     # SQLite, in which MLflow stores, has its own words.
@@ -425,9 +292,7 @@ FAULTS: Mapping[str, Kind] = {
     "slow disk": disk_that_is("slow"),
     "little memory": Kind(limit_memory, MEMORY_EXITS, weight=1, need=Need.LIMIT),
     "clock jumps": Kind(jump, need=Need.CLOCK),
-    "link cut for good": Kind(
-        spoil("link", "cut", for_good=True), CUT_EXITS, is_end=True, need=Need.LINK, weight=1, patience=90.0
-    ),
+    "link cut for good": Kind(CUT, CUT_EXITS, is_end=True, need=Need.LINK, weight=1, patience=90.0),
     "link cut for a moment": Kind(spoil("link", "cut"), need=Need.LINK),
     "slow link": Kind(spoil("link", "slow"), need=Need.LINK),
     "lossy link": Kind(spoil("link", "lossy"), need=Need.LINK),

@@ -1,18 +1,16 @@
 """Lets the data of an owner do, in processes that load it, what breaks a loader.
 
 A copy of this file, named sitecustomize, is what Python runs when it starts: it must import nothing but Python's own.
-DDP_CHAOS_DATA names a file with a state of data.STATES and the IDs of the processes that it befalls. Once a call was
-changed, the state is a line of the file with ".met" at its end.
+DDP_CHAOS_DATA names a file with a state ("sound", "unsendable": what it returns cannot be pickled, "stuck": it never
+returns) and the IDs of the processes that it befalls. Once a call was changed, the state is a line of the file with
+".met" at its end.
 """
 
 import operator
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -72,16 +70,12 @@ def orders() -> list[str]:
 
 
 def tell(state: str) -> None:
-    """Say that this state has changed a call."""
     with open(f"{os.environ[ORDERS]}.met", "a") as file:
         file.write(f"{state}\n")
 
 
 def unsendable(loaded: Any, *, is_batch: bool) -> Any:
-    """Return what was loaded with something that cannot be pickled, in samples such that they can be one batch.
-
-    That is the graph of a tensor. Beside a batch, and in samples that have no tensor for it, it is a function.
-    """
+    """Add what cannot be pickled: a graph to each tensor or, beside a batch and where no tensor has one, a function."""
     changed = loaded if is_batch else with_graphs(loaded)
     if changed is not loaded:
         return changed
@@ -107,14 +101,5 @@ def with_graphs(part: Any) -> Any:
     return part
 
 
-def run_the_next() -> None:
-    """Run the sitecustomize that this one hides, if there is one."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    spec = PathFinder.find_spec("sitecustomize", [place for place in sys.path if os.path.abspath(place) != here])
-    if spec and spec.loader:
-        spec.loader.exec_module(module_from_spec(spec))
-
-
 if __name__ == "sitecustomize":
     install()
-    run_the_next()

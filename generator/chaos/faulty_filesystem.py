@@ -1,7 +1,8 @@
 """Serves a folder of this machine through FUSE, as a disk that is sound, full, slow or worse.
 
-python -m generator.chaos.faulty_filesystem FOLDER MOUNT takes lines on its standard input: each is a state of
-disk.STATES, until the next line. Once a state has changed a call, it is a line on standard output.
+python -m generator.chaos.faulty_filesystem FOLDER MOUNT takes lines on its standard input: each is a state until
+the next line, "sound", "full" (ENOSPC), "failing" (EIO), "read-only" (EROFS), "short" (a write takes half of what it is
+given) or "slow". Once a state has changed a call, it is a line on standard output.
 """
 
 import errno
@@ -47,7 +48,6 @@ class FaultyFilesystem(mfusepy.Operations):  # type: ignore[misc]
         os.kill(os.getpid(), signal.SIGTERM)  # whereupon libfuse unmounts it
 
     def _tell(self, state: str) -> None:
-        """Say that this state has changed a call."""
         if not self.is_told:
             self.is_told = True
             print(state, flush=True)
@@ -124,7 +124,6 @@ class FaultyFilesystem(mfusepy.Operations):  # type: ignore[misc]
 
 
 def serve(folder: str, mount: str) -> None:
-    """Be the disk until it is unmounted."""
     disk = FaultyFilesystem(folder)
     Thread(target=disk.obey, args=(sys.stdin,), daemon=True).start()
     mfusepy.FUSE(disk, mount, foreground=True, fsname="ddp-chaos")

@@ -1,19 +1,19 @@
-"""What must hold of a run, whatever faults it had."""
+"""What must hold of a run, whatever faults it had: how a start may end, and what it must leave."""
 
 import hashlib
 import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from generator.chaos.faults import BY_ITSELF, FAILED, FAULTS, VICTIM
 from generator.chaos.job import Job, command_of
+from generator.chaos.schedule import Fault
 from generator.check.train.records import History
 from generator.check.train.verification import digest
 
@@ -29,16 +29,21 @@ MAY_LACK = {
 KILLED_ALONG = {"wandb"}  # loggers whose process ends without a write once its rank is killed, and waited for
 NOT_THE_OWNERS = {"__pycache__", ".git", ".venv", "runs", ".mypy_cache", ".ruff_cache", ".pytest_cache"}  # folders
 OF_CLOCK = ("samples_per_second", "peak_memory_gib")
+# Threads of PyTorch's loader, which passes tensors on, and of TensorBoard print a traceback of their own when they end.
+THREADS = ("resource_sharer", "event_file_writer")
+TRACEBACK = "Traceback (most"
+# If a rank lives and does not come, the program may be wrong: another rank shows where it has waited.
+ON_PURPOSE = f"a collective has failed\n{TRACEBACK}"
+STACK = ("frame #", "Exception raised from", "<omitting")  # of PyTorch's C++, which a lost store makes print much
+SHOWN = 100  # lines of what a run has printed
 Files = Mapping[str, tuple[int, int, int]]  # size, time of the last change and inode, by path
 
 
 def newest_step(run_dir: Path) -> int:
-    """Return the step of the newest numbered checkpoint; 0 if there is none."""
     return max((int(file.stem[5:]) for file in (run_dir / "checkpoints").glob("step-*.pt")), default=0)
 
 
 def last_step_told(output: str) -> int:
-    """Return the last step whose metrics were shown; 0 if there are none."""
     return max(map(int, re.findall(r" INFO step (\d+) ", output)), default=0)
 
 
@@ -68,21 +73,12 @@ def damaged_checkpoints(run_dir: Path) -> list[str]:
 
 
 def orphans(job: Job, slowness: float) -> list[str]:
-    """Wait until all processes of a job that has ended are gone. Returns the commands of those that stay."""
     deadline = time.monotonic() + ORPHANS * max(1.0, slowness / 2)
     while left := job.processes():
         if time.monotonic() > deadline:
-            return [f"{process.pid} ({waits_for(process)}) {' '.join(command_of(process))[:200]}" for process in left]
+            return [f"{process.pid} {' '.join(command_of(process))[:200]}" for process in left]
         time.sleep(0.02)
     return []
-
-
-def waits_for(process: psutil.Process) -> str:
-    """Return in which function of the kernel a process waits."""
-    try:
-        return Path(f"/proc/{process.pid}/wchan").read_text()
-    except OSError:
-        return "unknown"
 
 
 def recorded(run_dir: Path, read: Callable[[Path], History] | None) -> History:
@@ -94,12 +90,10 @@ def recorded(run_dir: Path, read: Callable[[Path], History] | None) -> History:
 def wrong_records(found: History, baseline: History, *, may_lack: bool = False) -> list[str]:
     """Return in what the records of a run differ from those of a baseline one, in which each step is there once."""
     wrong = []
-    if may_lack:
-        baseline = {
-            name: [pair for pair in pairs if pair[0] in dict(found.get(name, []))] for name, pairs in baseline.items()
-        }
     for name in sorted(found.keys() | baseline.keys()):
         here, there = found.get(name, []), baseline.get(name, [])
+        if may_lack:
+            there = [pair for pair in there if pair[0] in dict(here)]
         steps, expected = [step for step, _ in here], [step for step, _ in there]
         if twice := sorted({step for step in steps if steps.count(step) > 1}):
             wrong.append(f"{name} is recorded more than once at step {twice[0]}")
@@ -117,13 +111,11 @@ def only_steps(history: History) -> History:
 
 
 def differing_parts(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Return the parts of two checkpoints that are not the same, bit for bit."""
     parts = sorted((one.keys() | other.keys()) - {*START})
     return [part for part in parts if digest(one.get(part)) != digest(other.get(part))]
 
 
 def differing_counts(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Return which counts of the progress in two checkpoints are not the same."""
     return [name for name in COUNTED if one["progress"].get(name) != other["progress"].get(name)]
 
 
@@ -140,6 +132,33 @@ def look_at_files(project: Path) -> Files:
 
 
 def changed_files(project: Path, before: Files) -> list[str]:
-    """Return which of the files of a project that were there are not, or are changed."""
     now = look_at_files(project)
     return sorted(name for name, facts in before.items() if now.get(name) != facts)
+
+
+def shown(happened: Sequence[Fault], output: str) -> str:
+    names = ", ".join(fault.kind for fault in happened) or "nothing"
+    lines = [line for line in output.splitlines() if not line.startswith(STACK)]
+    return "\n".join([f"after {names}", *lines[-SHOWN:]])
+
+
+def unexpected_failure(
+    happened: Sequence[Fault], hit: int | None, code: int, output: str, hides: Collection[int]
+) -> str:
+    """Return in what an end is none that these faults lead to; the number of a rank that alone was hit must be said."""
+    exits = [FAULTS[fault.kind].exits for fault in happened]
+    if not any(code in each for each in [*exits, hides]):
+        return f"exit code {code}"
+    causes = [each[code] for each in exits if code in each]
+    if code in hides:
+        causes += [cause for each in exits for cause in each.values()]
+    if len(happened) == 1 and hit is not None:
+        causes = [cause.replace(VICTIM, str(hit)) for cause in causes]
+    if not any(re.search(cause, output, re.DOTALL) for cause in causes):
+        return f"exit code {code}, and no line that has the cause,"
+    hidden = code in hides and any(FAILED in each for each in exits)
+    by_itself = code in BY_ITSELF and not hidden
+    tracebacks = output.count(TRACEBACK) - output.count(ON_PURPOSE)
+    if by_itself and tracebacks and not any(thread in output for thread in THREADS):
+        return "a traceback"
+    return ""

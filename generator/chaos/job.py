@@ -2,22 +2,23 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
 from generator.answers.combinations import SelectionError
 from generator.check.train.training_case import WANDB
 
+T = TypeVar("T")
 MARK = "DDP_CHAOS"  # the variable by which the processes of a job are found
 RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")  # variables of launchers, for their ranks
 TRACKING = ("WANDB_", "MLFLOW_")  # what variables begin with that say where records go
@@ -28,25 +29,30 @@ class Job(ABC):
     """A run that was started. If its launcher starts it anew after a failure, it is one job all the time."""
 
     run_dir: Path
+    mark: str  # in the environment of its processes, which children inherit
 
     @abstractmethod
     def launchers(self) -> list[psutil.Process]:
         """Return what starts the ranks, if anything does: one process on each machine."""
 
-    @abstractmethod
     def ranks(self) -> list[psutil.Process]:
-        """Return the ranks that are alive."""
+        """Return those that run train.py and are no child of such a one, but for what spawns the ranks."""
+        training = {process.pid: process for process in self.processes() if _trains(process)}
+        spawning = {pid for pid, process in training.items() if "--nproc" in command_of(process)}
+        parents = training.keys() - spawning
+        found = [each for pid, each in training.items() if pid in parents and asked(each.ppid, None) not in parents]
+        return sorted(found, key=lambda process: process.pid)
 
     def number_of(self, process: psutil.Process) -> int | None:
         """Return the number of a rank, or that of a process which it has started; None if nothing tells it."""
-        variables: dict[str, str] = {}
-        with suppress(psutil.Error):
-            variables = process.environ()
+        variables = asked(process.environ, dict[str, str]())
         return next((int(variables[name]) for name in RANK if variables.get(name, "").isdecimal()), None)
 
-    @abstractmethod
     def processes(self) -> list[psutil.Process]:
         """Return all that is alive, zombies not counted."""
+        zombie, nothing = psutil.STATUS_ZOMBIE, dict[str, str]()
+        marked = [each for each in psutil.process_iter() if asked(each.environ, nothing).get(MARK) == self.mark]
+        return [process for process in marked if asked(process.status, zombie) != zombie]
 
     @abstractmethod
     def code(self) -> int | None:
@@ -57,11 +63,10 @@ class Job(ABC):
         """Return what it has printed."""
 
     def end(self) -> None:
-        """Kill whatever is left of it."""
         while left := self.processes():
             for process in left:
                 with suppress(psutil.NoSuchProcess):
-                    process.send_signal(signal.SIGKILL)
+                    process.kill()
             time.sleep(0.02)
 
 
@@ -70,7 +75,7 @@ Starter = Callable[[Path, int, Sequence[str]], Job]  # takes the run directory, 
 
 @dataclass
 class LaunchedJob(Job):
-    """A run that the launch.sh of its project has started on this machine."""
+    """A run that the launch.sh of its project, which becomes its launcher, has started on this machine."""
 
     run_dir: Path
     process: subprocess.Popen[bytes]
@@ -78,18 +83,9 @@ class LaunchedJob(Job):
     mark: str
 
     def launchers(self) -> list[psutil.Process]:
-        """Return the process that launch.sh has become."""
         return [process for process in self.processes() if process.pid == self.process.pid]
 
-    def processes(self) -> list[psutil.Process]:
-        """Return those that have the mark in their environment, which children inherit."""
-        return marked_processes(self.mark)
-
-    def ranks(self) -> list[psutil.Process]:
-        return ranks_among(self.processes())
-
     def code(self) -> int | None:
-        """Return the exit code of launch.sh."""
         code = self.process.poll()
         return 128 - code if code is not None and code < 0 else code
 
@@ -97,51 +93,28 @@ class LaunchedJob(Job):
         return self.printed.read_text(errors="replace")
 
 
-def marked_processes(mark: str) -> list[psutil.Process]:
-    return [process for process in psutil.process_iter() if _is_marked(process, mark)]
+def asked(question: Callable[[], T], otherwise: T) -> T:
+    """Return what is known of a process, or something else if it is gone."""
+    try:
+        return question()
+    except psutil.Error:
+        return otherwise
 
 
-def ranks_among(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Return those that run train.py and are no child of such a one, but for what spawns the ranks."""
-    training = {process.pid: process for process in processes if _trains(process)}
-    spawning = {pid for pid, process in training.items() if "--nproc" in command_of(process)}
-    parents = training.keys() - spawning
-    found = [each for pid, each in training.items() if pid in parents and _parent(each) not in parents]
-    return sorted(found, key=lambda process: process.pid)
+def command_of(process: psutil.Process) -> list[str]:
+    return asked(process.cmdline, list[str]())
 
 
 def loader_workers(rank: psutil.Process) -> list[psutil.Process]:
     """Return what loads data for a rank: processes that it has forked or spawned, or its fork server has forked."""
     found: list[psutil.Process] = []
-    with suppress(psutil.Error):
-        own = command_of(rank)
-        for child in rank.children():
-            if command_of(child) == own or _trains(child):
-                found.append(child)
-            elif any("multiprocessing.forkserver" in word for word in command_of(child)):
-                found += child.children()
+    own = command_of(rank)
+    for child in asked(rank.children, list[psutil.Process]()):
+        if command_of(child) == own or _trains(child):
+            found.append(child)
+        elif any("multiprocessing.forkserver" in word for word in command_of(child)):
+            found += asked(child.children, [])
     return found
-
-
-def command_of(process: psutil.Process) -> list[str]:
-    """Return its command line; nothing if it is gone."""
-    words: list[str] = []
-    with suppress(psutil.Error):
-        words = process.cmdline()
-    return words
-
-
-def _parent(process: psutil.Process) -> int | None:
-    parent: int | None = None
-    with suppress(psutil.Error):
-        parent = process.ppid()
-    return parent
-
-
-def _is_marked(process: psutil.Process, mark: str) -> bool:
-    with suppress(psutil.Error):
-        return bool(process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE)
-    return False
 
 
 def _trains(process: psutil.Process) -> bool:
@@ -154,10 +127,7 @@ def _trains(process: psutil.Process) -> bool:
 
 
 def folder_of_python(project: Path) -> Path:
-    """Return the folder of the first Python that has torch: the project's, the active one, that of PATH, or this one.
-
-    Raises SelectionError if none has it.
-    """
+    """Return the folder of the first Python that has torch: the project's, the active one, PATH's, or this one."""
     active, found = os.environ.get("VIRTUAL_ENV"), shutil.which("python")
     folders = [project / ".venv" / "bin", *([Path(active, "bin")] if active else [])]
     folders += [*([Path(found).parent] if found else []), Path(sys.executable).parent]
@@ -176,11 +146,7 @@ def environment() -> dict[str, str]:
 def launch(
     project: Path, folder: Path, words: Sequence[str], variables: Mapping[str, str], before: Sequence[str] = ()
 ) -> Callable[[Path, int, Sequence[str]], LaunchedJob]:
-    """Return what starts a project by its launch.sh; words go before the options of train.py, "{processes}" filled in.
-
-    Another command may come before launch.sh, which becomes it. What it prints is in the folder. Raises SelectionError
-    if no Python has torch.
-    """
+    """Return what starts a project by its launch.sh, with a command before it, and words before the options."""
     path = f"{folder_of_python(project)}:{os.environ['PATH']}"
 
     def start(run_dir: Path, processes: int, options: Sequence[str]) -> LaunchedJob:

@@ -1,27 +1,24 @@
 """Lets a schedule befall a run, resumes it after each end, and says in what it was not as it must be."""
 
+import json
 import math
 import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 
+from generator.answers.combinations import SelectionError
 from generator.chaos import invariants
-from generator.chaos.baseline import SAVE_EVERY, Baseline, UnsuitableProject, Watch, follow
-from generator.chaos.clock import Clock
-from generator.chaos.data import Data
-from generator.chaos.disk import failing_disk
-from generator.chaos.exit_rules import shown, unexpected_failure
-from generator.chaos.faults import DONE, FAULTS, Machines, Need, NoVictim, Stateful, Surroundings
+from generator.chaos.faults import DONE, FAULTS, GONE, STOPPED, Need
 from generator.chaos.invariants import newest_step
 from generator.chaos.job import Job, Starter
-from generator.chaos.memory import SharedMemory
-from generator.chaos.quota import Quota
-from generator.chaos.schedule import PROCESSES, STARTING, TOGETHER, TRAINING, Fault, Schedule, Start, draw
+from generator.chaos.schedule import NUMBERS, PROCESSES, STARTING, TOGETHER, TRAINING, Fault, Schedule, Start, draw
+from generator.chaos.surroundings import Surroundings, failing_disk
 from generator.check.train.records import READERS, History
 
 LOG_EVERY = 5  # steps
@@ -34,15 +31,86 @@ OPTIONS = (*ON_CPU, "--epochs", "1000", "--log-every", str(LOG_EVERY))
 BEGINS_WITHIN = 60.0  # seconds until a start trains
 DONE_WITHIN = 600.0  # seconds in which a run trains that is left alone
 HANGS_AFTER = TIMEOUT + 60.0  # seconds without progress, in which ranks name a lost one, and a launcher kills it
-ROOM = 4  # run directories that a disk must have room for
 OF_LAUNCHERS = [name for name, kind in FAULTS.items() if kind.need == Need.LAUNCHER]
 THAN_BASELINE = " than without faults"
+SAVE_EVERY = 5  # steps
+LOOKS_EVERY = 0.1  # seconds: each look reads all that a run has printed
+USUAL = 0.25  # seconds between two saves, for which the lengths of faults are made
+SLOWEST = 5.0  # times as long as that a fault lasts at most: what passes must not take as long as --timeout
+
+
+class UnsuitableProject(SelectionError):
+    """A project whose runs do not tell what a fault has changed."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A run without a fault, and how fast it was (seconds)."""
+
+    run_dir: Path
+    recorded: History
+    starts_in: float  # until the first save
+    interval: float  # between two saves
+    silence: float  # the longest time without progress, from the first save on
+
+    @property
+    def pace(self) -> float:
+        """Return how many times as long a fault must last here to last as long as in a run of the usual pace."""
+        return min(max(1.0, self.interval / USUAL), SLOWEST)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Return the numbers of processes among which its global batch can be divided."""
+        config = json.loads((self.run_dir / "config.json").read_text())
+        size, accum_steps = config.get("global_batch_size", 0), config.get("accum_steps", 1)
+        return [number for number in NUMBERS if size % (number * accum_steps) == 0]
+
+
+class Watch:
+    """Looks at a run now and then: its newest checkpoint, and for how long it has made no progress."""
+
+    def __init__(self, job: Job, run_dir: Path) -> None:
+        self.job = job
+        self.run_dir = run_dir
+        self.step = 0
+        self.printed = 0  # characters
+        self.looked = 0.0  # time.monotonic(), as the next one
+        self.moved = time.monotonic()
+
+    def silence(self) -> float:
+        """Return for how many seconds there was neither a checkpoint nor a word."""
+        now = time.monotonic()
+        if now > self.looked + LOOKS_EVERY:
+            step, printed, self.looked = newest_step(self.run_dir), len(self.job.output()), now
+            if (step, printed) != (self.step, self.printed):
+                self.step, self.printed, self.moved = step, printed, now
+        return now - self.moved
+
+
+def follow(job: Job, run_dir: Path, steps: int, limit: float) -> tuple[float, float, float]:
+    """Wait until a run without a fault is done; return starts_in, interval and silence of a baseline."""
+    began, watch, longest = time.monotonic(), Watch(job, run_dir), 0.0
+    saves: list[tuple[float, int]] = []  # times and steps
+    while (code := job.code()) is None:
+        if time.monotonic() > began + limit:
+            raise UnsuitableProject(f"a run without a fault was not done in {limit:.0f} s: give fewer --steps")
+        silence = watch.silence()
+        if watch.step > max((step for _, step in saves), default=0):
+            saves.append((time.monotonic(), watch.step))
+        longest = max(longest, silence) if saves else 0.0
+        time.sleep(0.01)
+    if code in (DONE, STOPPED) and (step := newest_step(run_dir)) != steps:
+        sooner = "leave out what ends it sooner, such as --epochs, --patience or --max-hours"
+        raise UnsuitableProject(f"a run without a fault ended at step {step} of {steps}: {sooner}")
+    if code != DONE:
+        raise UnsuitableProject(f"exit code {code} without a fault: {job.output().strip()[-2000:]}")
+    saves.append((time.monotonic(), steps))
+    (begin, first), (end, last) = saves[0], saves[-1]
+    return begin - began, (end - begin) * SAVE_EVERY / max(1, last - first), max(longest, watch.silence())
 
 
 @dataclass
 class StartResult:
-    """What has happened in one start."""
-
     start: Start
     happened: list[Fault]
     code: int | None
@@ -56,34 +124,23 @@ class StartResult:
 
 @dataclass
 class Verdict:
-    """How a run has come through."""
-
     schedule: Schedule
     results: list[StartResult] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
     @property
     def happened(self) -> list[Fault]:
-        """The faults that found their victim."""
         return [fault for each in self.results for fault in each.happened]
 
 
 @dataclass
 class Nemesis:
-    """What lets faults befall runs of one project."""
-
     project: Path
     start: Starter
     logger: str  # the answer to "logging"
     folder: Path  # for the runs
     kinds: Sequence[str]  # of FAULTS, that are drawn
-    clock: Clock | None = None
-    link: Stateful | None = None
-    machines: Machines | None = None  # of a scheduler, which starts jobs that it has lost anew
-    server: Stateful | None = None  # that takes the metrics
-    data: Data | None = None
-    shm: SharedMemory | None = None  # if each job that is started has its own
-    quota: Quota | None = None  # of all jobs that are started
+    around: Surroundings = field(default_factory=Surroundings)
     hides: Collection[int] = ()  # codes by which a launcher hides that of the rank which failed first
     read: Callable[[Path], History] | None = None  # what reads the records, if not the reader of the logger
     options: Sequence[str] = ()  # of train.py
@@ -93,7 +150,6 @@ class Nemesis:
 
     @cached_property
     def files(self) -> invariants.Files:
-        """The files of the project before its first run."""
         return invariants.look_at_files(self.project)
 
     @cached_property
@@ -103,22 +159,16 @@ class Nemesis:
         if changed := invariants.changed_files(self.project, before):
             raise UnsuitableProject(f"a run without a fault changes {changed[0]}, a file of the project")
         if self._reader and not any(baseline.recorded.values()):
-            raise UnsuitableProject(
-                f"a run without a fault leaves no records of logging={self.logger} in its run directory"
-            )
-        if shutil.disk_usage(self.folder).free < ROOM * baseline.size:
-            room = f"{ROOM} run directories of {baseline.size / 1e6:.0f} MB"
-            raise UnsuitableProject(f"{self.folder} has no room for {room}: let TMPDIR name a folder on a larger disk")
+            where = f"of logging={self.logger} in its run directory"
+            raise UnsuitableProject(f"a run without a fault leaves no records {where}")
         return baseline
 
     @cached_property
     def second(self) -> Baseline:
-        """Another run without a fault, which tells whether they are all the same."""
         return self._run_baseline("second")
 
     def _run_baseline(self, name: str) -> Baseline:
-        if self.clock:
-            self.clock.jump(0)  # back from where the run before has left it
+        self._set_clock()
         run_dir = self.folder / name / "run"
         run_dir.parent.mkdir()
         job = self.start(run_dir, PROCESSES, self._options_of(Start(PROCESSES, {}, []), resume=False))
@@ -130,7 +180,7 @@ class Nemesis:
             recorded = self._recorded(run_dir)
         except Exception as error:  # other people's readers raise what they like
             raise UnsuitableProject(f"the records of logging={self.logger} cannot be read: {error!r}") from error
-        return Baseline(run_dir, recorded, pace.starts_in, pace.interval, pace.silence)
+        return Baseline(run_dir, recorded, *pace)
 
     def drawn(self, seed: int) -> Schedule:
         """Draw a schedule, of which what cannot be on this machine, or with this project, is left out."""
@@ -146,18 +196,14 @@ class Nemesis:
             seed += 1
 
     def run(self, schedule: Schedule) -> Verdict:
-        """Let the faults of a schedule happen to a new run, until it is done.
-
-        Raises UnsuitableProject if two runs without a fault differ.
-        """
+        """Let the faults of a schedule happen to a new run, until it is done."""
         verdict, pace, before = Verdict(schedule), self.baseline.pace, self.files
-        if self.clock:
-            self.clock.jump(0)
-        place = next(place for number in range(1000) if not (place := self._place(schedule.seed, number)).exists())
+        self._set_clock()
+        places = (self.folder / f"seed-{schedule.seed}-{number}" for number in count())
+        place = next(place for place in places if not place.exists())
         place.mkdir()
         with ExitStack() as stack:
-            around = Surroundings(clock=self.clock, link=self.link, machines=self.machines, server=self.server)
-            around.data, around.shm, around.quota, around.pace = self.data, self.shm, self.quota, pace
+            around = replace(self.around, pace=pace)
             run_dir = files = place / "run"
             if any(FAULTS[fault.kind].need == Need.DISK for fault in schedule.faults):
                 around.disk = stack.enter_context(failing_disk(place))
@@ -174,8 +220,9 @@ class Nemesis:
             shutil.rmtree(place, ignore_errors=True)
         return verdict
 
-    def _place(self, seed: int, number: int) -> Path:
-        return self.folder / f"seed-{seed}-{number}"
+    def _set_clock(self) -> None:
+        if self.around.clock:
+            self.around.clock.jump(0)  # back from where the run before has left it
 
     def _run_start(self, start: Start, run_dir: Path, files: Path, around: Surroundings, verdict: Verdict) -> None:
         before, began, around.hit = newest_step(files), time.monotonic(), None
@@ -231,7 +278,7 @@ class Nemesis:
             return False
         try:
             FAULTS[fault.kind].act(job, around, fault.victim, fault.length)
-        except NoVictim:
+        except GONE:
             return False
         return True
 
@@ -240,7 +287,7 @@ class Nemesis:
         ends = [kind.patience for fault in happened if (kind := FAULTS[fault.kind]).is_end]
         slowness = self.slowness() * slowed(happened)
         patience, silence = DONE_WITHIN, HANGS_AFTER * slowness + self.baseline.silence
-        if self.machines:
+        if self.around.machines:
             silence = math.inf  # a job may wait for a machine
         elif ends:
             patience = max(ends) + self.baseline.silence
@@ -256,13 +303,11 @@ class Nemesis:
         lacking = killed_along or not happened.isdisjoint(invariants.MAY_LACK.get(self.logger, ()))
         wrong = self._differences(files, self._recorded(files), is_exact=is_exact, may_lack=resumed and lacking)
         if wrong and (unsteady := self._differences(self.second.run_dir, self.second.recorded, is_exact=is_exact)):
-            raise UnsuitableProject(
-                f"two runs without a fault differ: {'; '.join(unsteady).replace(THAN_BASELINE, '')}"
-            )
+            differ = "; ".join(unsteady).replace(THAN_BASELINE, "")
+            raise UnsuitableProject(f"two runs without a fault differ: {differ}")
         return wrong
 
     def _differences(self, run_dir: Path, recorded: History, *, is_exact: bool, may_lack: bool = False) -> list[str]:
-        """Return in what a run differs from the baseline; with another number of processes, values may."""
         ours, theirs = (invariants.load(run / "checkpoints" / "last.pt") for run in (run_dir, self.baseline.run_dir))
         of_baseline = self.baseline.recorded
         if is_exact:
@@ -274,17 +319,15 @@ class Nemesis:
         return wrong + invariants.wrong_records(recorded, of_baseline, may_lack=may_lack)
 
     def _wrong_end(self, job: Job, files: Path, happened: Sequence[Fault], code: int | None, hit: int | None) -> str:
-        """Return in what the end of a start is none that its faults lead to; nothing if it is right."""
         output = job.output()
+        wrong = ""
         if code is None:
             wrong = "it does not end"
         elif code != DONE:
-            wrong = unexpected_failure(happened, hit, code, output, self.hides)
+            wrong = invariants.unexpected_failure(happened, hit, code, output, self.hides)
         elif newest_step(files) < self.steps:
             wrong = f"it is done, and no checkpoint is that of step {self.steps},"
-        else:
-            wrong = ""
-        return wrong and f"{wrong} {shown(happened, output)}"
+        return wrong and f"{wrong} {invariants.shown(happened, output)}"
 
     @property
     def _reader(self) -> Callable[[Path], History] | None:
@@ -304,7 +347,6 @@ def took_effect(faults: Sequence[Fault], met: Collection[str], code: int | None)
 
 
 def slowed(faults: Sequence[Fault]) -> float:
-    """Return how many times as long a run may take because of faults."""
     return max((FAULTS[fault.kind].slows for fault in faults), default=1.0)
 
 

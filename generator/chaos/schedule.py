@@ -10,7 +10,7 @@ STARTING, TRAINING, SAVING, TOGETHER = "starting", "training", "saving", "togeth
 # How often a fault comes at which moment, and how long after it at most: seconds, or times that a start takes.
 MOMENTS = {STARTING: (2, 0.7), TRAINING: (5, 0.05), SAVING: (3, 0.004), TOGETHER: (2, 0.3)}
 PROCESSES = 2
-OTHER_NUMBERS = (1, 2, 4)  # of processes
+NUMBERS = (1, 2, 4)  # of processes
 CHANGES_NUMBER = 0.2  # share of the runs whose starts have other numbers
 EDITS: Sequence[dict[str, str]] = (  # options that no weight depends on
     {},
@@ -29,8 +29,6 @@ TRIES = 2  # of a smaller schedule: what happens at the same moment need not do 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong."""
-
     number: int  # its place in the schedule
     kind: str  # of FAULTS
     moment: str  # of MOMENTS; "together" is that of the fault before
@@ -46,8 +44,6 @@ class Fault:
 
 @dataclass(frozen=True)
 class Start:
-    """A start of the program, and what befalls it."""
-
     processes: int
     options: Mapping[str, str]
     faults: Sequence[Fault]
@@ -55,8 +51,6 @@ class Start:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What happens to a run from its beginning to its end."""
-
     seed: int
     starts: Sequence[Start]
 
@@ -65,16 +59,20 @@ class Schedule:
         return [fault for start in self.starts for fault in start.faults]
 
     @property
+    def numbers(self) -> str:
+        """The numbers of its faults, as --only takes them."""
+        return ",".join(str(fault.number) for fault in self.faults)
+
+    @property
     def is_exact(self) -> bool:
         """Whether all starts have the usual number of processes, so that every bit of the weights is known."""
         return all(start.processes == PROCESSES for start in self.starts)
 
     def only(self, numbers: Collection[int]) -> "Schedule":
         """Return it with these faults alone; a start without any goes, too."""
-        starts = [
-            replace(start, faults=[fault for fault in start.faults if fault.number in numbers]) for start in self.starts
-        ]
-        return replace(self, starts=[start for start in starts if start.faults])
+        kept = [[fault for fault in start.faults if fault.number in numbers] for start in self.starts]
+        starts = zip(self.starts, kept, strict=True)
+        return replace(self, starts=[replace(start, faults=faults) for start, faults in starts if faults])
 
     def fitted(self, kinds: Collection[str], numbers: Collection[int]) -> "Schedule":
         """Return it with faults of these kinds alone, and the usual number of processes for those that cannot be."""
@@ -86,7 +84,7 @@ class Schedule:
 def draw(seed: int, faults: int, kinds: Sequence[str]) -> Schedule:
     """Draw a schedule of some faults, of kinds that may happen to the run at hand: with others, it is another one."""
     chance = random.Random(seed)
-    processes = OTHER_NUMBERS if chance.random() < CHANGES_NUMBER else (PROCESSES,)
+    processes = NUMBERS if chance.random() < CHANGES_NUMBER else (PROCESSES,)
     numbers = iter(range(faults))
     starts: list[Start] = []
     while (left := faults - sum(len(start.faults) for start in starts)) > 0:

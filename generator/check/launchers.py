@@ -51,7 +51,7 @@ def compare_with_launcher(
     program = ["env", *shlex.split(command)] if "=" in command.split()[0] else shlex.split(command)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = environment(case.folder) | dict(env) | {"PATH": path}
-    starter = {"mpirun": "mpirun"}.get(case.combination.launcher, program[0])
+    starter = {"mpirun": "mpirun"}.get(case.combination.answer("launcher"), program[0])
     if shutil.which(starter, path=path) is None:
         return f"{starter} is not installed here"
     run_dir = case.folder / "cold"
@@ -66,7 +66,7 @@ def compare_with_launcher(
     parts = checkpoint_parts(run_dir / "checkpoints" / "last.pt")
     if differing := [part for part in trained.parts if parts.get(part) != trained.parts[part]]:
         return f"its last checkpoint differs from that of forked ranks in: {', '.join(differing)}"
-    recorded = READERS.get(case.combination.logger, read_jsonl)(run_dir).get("train/loss", [])
+    recorded = READERS.get(case.combination.answer("logging"), read_jsonl)(run_dir).get("train/loss", [])
     if [tuple(pair) for pair in trained.recorded] != recorded:
         return f"it records other losses than forked ranks: {recorded}, not {trained.recorded}"
     return None

@@ -9,13 +9,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from generator.answers.combinations import Combination, covering, greedy_cover
-from generator.check.cache_key import file_key, verdict_key
+from generator.check import static
 from generator.check.launchers import compare_with_launcher, launchers_ready
 from generator.check.results import Verdict
-from generator.check.state import CheckOptions, CheckState
-from generator.check.static import Complaints, SourceFile, check_format, check_lint, check_types, distinct, source_files
+from generator.check.state import CheckOptions, CheckState, file_key, verdict_key
 from generator.check.train.forking import forking, train_all
-from generator.check.train.modules import imports_of, precompile
 from generator.check.train.samples import samples_of
 from generator.check.train.training_case import TrainingCase, compare, first_uses, run_case
 from generator.check.train.verification import TrainingResult
@@ -23,11 +21,12 @@ from generator.render.cache import PARTIALS, Cache, Remembered
 from generator.render.project import run_copier
 from generator.render.scratch import scratch_folder
 from generator.render.snapshot import PARTS, take_snapshot
-from generator.render.workers import Workers
+from generator.render.workers import Rendered, Workers
 
-TOOLS: dict[str, Callable[..., Complaints]] = {"format": check_format, "lint": check_lint, "types": check_types}
+Tool = Callable[..., static.Complaints]
+TOOLS: dict[str, Tool] = {"format": static.check_format, "lint": static.check_lint, "types": static.check_types}
 # By the stage: the files that a tool reads, and what it will say of them, with the time that it took (seconds).
-Reading = dict[str, tuple[list[SourceFile], Future[tuple[Complaints, float]]]]
+Reading = dict[str, tuple[list[static.SourceFile], Future[tuple[static.Complaints, float]]]]
 ROOM_OF_EACH = 4 * 2**20  # bytes: a project and its runs
 
 
@@ -55,19 +54,19 @@ def render(state: CheckState) -> None:
     """Write all projects, but those whose tree is known and has passed an earlier check: that is taken over."""
     options = state.options
     take_snapshot(state.snapshot, options.template)
-    state.known_trees = Remembered(
-        options.cache, "hashes", state.snapshot, [part for part in PARTS if part != PARTIALS]
-    )
+    parts = [part for part in PARTS if part != PARTIALS]
+    state.known_trees = Remembered(options.cache, "hashes", state.snapshot, parts)
     trees = {} if options.keep else {each: state.known_trees.read(each.name) for each in options.combinations}
     for combination, known in trees.items():
         if known and recorded(state, known[0]):
-            state.digests[combination], state.code[combination], state.own[combination] = known
-    unknown = [each for each in options.combinations if each not in state.digests]
+            digest, code, own = known
+            state.rendered[combination] = Rendered(digest, code, own, frozenset())
+    unknown = [each for each in options.combinations if each not in state.rendered]
     if unknown:
         state.begin_forking()
     write(state, unknown)
-    for combination, digest in state.digests.items():
-        if known := recorded(state, digest):
+    for combination, rendered in state.rendered.items():
+        if known := recorded(state, rendered.digest):
             state.trained[combination] = TrainingResult(**known)
             state.outcomes[combination].cached = True
         else:
@@ -93,20 +92,16 @@ def render(state: CheckState) -> None:
 
 
 def one_of_each_code(state: CheckState) -> list[Combination]:
-    """Choose what to train of what is fresh: of all projects that differ in their owner's files alone, one.
-
-    Which one changes from code to code, so that all of these files are trained, too, beside many others.
-    """
-    known = {state.code[each] for each in state.trained}
+    """Choose what to train: one of all projects that differ in their owner's files alone, in turn with each file."""
+    known = {state.rendered[each].code for each in state.trained}
     alike: dict[str, list[Combination]] = {}
     for combination in state.fresh:
-        if (code := state.code[combination]) not in known:
+        if (code := state.rendered[combination].code) not in known:
             alike.setdefault(code, []).append(combination)
     return [members[number % len(members)] for number, members in enumerate(alike.values())]
 
 
 def recorded(state: CheckState, digest: str) -> Any:
-    """Return what an earlier check found out about a tree, if it passed."""
     return state.options.cache.read("passed", verdict_key(digest)) if state.options.cache else None
 
 
@@ -120,17 +115,17 @@ def write(state: CheckState, combinations: Iterable[Combination]) -> None:
         except Exception as error:  # Copier lets the errors of Jinja, YAML and others through
             state.fail(combination, "render", f"{type(error).__name__}: {error}")
         else:
+            state.rendered[combination] = rendered
             hashes = rendered.digest, rendered.code, rendered.own
-            state.digests[combination], state.code[combination], state.own[combination] = hashes
             state.known_trees.write(combination.name, hashes, rendered.partials)
         state.options.progress("render", done, len(jobs))
 
 
 def begin_reading(state: CheckState) -> Reading:
     """Let the tools read, in other processes and beside the training, the files that they have not read before."""
-    state.sources = {each: source_files(state.project(each)) for each in state.fresh}
+    state.sources = {each: static.source_files(state.project(each)) for each in state.fresh}
     cache, reading = state.options.cache, {}
-    files = distinct(file for own in state.sources.values() for file in own)
+    files = static.distinct(file for own in state.sources.values() for file in own)
     for stage, tool in TOOLS.items():
         unread = [file for file in files if not (cache and cache.read("files", file_key(stage, file)))]
         arguments: tuple[Any, ...] = (unread,)
@@ -145,8 +140,7 @@ def begin_reading(state: CheckState) -> Reading:
     return reading
 
 
-def timed(function: Callable[..., Complaints], *arguments: Any) -> tuple[Complaints, float]:
-    """Do something, and return how long it took, too (seconds)."""
+def timed(function: Tool, *arguments: Any) -> tuple[static.Complaints, float]:
     started = time.perf_counter()
     return function(*arguments), time.perf_counter() - started
 
@@ -173,8 +167,8 @@ def train(state: CheckState) -> None:
     name_modules = state.begin_forking()
     with state.stage("train"), closing(try_all(state, order, state.references)) as results:
         sources = [state.sources[each] for each in order]
-        name_modules(imports_of(sources))
-        precompile(sources)
+        name_modules(static.imports_of(sources))
+        static.precompile(sources)
         for done, (case, trained) in enumerate(results, start=1):
             state.trained[case.combination] = trained
             outcome = state.outcomes[case.combination]
@@ -195,12 +189,12 @@ def try_all(
     state: CheckState, combinations: Sequence[Combination], references: Sequence[Combination] = (), prefix: str = ""
 ) -> Generator[tuple[TrainingCase, TrainingResult], None, None]:
     """Try combinations out, some at a time, and yield what that showed as it comes."""
-    uses = first_uses({each.logger for each in combinations}, state.folder / "first-use")
-    samples = samples_of({each.task for each in combinations}, state.folder / "samples")
-    cases = [
-        TrainingCase(each, state.place(each), each in references, uses.get(each.logger), prefix, samples.get(each.task))
-        for each in combinations
-    ]
+    uses = first_uses({each.answer("logging") for each in combinations}, state.folder / "first-use")
+    samples = samples_of({each.answer("task") for each in combinations}, state.folder / "samples")
+    cases = []
+    for each in combinations:
+        use, data = uses.get(each.answer("logging")), samples.get(each.answer("task"))
+        cases.append(TrainingCase(each, state.place(each), each in references, use, prefix, data))
     yield from train_all(run_case, cases, 2 * state.workers.processes)  # ranks wait for each other now and then
 
 
@@ -222,10 +216,10 @@ def compare_classes(state: CheckState) -> None:
 
 def take_over(state: CheckState) -> None:
     """Say of the fresh combinations that were not trained what was found of the same files in two that were."""
-    by_code = {state.code[each]: each for each in state.trained}
+    by_code = {state.rendered[each].code: each for each in state.trained}
     by_own = {state.owners_part(each): each for each in state.trained}
     for combination in (each for each in state.fresh if each not in state.trained):
-        parts = [by_code[state.code[combination]], by_own[state.owners_part(combination)]]
+        parts = [by_code[state.rendered[combination].code], by_own[state.owners_part(combination)]]
         for part, has in zip(parts, ("code of the template", "files of the owner"), strict=True):
             if any(failure.stage in ("train", "resume", "agree") for failure in state.outcomes[part].failures):
                 state.fail(combination, "train", f"its {has} failed in {part.name}")
@@ -238,16 +232,16 @@ def train_really(state: CheckState) -> None:
     sound = [each for each, outcome in state.outcomes.items() if outcome.passed]
     chosen = covering(sound, min(2, len(sound[0].answers))) if sound else []
     write(state, chosen)
-    with state.stage("real"), launchers_ready({each.launcher for each in chosen}, state.folder) as env:
+    with state.stage("real"), launchers_ready({each.answer("launcher") for each in chosen}, state.folder) as env:
         with forking(all_data=True) as name_modules:  # real launchers know nothing of excerpts
-            name_modules(imports_of(source_files(state.project(each)) for each in chosen))
+            name_modules(static.imports_of(static.source_files(state.project(each)) for each in chosen))
             forked = {case.combination: trained for case, trained in try_all(state, chosen, prefix="all-data-")}
         for done, combination in enumerate(chosen, start=1):
             started = time.perf_counter()
             nowhere, asked = state.folder / "nowhere", dict(combination.answers)
             answers = run_copier(nowhere, asked, state.options.template, pretend=True)
             command = str(answers["train_on_two"])  # as copier.yml computes it for the README
-            samples = samples_of({combination.task}, state.folder / "samples").get(combination.task)
+            samples = samples_of({combination.answer("task")}, state.folder / "samples").get(combination.answer("task"))
             case = TrainingCase(combination, state.place(combination), reference=False, samples=samples)
             wrong = compare_with_launcher(case, command, env, forked[combination])
             state.outcomes[combination].seconds["real"] = time.perf_counter() - started
@@ -257,7 +251,6 @@ def train_really(state: CheckState) -> None:
 
 
 def conclude(state: CheckState) -> None:
-    """Complete all outcomes, and remember those that passed."""
     for combination, outcome in state.outcomes.items():
         trained = state.trained.get(combination)
         # Stages that look at many combinations together take no time for one of them.
@@ -267,4 +260,4 @@ def conclude(state: CheckState) -> None:
             outcome.weights = trained.parts.get("model", "")
             outcome.notes += trained.notes
         if trained and outcome.passed and not outcome.cached and state.options.cache:
-            state.options.cache.write("passed", verdict_key(state.digests[combination]), asdict(trained))
+            state.options.cache.write("passed", verdict_key(state.rendered[combination].digest), asdict(trained))

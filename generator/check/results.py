@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 
 from generator.answers.combinations import Combination
@@ -25,8 +24,6 @@ STAGES = {
 
 @dataclass(frozen=True)
 class Failure:
-    """One thing that is wrong with a combination."""
-
     stage: str  # a key of STAGES
     text: str  # what is wrong, in one line or many
     folder: str | None = None  # what was left behind to look at
@@ -34,8 +31,6 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """What was found out about one combination."""
-
     combination: Combination
     failures: list[Failure] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)  # by stage: the time spent on this combination alone
@@ -46,7 +41,6 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong."""
         return not self.failures
 
     @property
@@ -58,30 +52,23 @@ class Outcome:
 
 @dataclass
 class Verdict:
-    """What was found out about all combinations of a selection."""
-
     outcomes: list[Outcome]
     stages: dict[str, float] = field(default_factory=dict)  # wall time of each stage that ran (seconds)
     wall: float = 0.0  # of the whole check (seconds)
-    selection: str = "all"  # in words, such as "launcher=slurm, shard 1/4"
     launchers: str = "forked"  # or "real"
     versions: dict[str, str] = field(default_factory=dict)  # of Python and of the packages that decide the result
     kept: Path | None = None  # the folder with what was left behind
-    started: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
 
     @property
     def failed(self) -> list[Outcome]:
-        """The outcomes in which something is wrong."""
         return [outcome for outcome in self.outcomes if not outcome.passed]
 
     @property
     def passed(self) -> bool:
-        """Whether everything is right."""
         return not self.failed
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many combinations there are, and how many passed, failed, were known, or have all files of others."""
         total, failed, cached = len(self.outcomes), len(self.failed), sum(outcome.cached for outcome in self.outcomes)
         shared = sum(bool(outcome.trained_as) for outcome in self.outcomes)
         return {"total": total, "passed": total - failed, "failed": failed, "cached": cached, "shared": shared}

@@ -1,38 +1,43 @@
-"""What all stages of a check share: what to check, where, and what is known so far."""
+"""What all stages of a check share: what to check, where, what is known so far, and what decides a verdict."""
 
 import functools
+import hashlib
+import importlib.util
+import platform
 import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from generator.answers.combinations import Combination
 from generator.answers.questions import TEMPLATE
-from generator.check.cache_key import versions
 from generator.check.results import Advance, Failure, Outcome, Verdict
 from generator.check.static import SourceFile
 from generator.check.train.forking import forking
 from generator.check.train.training_case import numeric_class
 from generator.check.train.verification import TrainingResult
 from generator.render.cache import Cache, Remembered
-from generator.render.workers import Workers
+from generator.render.project import RenderError
+from generator.render.workers import Rendered, Workers
+
+DECISIVE = ("copier", "torch", "black", "ruff", "mypy")  # packages that the report names
+DECIDING = ("answers/*.py", "render/*.py", "check/*.py", "check/train/*.py")  # files of this package
+version = functools.cache(metadata.version)
 
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What to check, and how."""
-
     combinations: Sequence[Combination]
     template: Path = TEMPLATE
     cache: Cache | None = field(default_factory=Cache)
     keep: bool = False  # whether to keep all projects and runs, and not only those that fail
     launchers: str = "forked"  # or "real": a covering set runs by its real launchers, too
     progress: Advance = lambda stage, done, total: None
-    selection: str = "all"
 
 
 class CheckState:
@@ -46,14 +51,11 @@ class CheckState:
         # Starts the process that ranks are forked from, unless it runs already: it has much to import.
         self.begin_forking = functools.cache(lambda: stack.enter_context(forking()))
         self.outcomes = {each: Outcome(each) for each in options.combinations}
-        about: dict[str, Any] = {"selection": options.selection, "launchers": options.launchers, "versions": versions()}
-        self.verdict = Verdict([*self.outcomes.values()], **about)
+        self.verdict = Verdict([*self.outcomes.values()], launchers=options.launchers, versions=versions())
         self.snapshot = folder / "template"  # all projects are written from it
         self.known_trees: Remembered  # what is known of the projects that it writes
-        self.digests: dict[Combination, str] = {}  # of rendered trees
+        self.rendered: dict[Combination, Rendered] = {}
         self.trained: dict[Combination, TrainingResult] = {}
-        self.code: dict[Combination, str] = {}  # hashes of the template's part of them
-        self.own: dict[Combination, str] = {}  # hashes of their owners' files
         self.fresh: list[Combination] = []  # rendered, and not known from the cache
         self.chosen: list[Combination] = []  # of the fresh ones, those that are trained
         self.sources: dict[Combination, list[SourceFile]] = {}  # of the fresh ones
@@ -78,13 +80,13 @@ class CheckState:
     def classes(self) -> Iterable[list[Combination]]:
         """Return the combinations that were rendered, together where they must end on the same numbers."""
         classes: dict[Any, list[Combination]] = {}
-        for combination in self.digests:
+        for combination in self.rendered:
             classes.setdefault(numeric_class(combination), []).append(combination)
         return classes.values()
 
     def owners_part(self, combination: Combination) -> tuple[Any, str]:
         """Return what combinations share that train the same files of the owner, to the same numbers."""
-        return numeric_class(combination), self.own[combination]
+        return numeric_class(combination), self.rendered[combination].own
 
     def tidy(self) -> Path | None:
         """Take away what nobody wants to look at, and return where the rest is."""
@@ -98,3 +100,30 @@ class CheckState:
         elif self.folder != self.left_at:
             shutil.move(self.folder, self.left_at)
         return self.left_at if self.left_at.exists() else None
+
+
+def versions() -> dict[str, str]:
+    """The versions that decide what is found out. Raises RenderError if one of the tools is missing."""
+    missing = [name for name in DECISIVE if importlib.util.find_spec(name) is None]
+    if missing:
+        raise RenderError(f"{', '.join(missing)} not installed: a check needs pip install --editable '.[test]'")
+    return {"python": platform.python_version()} | {name: version(name) for name in DECISIVE}
+
+
+def verdict_key(tree: str) -> str:
+    return hashlib.sha256(f"{tree} {runner_digest()}".encode()).hexdigest()
+
+
+def file_key(stage: str, file: SourceFile) -> str:
+    tools = " ".join(f"{tool} {version(tool)}" for tool in ("black", "ruff", "mypy"))
+    return hashlib.sha256(f"{stage} {file.key} {tools}".encode()).hexdigest()
+
+
+@functools.cache
+def runner_digest() -> str:
+    """A hash of all that decides a verdict beside the rendered tree: the checks, Python, and what is installed."""
+    package = Path(__file__).parent.parent
+    files = sorted(file for pattern in DECIDING for file in package.glob(pattern))
+    installed = sorted({f"{each.name}=={each.version}" for each in metadata.distributions()})
+    words = [platform.python_version().encode(), *(file.read_bytes() for file in files), "\n".join(installed).encode()]
+    return hashlib.sha256(b"".join(words)).hexdigest()

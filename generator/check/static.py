@@ -1,17 +1,22 @@
-"""The checks that read code and do not run it: black, ruff and mypy, on each distinct file once."""
+"""What is done once with each distinct Python file of projects: black, ruff and mypy read it, and it is compiled."""
 
+import ast
 import functools
 import hashlib
 import json
+import py_compile
 import re
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import cache_from_source
 from pathlib import Path
 
-from generator.render.processes import die_with_parent
+from generator.render.scratch import die_with_parent
 
 Complaints = dict[str, str]  # by the key of a file: what is wrong with it
 
@@ -27,7 +32,6 @@ class SourceFile:
 
 
 def source_files(project: Path) -> list[SourceFile]:
-    """Return the Python files of a project, sorted."""
     told = "".join(settings_of(tool, project) for tool in ("black", "ruff", "mypy"))
     settings = hashlib.sha256(told.encode()).hexdigest()
     files = []
@@ -38,13 +42,11 @@ def source_files(project: Path) -> list[SourceFile]:
 
 
 def settings_of(tool: str, project: Path) -> str:
-    """Return the part of pyproject.toml that is a tool's."""
     sections = re.split(r"^(?=\[)", (project / "pyproject.toml").read_text(), flags=re.MULTILINE)
     return "".join(section for section in sections if re.match(rf"\[+tool\.{tool}[.\]]", section))
 
 
 def distinct(files: Iterable[SourceFile]) -> list[SourceFile]:
-    """Return one file for each key."""
     return list({file.key: file for file in files}.values())
 
 
@@ -87,11 +89,7 @@ def check_lint(files: Sequence[SourceFile]) -> Complaints:
 
 
 def check_types(projects: Sequence[Path], stage: Path, cache: Path) -> Complaints:
-    """Ask mypy about whole projects, in one run for all those with the same settings.
-
-    mypy wants one name for each module: each project becomes a package of its own, and imports of its modules from
-    itself are written accordingly. Lines stay where they are.
-    """
+    """Ask mypy, once for all projects of the same settings, each staged as a package: it wants one name per module."""
     groups = defaultdict(list)
     for project in projects:
         # The files to check are named to mypy here.
@@ -103,7 +101,6 @@ def check_types(projects: Sequence[Path], stage: Path, cache: Path) -> Complaint
 
 
 def ask_mypy(settings: str, members: Sequence[Path], folder: Path, cache: Path) -> Complaints:
-    """Ask mypy about projects with the same settings."""
     staged = {f"project{i}": project for i, project in enumerate(members)}
     keys = {name: {str(file.path): file.key for file in source_files(project)} for name, project in staged.items()}
     for name, project in staged.items():
@@ -148,3 +145,38 @@ def stage_project(project: Path, place: Path, name: str) -> None:
         imports = rf"^(\s*)(import ({own}))(?= as |$)"
         text = re.sub(imports, lambda at: f"{at[1]}from {packages[at[3]]} {at[2]}", text, flags=re.M)
         target.write_text(text)
+
+
+def imports_of(projects: Iterable[Sequence[SourceFile]]) -> list[str]:
+    """The modules of others that the programs import anywhere, tests aside: what a rank should find imported."""
+    every = [file for files in projects for file in files if file.path.parts[0] != "tests"]
+    own = {file.path.parts[0].removesuffix(".py") for file in every}
+    modules: set[str] = set()
+    for file in distinct(every):
+        try:
+            tree = ast.parse((file.project / file.path).read_text())
+        except SyntaxError:
+            continue  # which all stages tell
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                modules.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                modules.add(node.module)
+    return sorted(module for module in modules if module.partition(".")[0] not in own)
+
+
+def precompile(projects: Iterable[Sequence[SourceFile]]) -> None:
+    """Put bytecode where Python looks for it, compiling each distinct module once; what fails is left to fail again."""
+    compiled: dict[str, Path] = {}
+    for file in (file for files in projects for file in files if file.path.parts[0] != "tests"):
+        source = file.project / file.path
+        target = Path(cache_from_source(str(source)))
+        if file.content in compiled:
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(compiled[file.content], target)
+        else:
+            with suppress(py_compile.PyCompileError):
+                # By its hash: the time at which a file was written says little of one that was copied.
+                by_hash = py_compile.PycInvalidationMode.CHECKED_HASH
+                py_compile.compile(str(source), str(target), doraise=True, invalidation_mode=by_hash)
+                compiled[file.content] = target

@@ -6,11 +6,11 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -18,15 +18,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from generator.answers.combinations import SelectionError
-from generator.chaos.clock import build_clock
-from generator.chaos.data import faulty_data
-from generator.chaos.disk import failing_disk
-from generator.chaos.faults import Need, Surroundings, possible_faults
+from generator.chaos.faults import Need, possible_faults
 from generator.chaos.job import launch
-from generator.chaos.memory import shared_memory
 from generator.chaos.nemesis import AT_ONCE, STEPS, Nemesis, Verdict
-from generator.chaos.quota import cpu_quota
 from generator.chaos.schedule import TRIES, Schedule, shrink
+from generator.chaos.surroundings import Data, Surroundings, build_clock, cpu_quota, failing_disk, shared_memory
 from generator.check.launchers import OPEN_MPI
 from generator.cli.options import errors_in_one_line, term_as_ctrl_c
 
@@ -94,56 +90,41 @@ def prepare(project: Path, folder: Path, stack: ExitStack, options: Sequence[str
     check_packages(logger)
     around, needs = find_surroundings(folder, stack)
     start = launch(project, folder, WORDS[launcher], {**OPEN_MPI, **around.variables}, around.before)
-    nemesis = Nemesis(project, start, logger, folder, possible_faults(*NEEDS), options=options, steps=steps)
-    nemesis.clock, nemesis.data, nemesis.shm, nemesis.quota = around.clock, around.data, around.shm, around.quota
-    nemesis.slowness, nemesis.here = slowness, possible_faults(*OF_LAUNCHED, *needs)
+    nemesis = Nemesis(project, start, logger, folder, possible_faults(*NEEDS), around, options=options, steps=steps)
+    nemesis.slowness = lambda: max(2.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    nemesis.here = possible_faults(*OF_LAUNCHED, *needs)
     return nemesis
 
 
 def find_surroundings(folder: Path, stack: ExitStack) -> tuple[Surroundings, Sequence[Need]]:
     """Find out what there is on this machine, beside what launchers bring along, and say what is missing."""
-    around, needs = Surroundings(), []
-    with said_if_missing("no clock jumps"):
-        around.clock = build_clock(folder)
-        needs.append(Need.CLOCK)
-    with said_if_missing("no disk fails"), failing_disk(folder / "trial"):
-        needs.append(Need.DISK)
+    around, needs = Surroundings(), list[Need]()
     if hasattr(resource, "prlimit"):
-        around.data = faulty_data(folder / "inside")
+        around.data = Data(folder / "inside")
         needs.append(Need.LOADER)
-    with said_if_missing("no shared memory is full"):
-        around.shm = shared_memory()
-        needs.append(Need.SHM)
-    with said_if_missing("no CPU time is short"):
-        around.quota = stack.enter_context(cpu_quota())
-        needs.append(Need.QUOTA)
+    makes: dict[tuple[Need, str], Callable[[], Any]] = {
+        (Need.CLOCK, "no clock jumps"): lambda: setattr(around, "clock", build_clock(folder)),
+        (Need.DISK, "no disk fails"): lambda: stack.enter_context(failing_disk(folder / "trial")),
+        (Need.SHM, "no shared memory is full"): lambda: setattr(around, "shm", shared_memory()),
+        (Need.QUOTA, "no CPU time is short"): lambda: setattr(around, "quota", stack.enter_context(cpu_quota())),
+    }
+    for (need, missing), make in makes.items():
+        try:
+            make()
+            needs.append(need)
+        except OSError as error:
+            ERRORS.print(f"{missing}: {escape(str(error))}")
     return around, needs
 
 
-@contextmanager
-def said_if_missing(what: str) -> Iterator[None]:
-    """Inside, OSError says why something cannot be."""
-    try:
-        yield
-    except OSError as error:
-        ERRORS.print(f"{what}: {escape(str(error))}")
-
-
 def check_packages(logger: str) -> None:
-    """Raise SelectionError if this Python lacks a package by which runs are compared."""
     needed = [*READS, *([logger] if logger in OWN_READERS else [])]
     if missing := [package for package in needed if find_spec(package) is None]:
         remedy = f"{shlex.quote(sys.executable)} -m pip install {' '.join(missing)}"
         raise SelectionError(f"ddp-template reads what runs leave, and has no {' and no '.join(missing)}: {remedy}")
 
 
-def slowness() -> float:
-    """Return how much longer things may take because of other work on this machine."""
-    return max(2.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-
-
 def numbers(words: str) -> Collection[int]:
-    """Return the numbers of faults. Raises SelectionError if they are none of a run."""
     given = [word.strip() for word in words.split(",")]
     if not {*given} <= {*map(str, range(AT_ONCE))}:
         raise SelectionError(f"--only {words}: give numbers of faults from 0 to {AT_ONCE - 1}, such as 0,3")
@@ -158,16 +139,13 @@ def repeated(nemesis: Nemesis, seed: int, numbers: Collection[int]) -> Iterator[
 
 
 def fails(nemesis: Nemesis, schedule: Schedule) -> bool:
-    """Try a smaller schedule, and show how it ends."""
     verdict = nemesis.run(schedule)
-    kept = ",".join(str(fault.number) for fault in schedule.faults)
     said = "\n".join(verdict.wrong).split("\n")[0] or "all is right"
-    ERRORS.print(f"with {kept} alone: {escape(said)}", highlight=False)
+    ERRORS.print(f"with {schedule.numbers} alone: {escape(said)}", highlight=False)
     return bool(verdict.wrong)
 
 
 def show(verdict: Verdict) -> None:
-    """Show a run, start by start, and what was wrong with it."""
     mark = "[red]✗[/]" if verdict.wrong else "[green]✓[/]"
     ERRORS.print(f"{mark} seed {verdict.schedule.seed}: {len(verdict.happened)} faults")
     for results in verdict.results:
@@ -177,8 +155,6 @@ def show(verdict: Verdict) -> None:
 
 
 def show_command(project: Path, schedule: Schedule, options: Sequence[str], steps: int) -> None:
-    """Print the command that does the same again."""
-    kept = ",".join(str(fault.number) for fault in schedule.faults)
-    given = [] if steps == STEPS else ["--steps", str(steps)]
-    words = ["ddp-template", "chaos", str(project), "--seed", str(schedule.seed), "--only", kept, *given]
+    words = ["ddp-template", "chaos", str(project), "--seed", str(schedule.seed), "--only", schedule.numbers]
+    words += [] if steps == STEPS else ["--steps", str(steps)]
     print(shlex.join([*words, *(["--", *options] if options else [])]))

@@ -10,25 +10,14 @@ from rich.console import Console
 from generator.check.pipeline import check as run_check
 from generator.check.results import STAGES
 from generator.check.state import CheckOptions
-from generator.cli.options import (
-    Cover,
-    Rotate,
-    Shard,
-    Since,
-    Wanted,
-    choose,
-    errors_in_one_line,
-    show_progress,
-    term_as_ctrl_c,
-)
+from generator.cli import options as shared
+from generator.cli.options import Cover, Rotate, Shard, Since, Wanted
 from generator.cli.reports import show, write_json, write_junit, write_page
 from generator.render.cache import Cache
 from generator.render.workers import Workers
 
 
 class Launchers(str, Enum):
-    """What starts the ranks."""
-
     forked = "forked"
     real = "real"
 
@@ -52,22 +41,14 @@ def check(
 
     Exit code 0: all is right; 1: something is wrong; 2: the command itself is.
     """
-    term_as_ctrl_c()
-    parts = [("rotate", rotate), ("cover", cover), ("shard", shard), ("changed since", since)]
-    selection = [" ".join(wanted or []), *(f"{words} {value}" for words, value in parts if value)]
-    with errors_in_one_line(), Workers() as workers, show_progress(STAGES) as progress:
-        order = CheckOptions(
-            choose(workers, wanted, rotate, cover, shard, since),
-            cache=Cache() if cache else None,
-            keep=keep,
-            launchers=launchers.value,
-            progress=progress,
-            selection=", ".join(filter(None, selection)) or "all",
-        )
-        verdict = run_check(order, workers)
+    shared.term_as_ctrl_c()
+    with shared.errors_in_one_line(), Workers() as workers, shared.show_progress(STAGES) as progress:
+        chosen, known = shared.choose(workers, wanted, rotate, cover, shard, since), Cache() if cache else None
+        options = CheckOptions(chosen, cache=known, keep=keep, launchers=launchers.value, progress=progress)
+        verdict = run_check(options, workers)
     reports = [("JUnit", junit, write_junit), ("JSON", json, write_json), ("page", html, write_page)]
     show(verdict, Console(), {name: path for name, path, _ in reports if path})
-    with errors_in_one_line():
+    with shared.errors_in_one_line():
         for _, path, write in reports:
             if path:
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,9 +13,7 @@ from rich.text import Text
 from generator.answers.combinations import SelectionError, describe
 from generator.answers.questions import TEMPLATE
 from generator.cli.options import errors_in_one_line, watched
-from generator.diff.answers import compare_answers, read_side
-from generator.diff.changes import compare_versions
-from generator.diff.versions import read_version
+from generator.diff.versions import compare_answers, compare_versions, read_side, read_version
 from generator.render.cache import Cache
 from generator.render.snapshot import snapshot_of_revision, take_snapshot
 from generator.render.workers import Workers
@@ -52,28 +50,16 @@ def diff(
 
 
 def show_sides(sides: Sequence[str], *, stat: bool) -> None:
-    """Compare the projects of two sets of answers.
-
-    Raises RenderError if answers are unknown or illegal, and SelectionError if there are more than two sets.
-    """
     if len(sides) > 2:
         example = f'"{sides[0]} {sides[1]}"'
         raise SelectionError(f"these are {len(sides)} projects: several answers of one are one argument, {example}")
     old, new = [read_side(side) for side in ("", *sides)[-2:]]
-    shown = compare_answers(old, new, *(("--numstat", "--summary") if stat else ()))
-    if stat:
-        show_rows(re.findall(r"^(.*)\t(.*)\t(.*)", shown, flags=re.MULTILINE))
-        # git says below, in lines that begin with a space, which files came, went or have another mode.
-        show_diff("".join(re.findall(r"^ .*\n", shown, flags=re.MULTILINE)), "bold")
-    else:
-        show_diff(shown)
+    show = show_counts if stat else show_diff
+    show(compare_answers(old, new))
 
 
 def show_since(revision: str, wanted: Sequence[str], *, stat: bool, template: Path = TEMPLATE) -> None:
-    """Compare every chosen combination with that of a revision.
-
-    Raises RenderError if a version cannot be rendered, and SelectionError if the choice makes no sense.
-    """
+    """Compare every chosen combination with that of a revision."""
     with tempfile.TemporaryDirectory() as place, Workers() as workers:
         old_folder = snapshot_of_revision(Path(place) / "old", revision, template)
         new_folder = take_snapshot(Path(place) / "new", template)
@@ -96,34 +82,28 @@ def show_since(revision: str, wanted: Sequence[str], *, stat: bool, template: Pa
 def show_counts(diff: str) -> None:
     """Print how many lines of a diff came and went in each file, with git's words on the file as a whole."""
     rows = []
-    for path, section in re.findall(r"^diff --git a/(.*) b/\1\n((?:(?!diff --git ).*\n)*)", diff, flags=re.MULTILINE):
+    for path, section in re.findall(r"^diff --git .* b/(.*)\n((?:(?!diff --git ).*\n)*)", diff, flags=re.MULTILINE):
         header, _, hunks = section.partition("\n@@")
-        modes = ", ".join(re.findall(r"^(?:old|new|deleted) .*", header, flags=re.MULTILINE))
-        binary = re.search("^Binary files ", header, flags=re.MULTILINE)
-        counts = ["-", "-"] if binary else [str(len(re.findall(rf"(?m)^\{sign}", hunks))) for sign in "+-"]
-        rows.append([*counts, f"{path} ({modes})" if modes else path])
-    show_rows(rows)
-
-
-def show_rows(rows: Sequence[Sequence[str]]) -> None:
-    """Print numbers of lines that came and went, a file in each line; git writes - for what is no text."""
-    widths = [max((len(row[column]) for row in rows), default=0) + 1 for column in (0, 1)]
-    for came, went, path in rows:
-        green, red = ("bin", "") if came == "-" else (f"+{came}", f"-{went}")
+        words = ", ".join(re.findall(r"^(?:old|new|deleted|rename from) .*", header, flags=re.MULTILINE))
+        came, went = (str(len(re.findall(rf"(?m)^\{sign}", hunks))) for sign in "+-")
+        is_binary = re.search("^Binary files ", header, flags=re.MULTILINE)
+        green, red = ("bin", "") if is_binary else (f"+{came}", f"-{went}")
+        rows.append((green, red, f"{path} ({words})" if words else path))
+    widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+    for green, red, path in rows:
         say(Text.assemble((green.rjust(widths[0]), "green"), (f" {red.rjust(widths[1])}", "red"), f"  {path}"))
 
 
-def show_diff(diff: str, style: str = "") -> None:
+def show_diff(diff: str) -> None:
     """Print a diff: in colour in a terminal, and else byte by byte as it is."""
     content = diff.encode(errors="surrogateescape")
     if not Console().is_terminal:
         typer.echo(content, nl=False)
     elif diff:
-        text = Text(content.decode(errors="replace").removesuffix("\n"), style)
+        text = Text(content.decode(errors="replace").removesuffix("\n"))
         text.highlight_regex(COLOURS)
         say(text)
 
 
 def say(line: str | Text, style: str = "") -> None:
-    """Print a line as it is, however long it is."""
     Console(highlight=False).print(Text.assemble(line, style=style), soft_wrap=True)

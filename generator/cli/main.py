@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 
 import typer
 
@@ -20,21 +19,8 @@ def docs() -> None:
     raise typer.Exit(subprocess.run([sys.executable, "-m", "tools.docs"], cwd=TEMPLATE).returncode)
 
 
-COMMANDS: list[Callable[..., None]] = [
-    docs,
-    new,
-    check,
-    chaos,
-    diff,
-    matrix,
-    render,
-    fleet,
-    update_check,
-    release_check,
-]
-
 app = typer.Typer(help=__doc__, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-for command in COMMANDS:
+for command in (docs, new, check, chaos, diff, matrix, render, fleet, update_check, release_check):
     app.command()(command)
 
 

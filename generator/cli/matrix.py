@@ -46,17 +46,14 @@ def matrix(
             legal = legal_combinations(TEMPLATE, workers, Cache())
         name, jobs = "name", [{**dict(combination.answers), "name": combination.name} for combination in chosen]
         if shards is not None:
-            sizes = shard_sizes(chosen, shards).items()
-            name, jobs = "shard", [{"shard": part, "combinations": size} for part, size in sizes]
+            sizes = shard_sizes(chosen, shards)
+            name, jobs = "shard", [{"shard": part, "combinations": size} for part, size in sizes.items()]
         if style == "json":
             typer.echo(jobs_as_json(jobs))
         elif style == "names":
             typer.echo("".join(f"{job[name]}\n" for job in jobs), nl=False)
         elif shards is not None:
-            table = Table("shard", "combinations")
-            for part, size in sizes:
-                table.add_row(part, str(size))
-            wide_console().print(table)
+            typer.echo("".join(f"{part}: {size} combinations\n" for part, size in sizes.items()), nl=False)
         else:
             show_table(chosen, len(legal))
 
@@ -64,18 +61,13 @@ def matrix(
 def jobs_as_json(jobs: Sequence[dict[str, Any]]) -> str:
     """Return jobs as GitHub's strategy.matrix takes them, in one line. Raises SelectionError if they are too many."""
     if len(jobs) > MOST_PARTS:
-        raise SelectionError(
-            f"{len(jobs)} combinations are more than the {MOST_PARTS} jobs that GitHub allows in a matrix: "
-            "divide them by --shards auto, or choose fewer by --cover 2"
-        )
+        many = f"{len(jobs)} combinations are more than the {MOST_PARTS} jobs that GitHub allows in a matrix"
+        raise SelectionError(f"{many}: divide them by --shards auto, or choose fewer by --cover 2")
     return json.dumps({"include": jobs}, separators=(",", ":"))
 
 
 def shard_sizes(combinations: Sequence[Combination], shards: str) -> dict[str, int]:
-    """Return the number of combinations in each shard that has any, by what --shard calls it.
-
-    There are never more shards than combinations. Raises SelectionError if --shards is no number from 1, or auto.
-    """
+    """Return the number of combinations in each shard that has any, by what --shard calls it."""
     if shards == "auto":
         parts = math.ceil(len(combinations) / SIZE_OF_SHARD)
     elif re.fullmatch("[0-9]{1,9}", shards) and 1 <= int(shards) <= MOST_PARTS:
@@ -88,21 +80,15 @@ def shard_sizes(combinations: Sequence[Combination], shards: str) -> dict[str, i
 
 
 def show_table(combinations: Sequence[Combination], legal: int) -> None:
-    """Print combinations for people: one row each, one column a question, the defaults dim."""
-    console, questions = wide_console(), shaping_questions()
+    """Print combinations for people: one row each, one column a question."""
+    console, questions = Console(), shaping_questions()
+    if not console.is_terminal:
+        console = Console(width=1000)  # no row is broken in a file or a pipe
     if combinations:
         table = Table(Column("#", justify="right"), *(Column(Text(question.key)) for question in questions))
         for number, combination in enumerate(combinations, start=1):
-            values = [(text(combination[question.key]), text(question.default)) for question in questions]
-            table.add_row(str(number), *(Text(value, "dim" if value == default else "") for value, default in values))
+            table.add_row(str(number), *(Text(text(combination[question.key])) for question in questions))
         console.print(table)
     possible = math.prod(len(question.choices) for question in questions)
     chosen = "" if len(combinations) == legal else f"{len(combinations)} chosen of "
-    dim = "; the defaults are dim" if console.color_system and combinations else ""
-    console.print(f"{chosen}{legal} legal of {possible} combinations{dim}", highlight=False)
-
-
-def wide_console() -> Console:
-    """A terminal as it is; a file or a pipe wide enough that no row is broken."""
-    console = Console()
-    return console if console.is_terminal else Console(width=1000)
+    console.print(f"{chosen}{legal} legal of {possible} combinations", highlight=False)

@@ -14,20 +14,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, track
 
-from generator.answers.combinations import (
-    Combination,
-    SelectionError,
-    covering,
-    read_filters,
-    rotate,
-    select,
-    shaping_questions,
-    shard,
-)
+from generator.answers import combinations
+from generator.answers.combinations import Combination, SelectionError
 from generator.answers.questions import TEMPLATE
 from generator.check.results import Advance
-from generator.diff.changes import changed_combinations
-from generator.diff.versions import read_version, template_errors
+from generator.diff.versions import changed_combinations, read_version, template_errors
 from generator.render.cache import Cache
 from generator.render.project import RenderError
 from generator.render.snapshot import snapshot_of_revision, take_snapshot
@@ -65,16 +56,13 @@ def choose(
     part: str | None,
     since: str | None = None,
 ) -> list[Combination]:
-    """Return the legal combinations that the options choose, in the order of copier.yml. With since there may be none.
-
-    What is wanted is compared with the revision, then rotated, covered and divided. Raises SelectionError if an option
-    makes no sense, and RenderError if no combination is legal or there is no such revision.
-    """
-    questions = shaping_questions()
-    read_filters(wanted or [], questions)  # what is wrong is said before Copier is asked
-    strength = parse_cover(cover) if cover is not None else None
+    """Return what the options choose: compared with since, which may leave nothing, then rotated, covered, divided."""
+    questions = combinations.shaping_questions()
+    combinations.read_filters(wanted or [], questions)  # what is wrong is said before Copier is asked
+    if cover is not None and not re.fullmatch("[0-9]{1,3}", cover):
+        raise SelectionError(f"--cover {cover} is no number: 2 covers every pair of answers, 3 every triple")
     numbers = parse_shard(part) if part is not None else None
-    chosen = select(legal_combinations(TEMPLATE, workers, Cache()), wanted or [], questions)
+    chosen = combinations.select(legal_combinations(TEMPLATE, workers, Cache()), wanted or [], questions)
     if since is not None:
         with tempfile.TemporaryDirectory() as folder:
             old = snapshot_of_revision(Path(folder) / "old", since)
@@ -82,21 +70,13 @@ def choose(
             versions = read_version(old, workers, Cache()), read_version(new, workers, Cache())
             chosen = changed_combinations(*versions, chosen, workers, watched("Comparing"))
     if rotated is not None:
-        chosen = rotate(chosen, rotated, questions)
-    if strength is not None and chosen:
-        chosen = covering(chosen, strength)
-    return shard(chosen, *numbers) if numbers else chosen
-
-
-def parse_cover(cover: str) -> int:
-    """Return the strength that --cover names. Raises SelectionError if it is no number."""
-    if not re.fullmatch("[0-9]{1,3}", cover):
-        raise SelectionError(f"--cover {cover} is no number: 2 covers every pair of answers, 3 every triple")
-    return int(cover)
+        chosen = combinations.rotate(chosen, rotated, questions)
+    if cover is not None and chosen:
+        chosen = combinations.covering(chosen, int(cover))
+    return combinations.shard(chosen, *numbers) if numbers else chosen
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Return the part and the number of parts that --shard names. Raises SelectionError if it does not."""
     numbers = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
     part, parts = map(int, numbers.groups()) if numbers else (0, 0)
     if not parts:
@@ -123,10 +103,7 @@ def errors_in_one_line() -> Iterator[None]:
 
 
 def watched(what: str, *, transient: bool = False) -> Callable[[Iterable[Future[Any]], int], Iterable[Future[Any]]]:
-    """Return a function that passes futures, of a number in all, on as they come, and draws a bar.
-
-    A transient one is gone when all is done, and is not there at all without a terminal.
-    """
+    """Return what passes futures on as they come, and draws a bar: a transient one only in a terminal."""
     stderr = Console(stderr=True)
     hidden = transient and not stderr.is_terminal
     return lambda futures, total: track(futures, what, total, console=stderr, transient=transient, disable=hidden)

@@ -15,7 +15,7 @@ import typer
 from generator.answers.combinations import Combination
 from generator.answers.questions import TEMPLATE
 from generator.cli.options import Cover, Rotate, Shard, Wanted, choose, errors_in_one_line, term_as_ctrl_c, watched
-from generator.diff.answers import read_pairs
+from generator.diff.versions import read_pairs
 from generator.render.git import GitError, run
 from generator.render.project import ANSWERS_FILE, RenderError, name_source, refuse_filled
 from generator.render.project import render as render_project
@@ -37,11 +37,7 @@ def new(
 
 
 def record_origin(project: Path, template: Path = TEMPLATE) -> str:
-    """Record the commit that the uncommitted changes of a template are changes of, if there are any.
-
-    Copier records a commit of its own, which nobody has when the project is to be updated. Returns what the owner of
-    the project should know; "" if it was made from a commit.
-    """
+    """Record the commit that the changes of a template are changes of, and return what the owner should know of it."""
     try:
         changed = run(template, "status", "--porcelain", "--", ".")
         commit = run(template, "describe", "--tags", "--always")
@@ -51,10 +47,8 @@ def record_origin(project: Path, template: Path = TEMPLATE) -> str:
         return ""
     answers = project / ANSWERS_FILE
     answers.write_text(re.sub(r"^_commit: .*", f"_commit: {commit}", answers.read_text(), flags=re.MULTILINE))
-    return (
-        f"this project was made from changes that are not committed. It is recorded as made from {commit}: "
-        "copier update will take these changes for yours"
-    )
+    made = f"this project was made from changes that are not committed. It is recorded as made from {commit}"
+    return f"{made}: copier update will take these changes for yours"
 
 
 def render(
@@ -80,10 +74,7 @@ def render(
 
 
 def write_projects(destination: Path, combinations: Sequence[Combination], template: Path = TEMPLATE) -> None:
-    """Write the projects of combinations, with progress on stderr: all of them or, after any error, nothing.
-
-    Raises RenderError, which names the combination, if one cannot be rendered, and OSError if nothing can be written.
-    """
+    """Write the projects of combinations, with progress on stderr: all of them or, after any error, nothing."""
     with whole_or_not_at_all(destination) as folder, tempfile.TemporaryDirectory() as elsewhere, Workers() as workers:
         snapshot = take_snapshot(Path(elsewhere) / "template", template)
         made = {workers.render(snapshot, each, folder / each.name): each.name for each in combinations}

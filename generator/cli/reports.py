@@ -27,7 +27,6 @@ ESCAPES = re.compile(
 )
 NOT_IN_XML = re.compile("[^\t\n\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 MANY = 20  # more failures than this are shown in groups
-MOST = 50  # groups of failures that are printed
 PATH = re.compile(r"(?<![^\s'\"()=:,])[^\s'\"()=:,]*/[^\s'\"():,]*")
 NUMBER = re.compile(r"0x[0-9a-f]+|\b(?=\w*\d)[0-9a-f]{7,}\b|\d+(?:\.\d+)?(?:e[+-]?\d+)?", re.IGNORECASE)
 
@@ -50,11 +49,8 @@ def duration(seconds: float) -> str:
     """Return a time as people read it: 0.4 s, 12 s, 3 min 05 s, 1 h 02 min."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
+    if (whole := round(seconds)) < 3600:
+        return f"{whole // 60} min {whole % 60:02} s" if whole >= 60 else f"{whole} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02} min"
 
@@ -91,21 +87,18 @@ def show_failures(verdict: Verdict, console: Console) -> None:
     groups = failure_groups(verdict)
     table = Table("", "combination", "stage", "what is wrong", box=box.SIMPLE_HEAD, pad_edge=False)
     table.columns[1].overflow = table.columns[3].overflow = "fold"
-    for number, (outcomes, failure) in enumerate(groups[:MOST], start=1):
+    for number, (outcomes, failure) in enumerate(groups, start=1):
         wrong = Text(headline(failure.text))
         table.add_row(str(number), Text(title(outcomes, verdict)), Text(failure.stage, "red"), wrong)
     console.print(table)
-    for number, (outcomes, failure) in enumerate(groups[:MOST], start=1):
+    for number, (outcomes, failure) in enumerate(groups, start=1):
         folder = f", left in {plain(failure.folder)}" if failure.folder else ""
         print_whole(f"# {number}: {failure.stage}{folder}", console, "dim")
         print_whole(reproduce(outcomes[0], verdict.launchers), console)
-    if len(groups) > MOST:
-        console.print(f"and {len(groups) - MOST} more kinds of failure, which the other reports show")
     console.print()
 
 
 def print_whole(line: str, console: Console, style: str = "") -> None:
-    """Print a line as it is, however wide it is, so that it can be copied."""
     console.print(Text(line), style=style, soft_wrap=True)
 
 
@@ -133,9 +126,8 @@ def title(outcomes: list[Outcome], verdict: Verdict) -> str:
     if len(outcomes) == 1:
         return name
     special = common_answers(outcomes) - common_answers(verdict.outcomes)
-    shared = " ".join(
-        f"{key}={text(value)}" for key, value in outcomes[0].combination.answers if (key, value) in special
-    )
+    answers = [answer for answer in outcomes[0].combination.answers if answer in special]
+    shared = " ".join(f"{key}={text(value)}" for key, value in answers)
     return f"{len(outcomes)} combinations{', all with ' if shared else ''}{shared}, such as {name}"
 
 
@@ -144,25 +136,20 @@ def common_answers(outcomes: Iterable[Outcome]) -> set[tuple[str, object]]:
 
 
 def write_json(verdict: Verdict, path: Path) -> None:
-    """Write counts, times and each combination's outcome. Raises OSError if that is not possible."""
-    combinations = [
-        asdict(outcome) | {"name": outcome.combination.name, "answers": dict(outcome.combination.answers)}
-        for outcome in verdict.outcomes
-    ]
+    combinations = []
+    for outcome in verdict.outcomes:
+        names = {"name": outcome.combination.name, "answers": dict(outcome.combination.answers)}
+        combinations.append(asdict(outcome) | names)
     report = {"counts": verdict.counts, "wall": verdict.wall, "stages": verdict.stages, "combinations": combinations}
     path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def write_junit(verdict: Verdict, path: Path) -> None:
-    """Write a suite for each stage, with a test for each combination on which it ran. Raises OSError.
-
-    The times are those that the stage spent on the combination, in an earlier check where the property cached is true.
-    """
+    """Write a suite for each stage, with a test for each combination on which it ran."""
     report = JUnitXml("ddp-template check")
     for stage in dict.fromkeys(stage for outcome in verdict.outcomes for stage in outcome.stages):
         suite = TestSuite(stage)
-        suite.timestamp = verdict.started.isoformat(timespec="seconds")
-        for key, value in {"selection": verdict.selection, "launchers": verdict.launchers, **verdict.versions}.items():
+        for key, value in {"launchers": verdict.launchers, **verdict.versions}.items():
             suite.add_property(key, plain(value))
         suite.add_testcases([test_case(each, stage, verdict) for each in verdict.outcomes if stage in each.stages])
         report.add_testsuite(suite)
@@ -171,7 +158,6 @@ def write_junit(verdict: Verdict, path: Path) -> None:
 
 
 def test_case(outcome: Outcome, stage: str, verdict: Verdict) -> TestCase:
-    """Make the test of one combination in one stage."""
     case = TestCase(plain(outcome.combination.name), f"ddp-template.{stage}", round(outcome.seconds.get(stage, 0.0), 3))
     properties = Properties()
     for name, value in [("cached", str(outcome.cached).lower()), *(("note", note) for note in outcome.notes)]:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from generator.answers.questions import TEMPLATE
@@ -45,7 +44,6 @@ def update_check(
     ] = False,
     pairs: Annotated[int, typer.Option(min=1, help="How many pairs of answers to go there and back between.")] = PAIRS,
     seed: Annotated[int, typer.Option(help="Of the choice of these pairs.")] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON.")] = None,
 ) -> None:
     """Update projects of released versions, with edits and without, to the template as it is in this clone.
 
@@ -55,8 +53,6 @@ def update_check(
     with errors_in_one_line():
         strength = None if every else STRENGTH
         parts = try_updates(Gate(revisions or (), only=only or (), strength=strength, pairs=pairs, seed=seed))
-        if json_file:
-            json_file.write_text(json.dumps([asdict(part) for part in parts], indent=2) + "\n")
     raise typer.Exit(1 if any(part.wrong for part in parts) else 0)
 
 
@@ -129,16 +125,10 @@ def fleet(
 def show_reports(reports: Sequence[Report], *, changes: bool) -> None:
     """Print a line for each project, and below them what their owners must know."""
     console = Console()
-    last = Column("files that change", justify="right")
-    table = Table(Column("project", overflow="fold"), "version", "update", last, box=box.SIMPLE_HEAD, pad_edge=False)
     for report in reports:
-        cells = Text(plain(report.project)), Text(report.version), Text(report.state, STYLES[report.state])
-        table.add_row(*cells, str(len(report.changes)))
-    if console.is_terminal:
-        console.print(table)
+        state = Text(report.state, STYLES[report.state])
+        console.print(Text.assemble(plain(f"{report.project}: {report.version}, "), state), soft_wrap=True)
     for report in reports:
-        if not console.is_terminal:  # for grep and the like
-            console.print(Text(f"{plain(report.project)}: {report.version}, {report.state}"), soft_wrap=True)
         words = [report.reason, *(f"conflict in {path}" for path in report.conflicts)]
         for line in filter(None, words + (report.changes if changes else [])):
             console.print(Text(plain(f"{report.project}: {line}")), soft_wrap=True)

@@ -22,7 +22,6 @@ class Cache:
         self.folder = folder
 
     def read(self, about: str, key: str) -> Any:
-        """Return a verdict, or None if there is none that can be read."""
         try:
             return json.loads(self._file(about, key).read_text())
         except (OSError, ValueError):
@@ -41,10 +40,7 @@ class Cache:
 
 
 class Remembered:
-    """Facts about a template: each has its own list of the partials that were read to find it out.
-
-    An edit of one partial leaves all facts that do not depend on it. Any other edit leaves none.
-    """
+    """Facts about a template, each with the partials that were read for it: an edit of others leaves it."""
 
     def __init__(self, cache: Cache | None, about: str, template: Path, parts: Sequence[str]) -> None:
         """Of the template, facts about this topic depend on these parts, and on their own partials."""
@@ -55,7 +51,6 @@ class Remembered:
         self.basis = [metadata.version("copier"), digests(template, parts), sorted(self.partials)]
 
     def read(self, name: str) -> Any:
-        """Return a fact, or None if it is not known, or no longer."""
         known = self.cache.read(self.about, self._key(name)) if self.cache else None
         if known is None or any(self.partials.get(path) != digest for path, digest in known["partials"].items()):
             return None
@@ -77,7 +72,6 @@ def digests(template: Path, parts: Iterable[str]) -> dict[str, str]:
     for part in parts:
         own = template / part
         files = read_files(own) if own.is_dir() else {"": (False, own.read_bytes())}
-        found.update(
-            {f"{part}/{path}": hashlib.sha256(repr(file).encode()).hexdigest() for path, file in files.items()}
-        )
+        for path, file in files.items():
+            found[f"{part}/{path}"] = hashlib.sha256(repr(file).encode()).hexdigest()
     return found

@@ -41,7 +41,6 @@ class GitError(RenderError):
 
 
 def git_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment with these settings instead of those of the user, a hook or an alias."""
     return {name: value for name, value in environment.items() if not name.startswith("GIT_")} | SETTINGS
 
 
@@ -59,15 +58,11 @@ def git(folder: Path, *arguments: str, environment: Mapping[str, str] = {}) -> b
 
 
 def run(folder: Path, *arguments: str) -> str:
-    """Run git in a folder, and return the text that it prints. Raises GitError if it fails."""
     return git(folder, *arguments).decode().strip()
 
 
 def compare_folders(old: Path, new: Path, *options: str) -> str:
-    """Return what `git diff` says of two folders, which need be in no repository.
-
-    Bytes that are not UTF-8 are kept by surrogateescape.
-    """
+    """Return what `git diff` says of two folders, in no repository; surrogateescape keeps what is not UTF-8."""
     with tempfile.TemporaryDirectory() as folder:
         git(Path(folder), "init", "--quiet", "--bare")
         trees = []
@@ -80,10 +75,7 @@ def compare_folders(old: Path, new: Path, *options: str) -> str:
 
 @contextmanager
 def hermetic_git(temporary: Path) -> Iterator[None]:
-    """Let Copier run git with these settings, by plumbum and otherwise, even where it was made to find none.
-
-    Its temporary folders are in the given one.
-    """
+    """Let Copier run git with these settings, by plumbum and otherwise, and make temporary folders in this one."""
     folder, environment = tempfile.tempdir, dict(os.environ)
     tempfile.tempdir = str(temporary)
     hermetic = git_environment(environment)

@@ -12,20 +12,12 @@ from typing import Any
 
 import copier
 import yaml
-from copier import errors
-from copier.errors import CopierError, DirtyLocalWarning, ShallowCloneWarning
+from copier.errors import CopierError
 
-from generator.answers.ownership import Ownership
-from generator.answers.questions import TEMPLATE, read_questions
+from generator.answers.questions import TEMPLATE, Ownership, read_questions
 
 ANSWERS_FILE = ".copier-answers.yml"
 NAME = {"project_name": "DDP project"}  # else the folder's name: the same answers make the same project anywhere
-
-HARMLESS = (
-    DirtyLocalWarning,  # rendering what is not committed yet is the point of trying the template out of a clone
-    ShallowCloneWarning,
-    getattr(errors, "CleanupWarning", DirtyLocalWarning),  # since Copier 9.18
-)
 
 Tree = dict[str, tuple[bool, bytes]]  # by path: whether the owner may execute it, and its content
 
@@ -42,11 +34,7 @@ def render(
     template: Path = TEMPLATE,
     quiet: bool = True,
 ) -> None:
-    """Write a project from these answers, and the defaults for all others: these ones, and then the template's.
-
-    Raises RenderError, with nothing written, if an answer is unknown or illegal, or if the destination holds
-    something already.
-    """
+    """Write a project from these answers, and the defaults for all others: these ones, and then the template's."""
     known = [question.key for question in read_questions(template)]
     for key in answers:
         if key not in known:
@@ -59,13 +47,11 @@ def render(
 
 
 def refuse_filled(destination: Path) -> None:
-    """Raise RenderError unless the destination does not exist, or is an empty folder."""
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise RenderError(f"{destination} holds something already: choose a new or empty folder")
 
 
 def assert_understood(answers: Mapping[str, Any], recorded: Mapping[str, Any]) -> None:
-    """Raise RenderError where Copier made another answer of one."""
     for key, value in answers.items():
         if str(recorded[key]).lower() != str(value).lower():
             raise RenderError(f"{key}={value} is not understood (it would become {recorded[key]})")
@@ -84,8 +70,7 @@ def run_copier(
     """Let Copier write the project, or only find the answers, and return them. Raises RenderError if it refuses."""
     try:
         with warnings.catch_warnings():
-            for harmless in HARMLESS:
-                warnings.simplefilter("ignore", harmless)
+            warnings.simplefilter("ignore")  # to try out what is not committed yet is the point
             worker = copier.run_copy(
                 str(template),
                 destination,
@@ -114,7 +99,6 @@ def name_source(project: Path, source: str) -> None:
 
 
 def read_files(project: Path) -> Tree:
-    """Return all files of a project, by path, but for its repository."""
     found = {}
     for file in sorted(project.rglob("*")):
         path = file.relative_to(project)
@@ -134,7 +118,6 @@ def read_tree(project: Path) -> Tree:
 
 
 def tree_digest(project: Path) -> str:
-    """A hash of the paths, modes and contents of all files."""
     whole = hashlib.sha256()
     for path, (executable, content) in read_tree(project).items():
         whole.update(repr((path, executable, hashlib.sha256(content).hexdigest())).encode())
@@ -142,10 +125,7 @@ def tree_digest(project: Path) -> str:
 
 
 def code_digests(project: Path, owned: Ownership) -> tuple[str, str]:
-    """Return hashes of what a run is made of: the template's code that train.py can import, and the owner's files.
-
-    What only other programs import, such as what submits a job or examines machines, cannot change what is trained.
-    """
+    """Return hashes of the template's code that train.py can import, and of the owner's files: what is trained."""
     files = {path: content for path, (_, content) in read_files(project).items() if not path.startswith("tests/")}
     hashes = [(path, hashlib.sha256(content).hexdigest()) for path, content in files.items()]
     in_packages = [file for file in hashes if (project / file[0]).with_name("__init__.py").exists()]

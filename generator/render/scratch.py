@@ -1,7 +1,9 @@
-"""Where many small files are written that are gone soon."""
+"""Folders and processes that are gone soon, whatever ends this one."""
 
+import ctypes
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,11 +16,7 @@ DAY = 24 * 3600  # seconds
 
 
 def scratch_root(room: int) -> Path:
-    """Return a file system in memory that has room (bytes), else the usual folder for temporary files.
-
-    On disk, ext4 takes ever longer to create files where many were deleted within the last minutes: twice the time of
-    a whole check. If TMPDIR is set, it decides.
-    """
+    """Return a file system in memory that has room (bytes), where ext4 would be slow, unless TMPDIR decides."""
     if "TMPDIR" in os.environ or not os.access(IN_MEMORY, os.W_OK) or shutil.disk_usage(IN_MEMORY).free < room:
         return Path(tempfile.gettempdir())
     return IN_MEMORY
@@ -52,3 +50,18 @@ def remove(folder: Path) -> None:
     while folder.exists() and time.monotonic() < until:
         shutil.rmtree(folder, ignore_errors=True)
         time.sleep(0.05)
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process as soon as its parent has ended, however that ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of Linux's <sys/prctl.h>
+
+
+@contextmanager
+def interrupts_kept_from_children() -> Iterator[None]:
+    """Start processes that do not answer Ctrl-C, not even before they are ready: their parent does, for all of them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

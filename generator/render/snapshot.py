@@ -21,10 +21,7 @@ def take_snapshot(folder: Path, template: Path = TEMPLATE) -> Path:
 
 
 def snapshot_of_revision(folder: Path, revision: str, template: Path = TEMPLATE) -> Path:
-    """Copy what Copier reads as it was in a revision of the template's repository, and return the new folder.
-
-    Raises GitError, with nothing written, if there is no repository, no such revision, or no copier.yml in it.
-    """
+    """Copy what Copier reads as it was in a revision of the template's repository, and return the new folder."""
     commit = find_commit(revision, template)
     there = git(template, "ls-tree", "--name-only", commit, "--", *PARTS).decode().split()
     if "copier.yml" not in there:
@@ -49,7 +46,5 @@ def find_commit(revision: str, template: Path = TEMPLATE) -> str:
     try:
         return git(template, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}").decode().strip()
     except GitError:
-        raise GitError(
-            f"{revision!r} is no revision that this clone has: give a commit, a branch or a tag "
-            "(git fetch --unshallow gets what a shallow clone lacks)"
-        ) from None
+        remedy = "give a commit, a branch or a tag (git fetch --unshallow gets what a shallow clone lacks)"
+        raise GitError(f"{revision!r} is no revision that this clone has: {remedy}") from None

@@ -7,8 +7,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -21,18 +20,14 @@ import yaml
 from plumbum import local
 
 from generator.answers.combinations import Combination, shaping_questions
-from generator.answers.dependence import groups_of_answers
-from generator.answers.ownership import read_ownership
-from generator.answers.questions import Question
+from generator.answers.questions import groups_of_answers, read_ownership
 from generator.render.cache import Cache, Remembered
-from generator.render.processes import interrupts_kept_from_children
 from generator.render.project import RenderError, assert_understood, code_digests, run_copier, tree_digest
+from generator.render.scratch import interrupts_kept_from_children
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """What is known of a project that was written."""
-
     digest: str  # of its tree
     code: str  # hash of the template's code in it
     own: str  # hash of its owner's files
@@ -63,11 +58,9 @@ class Workers:
         self.open.close()
 
     def render(self, template: Path, combination: Combination, destination: Path) -> Future[Rendered]:
-        """Write the project of a combination; the future returns what is known of it, or raises RenderError."""
         return self.submit(render_combination, template, combination, destination)
 
     def submit(self, work: Any, *arguments: Any) -> Future[Any]:
-        """Do other work in one of the processes."""
         with interrupts_kept_from_children():
             return self.pool.submit(work, *arguments)
 
@@ -116,7 +109,6 @@ def is_legal(questions: Path, combination: Combination) -> tuple[bool, frozenset
 
 
 def render_combination(template: Path, combination: Combination, destination: Path) -> Rendered:
-    """Write the project of a combination, without trust."""
     answers = dict(combination.answers)
     FILES_READ.clear()
     recorded = run_copier(destination, answers, template)
@@ -132,10 +124,7 @@ def partials_read(template: Path) -> frozenset[str]:
 
 
 def legal_combinations(template: Path, workers: Workers, cache: Cache | None = None) -> list[Combination]:
-    """Find out from Copier which combinations it accepts, and return them in the order of copier.yml.
-
-    Raises RenderError if Copier accepts none, or understands an answer as another one.
-    """
+    """Find out from Copier which combinations it accepts, and return them in the order of copier.yml."""
     questions = shaping_questions(template)
     keys = [question.key for question in questions]
     values = itertools.product(*([choice.value for choice in question.choices] for question in questions))
@@ -152,29 +141,19 @@ def legal_combinations(template: Path, workers: Workers, cache: Cache | None = N
 
 
 def ask_about(product: Sequence[Combination], template: Path, workers: Workers) -> tuple[list[bool], frozenset[str]]:
-    """Say of each combination whether Copier accepts it, and which partials were read to find that out.
-
-    Answers that no text of copier.yml reads together are asked about one after another, beside the defaults.
-    """
-    defaults = {question.key: first_answer(question) for question in shaping_questions(template)}
-    groups = groups_of_answers(template)
-    parts = {each: [beside(defaults, each, group) for group in groups] for each in product}
+    """Say of each combination whether Copier accepts it, asking once about answers that meet (decision 0033)."""
+    defaults = {}
+    for question in shaping_questions(template):
+        values = [choice.value for choice in question.choices]
+        defaults[question.key] = question.default if question.default in values else values[0]  # it is computed
+    groups, parts = groups_of_answers(template), {}
+    for each in product:
+        parts[each] = [Combination.of({**defaults, **{key: each[key] for key in group}}) for group in groups]
     verdicts, partials = ask([*dict.fromkeys(itertools.chain(*parts.values()))], template, workers)
     if not verdicts[Combination.of(defaults)]:  # nothing is legal beside them
         verdicts, partials = ask(product, template, workers)
         return [verdicts[each] for each in product], partials
     return [all(verdicts[part] for part in parts[each]) for each in product], partials
-
-
-def first_answer(question: Question) -> Any:
-    """Return the default of a question with choices, or its first choice if the default is computed."""
-    values = [choice.value for choice in question.choices]
-    return question.default if question.default in values else values[0]
-
-
-def beside(defaults: Mapping[str, Any], combination: Combination, group: AbstractSet[str]) -> Combination:
-    """Return the defaults with a combination's answers to a group of questions."""
-    return Combination.of({**defaults} | {key: value for key, value in combination.answers if key in group})
 
 
 def ask(

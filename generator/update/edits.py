@@ -26,8 +26,6 @@ Lines = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Place:
-    """A place between two lines."""
-
     line: int  # it is before the line of this number, from 0
     indent: str
     chain: Chain
@@ -51,9 +49,7 @@ def find_places(path: str, source: str) -> list[Place]:
 
 
 def blocks_in(block: list[ast.stmt], chain: Chain = (), above: int = 0) -> Iterator[tuple[list[ast.stmt], Chain, int]]:
-    """Yield a block of statements and those in it, the outer ones first: with what is around each of them, by its name
-    or if, for, with and so on, and the line at which the innermost of that begins.
-    """
+    """Yield blocks of statements, outer ones first, with what is around each, and the line at which that begins."""
     yield block, chain, above
     for statement in block:
         name = getattr(statement, "name", type(statement).__name__.lower())
@@ -90,31 +86,23 @@ def around(lines: Sequence[str], line: int, reach: int = CONTEXT) -> tuple[Lines
 
 
 def repeats_in(content: bytes) -> list[str]:
-    """Say where a file has equal lines around two places, so that an update could mistake one for another.
-
-    git takes surroundings that begin with the file only at its begin, and those without lines after them only at its
-    end; all others anywhere. There are none in what is no text.
-    """
+    """Say where a file has equal lines around two places, so that an update could mistake one for another."""
     lines = content.decode().splitlines() if is_text(content) else []
     begins: dict[Lines, list[int]] = {}
     for size in range(CONTEXT + 1, 2 * CONTEXT + 1):
         for begin in range(len(lines) - size + 1):
             begins.setdefault(tuple(lines[begin : begin + size]), []).append(begin)
     words = []
-    for place in range(CONTEXT + 1, len(lines)):  # 0 to CONTEXT, and the end, are held by the begin and the end
+    for place in range(CONTEXT + 1, len(lines)):  # git takes surroundings at the begin and the end only there
         before, after = around(lines, place)
         if others := [begin for begin in begins[before + after] if begin != place - CONTEXT]:
-            words.append(
-                f"the lines around line {place + 1} are those around line {others[0] + CONTEXT + 1}: "
-                "an update could move an edit between them"
-            )
+            same = f"the lines around line {place + 1} are those around line {others[0] + CONTEXT + 1}"
+            words.append(f"{same}: an update could move an edit between them")
     return words
 
 
 @dataclass(frozen=True)
 class ChangedFile:
-    """One file of some projects as two versions of the template write it."""
-
     path: str
     old: str
     new: str
@@ -123,8 +111,6 @@ class ChangedFile:
 
 @dataclass(frozen=True)
 class Edit:
-    """A line that the owner has added at a place of a file."""
-
     file: ChangedFile
     place: Place
     number: int
@@ -135,14 +121,12 @@ class Edit:
 
     @property
     def line(self) -> str:
-        """The line, in the language of the file."""
         if self.file.path.endswith(".py"):
             return f"{self.place.indent}{self.name} = {self.number}\n"
         return f"{self.name}\n" if self.file.path.endswith(".md") else f"# {self.name}\n"
 
     @property
     def path(self) -> str:
-        """Where its file lies in the made-up project."""
         return f"{self.number}/{PurePath(self.file.path).name}"
 
     @property
@@ -157,9 +141,7 @@ class Edit:
 
 
 def choose_edits(files: Iterable[ChangedFile]) -> list[Edit]:
-    """Return an edit for each place of the files. Of variants that have the same lines around a place, and in the new
-    version in the same blocks, the first stands for all; where the new version has other lines, each stands for itself.
-    """
+    """Return an edit for each place of the files; of places with the same lines around, before and after, the first."""
     edits: dict[object, Edit] = {}
     for file in files:
         lines, new_lines = file.old.splitlines(), file.new.splitlines()

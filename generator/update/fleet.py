@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from generator.answers.questions import TEMPLATE, questions_in
-from generator.diff.changes import Watch
+from generator.diff.versions import Watch
 from generator.render.git import GitError, git, run
 from generator.render.project import ANSWERS_FILE, RenderError, read_files
 from generator.render.scratch import scratch_folder
@@ -24,8 +24,6 @@ NOTHING, CLEAN, CONFLICTS, IMPOSSIBLE = "nothing to do", "clean", "conflicts", "
 
 @dataclass
 class Report:
-    """What was found out about one project."""
-
     project: str
     version: str = "?"  # of the template, as Copier has recorded it
     state: str = IMPOSSIBLE
@@ -91,9 +89,8 @@ def clone_project(project: Path, folder: Path) -> Path:
         top = (project / run(project, "rev-parse", "--show-cdup")).resolve()
         run(project, "rev-parse", "--verify", "--quiet", "HEAD")
     except GitError:
-        raise RenderError(
-            "git has no commit of it, and Copier updates only what git has: git init, add, commit"
-        ) from None
+        told = "git has no commit of it, and Copier updates only what git has: git init, add, commit"
+        raise RenderError(told) from None
     # Only the last commit, and by no link: git would write the time into objects that it shares.
     run(folder.parent, "clone", "--quiet", "--depth", "1", "--no-tags", "--template=", top.as_uri(), str(folder))
     copy = folder / project.resolve().relative_to(top)
@@ -103,19 +100,14 @@ def clone_project(project: Path, folder: Path) -> Path:
 
 
 def find_base(version: str, answers: dict[str, Any], history: History) -> str:
-    """Return the name that the throwaway clone knows a recorded version by.
-
-    Raises RenderError if it has none, or if the answers are not those to the questions of that version.
-    """
+    """Return the name that the throwaway clone knows a recorded version by."""
     try:
         base = history.find_version(version)
     except GitError:
         newest = history.releases[-1].tag if history.releases else "a version"
-        raise RenderError(
-            f"{version} is no revision of this clone. Either its tag is missing here: git fetch --tags. Or the project "
-            "was made from what nobody has committed: write the nearest version, such as "
-            f"_commit: {newest}, into {ANSWERS_FILE}"
-        ) from None
+        missing = f"{version} is no revision of this clone. Either its tag is missing here: git fetch --tags. Or the"
+        uncommitted = "project was made from what nobody has committed: write the nearest version, such as"
+        raise RenderError(f"{missing} {uncommitted} _commit: {newest}, into {ANSWERS_FILE}") from None
     for question in questions_in(run(history.folder, "show", f"{base}:copier.yml")):
         if question.key not in answers:
             raise RenderError(f"{ANSWERS_FILE} has no answer to {question.key}: this is a project of another template")
@@ -123,7 +115,6 @@ def find_base(version: str, answers: dict[str, Any], history: History) -> str:
 
 
 def changes_in(copy: Path) -> list[str]:
-    """Say what an update has changed, a line for each file, but for the answers file."""
     run(copy, "add", "--all")  # this takes its conflicts for solved; it is a copy
     options = ("--cached", "--no-renames", "--relative", "--raw", "--numstat", "-z")
     *entries, _ = git(copy, "diff", *options).decode(errors="replace").split("\0")

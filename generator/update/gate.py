@@ -1,6 +1,8 @@
 """The update gate: whether the projects of released versions can be updated to the template as it is, without loss."""
 
 import random
+import re
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,21 +12,25 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jinja2
+import yaml
+from pathspec import GitIgnoreSpec
 
 from generator.answers.combinations import Combination, covering, select, text
-from generator.answers.ownership import read_ownership
-from generator.answers.questions import TEMPLATE, read_questions
+from generator.answers.questions import TEMPLATE, Ownership, read_ownership, read_questions
 from generator.check.results import Advance
+from generator.check.static import imports_of, source_files
+from generator.check.train.forking import Ended, forking, run_forked, train_all
+from generator.check.train.rank import Run
+from generator.check.train.samples import samples_of
+from generator.check.train.training_case import environment
 from generator.diff.versions import read_version
 from generator.render.cache import Cache
-from generator.render.project import ANSWERS_FILE, RenderError, read_files
+from generator.render.project import ANSWERS_FILE, RenderError, read_files, recorded_answers
 from generator.render.snapshot import snapshot_of_revision, take_snapshot
 from generator.render.workers import Workers
+from generator.update import replay
 from generator.update.edits import ChangedFile, carry_edits, choose_edits, repeats_in
 from generator.update.history import CHANGES, NEXT, clone_history, read_releases, tells_of_checkpoints
-from generator.update.ownership import KEPT_ANSWER, conditional_files, forgotten_answers, lost_files
-from generator.update.replay import Route, any_texts, carry, draw_pairs, in_one_line, is_text, there_and_back
-from generator.update.resumption import resume_all
 
 T = TypeVar("T")
 
@@ -41,12 +47,15 @@ PARTS = {
 GROUPS = 8  # of edits, each in one update
 PAIRS = 12  # of answers, at least
 STRENGTH = 2  # of the covering set: every pair of answers
+# What one launcher alone needs, beside the files that all answers give: UPDATING.md says when an update deletes it.
+OF_ONE_LAUNCHER = GitIgnoreSpec.from_lines(["/*/runtime/ray_nodes.py", "/apptainer.def"])
+STOP, END = 3, 5  # steps of a run that goes on after an update
+OPTIONS = ["--device", "cpu", "--backend", "gloo", "--global-batch-size", "24", "--epochs", "2", "--seed", "8"]
+REFUSED = 2  # the exit code of a mistake that is told in one line
 
 
 @dataclass
 class Part:
-    """What one part of the gate has found."""
-
     name: str
     cases: int = 0
     seconds: float = 0.0
@@ -56,9 +65,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Carried:
-    """A project of a released version that is updated."""
-
-    route: Route
+    route: replay.Route
     old: Combination
     folder: Path  # holds it before, old/, and after, new/
     other_texts: bool  # whether it answers the questions that have no choices, too
@@ -83,10 +90,7 @@ class Gate:
     seed: int = 0  # of the choice of these pairs
 
     def run(self, workers: Workers, folder: Path) -> list[Part]:
-        """Try all parts in a new folder, to which the workers may write until they are gone.
-
-        Raises RenderError if a version cannot be found or read, and SelectionError if no project is chosen.
-        """
+        """Try all parts in a new folder, to which the workers may write until they are gone."""
         self.workers, self.folder = workers, folder
         self.read_versions()
         parts: list[Part] = []
@@ -105,14 +109,15 @@ class Gate:
         tags = [release.tag for release in self.history.releases]
         if not self.revisions and not tags:
             raise RenderError("no version is released yet: name a revision to update from")
-        self.direct: list[Route] = [(self.history.find_version(revision), NEXT) for revision in self.revisions or tags]
+        wanted = [self.history.find_version(revision) for revision in self.revisions or tags]
+        self.direct: list[replay.Route] = [(version, NEXT) for version in wanted]
         stepwise = [] if self.revisions else [(*tags[i:], NEXT) for i in range(len(tags) - 1)]
         self.version = read_version(take_snapshot(self.folder / "snapshot", self.template), self.workers, self.cache)
         self.old_versions = {}
         for revision in dict.fromkeys(route[0] for route in self.direct):
             snapshot = snapshot_of_revision(self.folder / "versions" / revision, revision, self.history.folder)
             self.old_versions[revision] = read_version(snapshot, self.workers, self.cache)
-        self.covers: dict[Route, Sequence[Combination]] = {}
+        self.covers: dict[replay.Route, Sequence[Combination]] = {}
         for route in [*self.direct, *stepwise]:
             version = self.old_versions[route[0]]
             chosen = select(version.combinations, self.only, version.questions)
@@ -121,7 +126,6 @@ class Gate:
             self.covers[route] = chosen if strength is None else covering(chosen, min(strength, len(version.questions)))
 
     def counted(self, part: Part, cases: Iterable[T], total: int) -> Iterator[T]:
-        """Pass cases on as they come, and show how many there were."""
         part.cases = total
         for done, case in enumerate(cases, start=1):
             yield case
@@ -136,7 +140,7 @@ class Gate:
             try:
                 found = job.result()
             except (RenderError, jinja2.TemplateError) as error:
-                found = [in_one_line(error)]  # that it could not look is a finding, too
+                found = [replay.in_one_line(error)]  # that it could not look is a finding, too
             part.wrong += [f"{about}: {wrong}" for wrong in found]
             if not found:
                 good.append(about)
@@ -155,7 +159,7 @@ class Gate:
         paths: dict[Path, dict[Combination, frozenset[str]]] = defaultdict(dict)
         for job, (version, each, place) in jobs.items():
             if problem := job.exception():
-                part.wrong.append(f"{each.name} of {version.name}: {in_one_line(problem)}")
+                part.wrong.append(f"{each.name} of {version.name}: {replay.in_one_line(problem)}")
             else:
                 paths[version][each] = frozenset(read_files(place))
         now = paths[self.version.folder]
@@ -166,31 +170,25 @@ class Gate:
         part.wrong = list(dict.fromkeys(part.wrong))
 
     def try_repeats(self, part: Part) -> None:
-        """Look for lines that occur twice in a file of any project."""
-        files = {
-            (path, content)
-            for place in (self.folder / "projects" / self.version.folder.name).iterdir()
-            for path, (_, content) in read_files(place).items()
-        }
+        projects = [*(self.folder / "projects" / self.version.folder.name).iterdir()]
+        files = {(path, content) for place in projects for path, (_, content) in read_files(place).items()}
         for path, content in self.counted(part, sorted(files), len(files)):
             part.wrong += [f"{path}: {words}" for words in repeats_in(content)]
         part.wrong = list(dict.fromkeys(part.wrong))
 
     def try_questions(self, part: Part) -> None:
-        """Compare the questions of this version with those of the versions before."""
         for revision, version in self.counted(part, self.old_versions.items(), len(self.old_versions)):
             wrong = forgotten_answers(version.folder, self.version.folder)
             part.wrong += [f"since {revision}: {words}" for words in wrong]
 
     def try_answers(self, part: Part) -> None:
-        """Change answers by updates, and change them back."""
-        pairs = draw_pairs(self.version.combinations, read_questions(self.template), self.pairs, self.seed)
+        pairs = replay.draw_pairs(self.version.combinations, read_questions(self.template), self.pairs, self.seed)
         jobs = {}
         for number, pair in enumerate(pairs):
             folder = self.folder / "pairs" / str(number)
             folder.mkdir(parents=True)
             about = " ".join(f"{key}={text(value)}" for key, value in pair[0].items())
-            jobs[self.workers.submit(there_and_back, self.history.folder, NEXT, pair, folder)] = about
+            jobs[self.workers.submit(replay.there_and_back, self.history.folder, NEXT, pair, folder)] = about
         self.wait_for(part, jobs)
 
     def try_history(self, part: Part) -> None:
@@ -199,14 +197,14 @@ class Gate:
         jobs = {}
         for number, (route, cover) in enumerate(self.covers.items()):
             questions = read_questions(self.old_versions[route[0]].folder)
-            texts = any_texts(questions, draw)
-            texts |= {question.key: "n" * 40 for question in questions if question.key == KEPT_ANSWER}
+            texts = replay.any_texts(questions, draw)
+            texts |= {question.key: "n" * 40 for question in questions if question.key == replay.KEPT_ANSWER}
             projects: list[tuple[Combination, str, dict[str, str]]] = [(each, each.name, {}) for each in cover]
             for combination, name, others in [*projects, (cover[0], "texts", texts)]:
                 folder = self.folder / "carried" / str(number) / name
                 folder.mkdir(parents=True)
                 answers: dict[str, Any] = dict(combination.answers) | others
-                job = self.workers.submit(carry, self.history.folder, route, answers, folder)
+                job = self.workers.submit(replay.carry, self.history.folder, route, answers, folder)
                 jobs[job] = Carried(route, combination, folder, bool(others))
         self.carried = self.wait_for(part, jobs)
 
@@ -219,14 +217,11 @@ class Gate:
             before, after = read_files(carried.folder / "old"), read_files(carried.folder / "new")
             for path in sorted(before.keys() & after.keys() - {ANSWERS_FILE}):
                 old, new = before[path][1], after[path][1]
-                if old != new and is_text(old) and is_text(new):
+                if old != new and replay.is_text(old) and replay.is_text(new):
                     changed.setdefault(ChangedFile(path, old.decode(), new.decode(), str(carried)))
         edits = choose_edits(changed)
-        jobs = {
-            self.workers.submit(carry_edits, edits[i::GROUPS], self.folder / "edits" / str(i)): "edited"
-            for i in range(min(GROUPS, len(edits)))
-        }
-        self.wait_for(part, jobs)
+        groups = [(edits[i::GROUPS], self.folder / "edits" / str(i)) for i in range(min(GROUPS, len(edits)))]
+        self.wait_for(part, {self.workers.submit(carry_edits, *group): "edited" for group in groups})
         part.cases = len(edits)
 
     def try_resume(self, part: Part) -> None:
@@ -243,3 +238,94 @@ class Gate:
                     part.notes.append(words)
                 else:
                     part.wrong.append(f"{words}, and {CHANGES} tells nobody")
+
+
+def conditional_files(paths: Mapping[Combination, frozenset[str]], owned: Ownership) -> list[str]:
+    """Say which files only some answers give: others would delete them, with their edits, unless they are kept."""
+    words = []
+    written = frozenset().union(*paths.values())
+    for path in sorted(path for path in written if not owned.kept(path) and not OF_ONE_LAUNCHER.match_file(path)):
+        if without := [combination.name for combination, its in paths.items() if path not in its]:
+            lost = "an update to these answers would delete an owner's edits"
+            words.append(f"{path} is not written for {without[0]}: {lost}")
+    return words
+
+
+def lost_files(old: Iterable[str], before: Ownership, new: frozenset[str], now: Ownership) -> list[str]:
+    """Say which files of an older version's project an update would delete or begin to touch."""
+    words = []
+    for path in sorted(path for path in old if not now.kept(path)):
+        if path not in new:
+            lost = f"{path} is not written any more, and an update would delete it with its owner's edits"
+            words.append(f"{lost}: name it in _exclude")
+        elif before.yours.match_file(path):
+            words.append(f"{path} was the owner's, and is not any more")
+    return words
+
+
+def forgotten_answers(old: Path, new: Path) -> list[str]:
+    """Say which answers that a version has recorded another one loses silently; docs/updates.md says what to do."""
+    before, after = ({question.key: question for question in read_questions(folder)} for folder in (old, new))
+    settings = yaml.safe_load((new / "copier.yml").read_text())
+    defaults = [str(settings[key].get("default", "")) for key in after]
+    jinja = [part for default in defaults for part in re.findall(r"\{[{%].*?[%}]\}", default, re.DOTALL)]
+    wrong = []
+    for key, question in before.items():
+        if key not in after:
+            if not any(re.search(rf"\b{key}\b", part) for part in jinja):
+                wrong.append(f"the question {key} went, and no default of another one reads what was answered")
+            continue
+        choices = [choice.value for choice in after[key].choices]
+        gone = [text(choice.value) for choice in question.choices if choice.value not in choices]
+        if gone and choices:
+            lost = f"{key}={', '.join(gone)} went: whoever answered that gets the default"
+            wrong.append(f"{lost}, so rename the question")
+        elif bool(question.choices) != bool(choices):
+            wrong.append(f"{key} takes other answers than before: rename the question")
+    return wrong
+
+
+@dataclass
+class Resumed:
+    wrong: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    refused: str = ""  # what the updated project says where it does not take the checkpoint
+
+
+def resume_all(folders: Sequence[Path], at_once: int) -> Iterator[tuple[Path, Resumed]]:
+    """Train each folder's project old/ on two processes, go on with its checkpoint in new/, and yield how that went."""
+    with forking() as name_modules:
+        name_modules(imports_of(source_files(folder / side) for folder in folders for side in ("old", "new")))
+        yield from train_all(resume, folders, at_once)
+
+
+def train(project: Path, run_dir: Path, steps: int, *options: str) -> Ended:
+    task, launcher, logger = map(Combination.of(recorded_answers(project)).answer, ("task", "launcher", "logging"))
+    samples = samples_of({task}, project.parent / "samples")
+    data = ["--data", str(samples[task])] if samples else []
+    every = [*OPTIONS, *data, "--run-dir", str(run_dir), "--max-steps", str(steps), *options]
+    return run_forked(Run(project, launcher, every, environment(project.parent), None, logger))
+
+
+def resume(folder: Path) -> Resumed:
+    """Stop the old project's run half-way, and let both projects go on from there."""
+    run_dir, without_update = folder / "run", folder / "run-without-update"
+    half = train(folder / "old", run_dir, STOP)
+    if half.complaint:
+        return Resumed([f"the project does not train before its update: {half.complaint}"])
+    shutil.copytree(run_dir, without_update)
+    before = train(folder / "old", without_update, END, "--resume")
+    after = train(folder / "new", run_dir, END, "--resume")
+    if after.complaint:
+        # The line in which the program says that it cannot take this checkpoint, if it does.
+        lines = [line for text in after.output for line in text.splitlines() if REFUSED in after.codes]
+        if refused := next((line for line in lines if "error: " in line and str(run_dir) in line), ""):
+            return Resumed(refused=refused)
+        return Resumed([f"the updated project does not go on from the old checkpoint: {after.complaint}"])
+    # Of rank 0, the steps that followed the checkpoint.
+    with_update, without = ([step.weights for step in ended.seen[0].steps] for ended in (after, before))
+    if len(with_update) != END - STOP:
+        steps = f"{len(with_update)} steps follow step {STOP}, where {END - STOP} are left"
+        return Resumed([f"the updated project does not go on where the old one stopped: {steps}"])
+    same = with_update == without
+    return Resumed(notes=[] if same else ["after its update, the project computes other numbers than before"])

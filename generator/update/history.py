@@ -27,22 +27,16 @@ NEXT = "v99999"  # the tag of the template as it is in the working tree: newer t
 
 @dataclass(frozen=True)
 class Release:
-    """One released version."""
-
     version: str  # PEP 440, without a v
     commit: str
 
     @property
     def tag(self) -> str:
-        """The name that Copier knows it by."""
         return f"v{self.version}"
 
 
 def read_releases(template: Path = TEMPLATE) -> list[Release]:
-    """Return all released versions, the oldest first; none before the first release.
-
-    Raises RenderError if the file is not there, or lists what is no version or in another order.
-    """
+    """Return all released versions, the oldest first; none before the first release."""
     try:
         listed = yaml.compose((template / FILE).read_text())  # all of it is text: 1.10 is not 1.1
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -75,10 +69,7 @@ class History:
     template: Path  # what was cloned
 
     def find_version(self, revision: str) -> str:
-        """Return the name by which Copier finds a release, which may be written without v, or another revision.
-
-        Raises GitError if the template's repository has no such revision, or no template in it.
-        """
+        """Return the name by which Copier finds a release, which may be written without v, or another revision."""
         for release in self.releases:
             if revision in (release.version, release.tag):
                 return release.tag
@@ -92,20 +83,15 @@ class History:
 
 
 def clone_history(folder: Path, releases: Sequence[Release], template: Path = TEMPLATE) -> History:
-    """Clone the template's repository, tag its releases, and add its files as they are now as the newest version.
-
-    Raises GitError if there is no repository, or if it lacks the commit of a release.
-    """
+    """Clone the template's repository, tag its releases, and add its files as they are now as the newest version."""
     find_commit("HEAD", template)
     run(template, "clone", "--quiet", "--shared", "--no-tags", "--template=", str(template), str(folder))
     for release in releases:
         try:
             run(folder, "cat-file", "-e", f"{release.commit}^{{commit}}")
         except GitError:
-            raise GitError(
-                f"this clone lacks {release.commit}, the commit of version {release.version}: "
-                "git fetch --unshallow gets it"
-            ) from None
+            lacking = f"this clone lacks {release.commit}, the commit of version {release.version}"
+            raise GitError(f"{lacking}: git fetch --unshallow gets it") from None
         run(folder, "tag", "--force", release.tag, release.commit)
     run(folder, "rm", "-r", "--quiet", "--ignore-unmatch", "--", *PARTS)
     snapshot = take_snapshot(folder / ".git" / "snapshot", template)
@@ -141,7 +127,6 @@ def check_release(version: str, template: Path = TEMPLATE) -> None:
 
 
 def check_changes(version: str, changes: str) -> None:
-    """Raise RenderError unless the changes of a version are told to those who update."""
     section = re.search(rf"^## {re.escape(version)}\n(.*?)(?=^## |\Z)", changes, flags=re.MULTILINE | re.DOTALL)
     if not section:
         raise RenderError(f"{CHANGES} has no section '## {version}': tell there what an update to it changes")
@@ -151,7 +136,6 @@ def check_changes(version: str, changes: str) -> None:
 
 
 def check_metadata(version: str, template: Path) -> None:
-    """Raise RenderError unless this is the version of the template's own package."""
     if f'\nversion = "{version}"\n' not in (template / METADATA).read_text():
         raise RenderError(f"{METADATA} has another version: write {version} there, and commit it")
 
@@ -166,11 +150,7 @@ def tells_of_checkpoints(template: Path, since: str) -> bool:
 
 
 def steps_of_release(version: str, commit: str) -> list[str]:
-    """Return the commands that release a commit that has passed all checks.
-
-    The tag names a child of it that has the template alone, because Copier writes out all files of a version, once for
-    a copy and five times for an update. A merge that changes nothing brings the child into every clone.
-    """
+    """Return the commands that release a commit; its tag has the template alone (docs/decisions/0026)."""
     return [
         f"tree=$(git ls-tree {commit} {' '.join(RELEASED)} | git mktree)",
         f'released=$(git commit-tree -p {commit} -m "{version}: the template alone" "$tree")',

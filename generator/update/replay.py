@@ -11,14 +11,14 @@ from typing import Any
 import copier
 
 from generator.answers.combinations import Combination, text
-from generator.answers.ownership import Ownership, read_ownership
-from generator.answers.questions import Question
+from generator.answers.questions import Ownership, Question, read_ownership
 from generator.render.git import hermetic_git, run
 from generator.render.project import RenderError, Tree, read_files, recorded_answers, run_copier
-from generator.update.ownership import KEPT_ANSWER
 
 ROOM = 2 * 2**30  # bytes, for many projects and their updates
 MARKERS = (b"<<<<<<< ", b">>>>>>> ")
+# The one answer that an update refuses to change: the owner's files are in its folder.
+KEPT_ANSWER = "package_name"
 # Answers to questions that take any text.
 TEXTS = ("Digits & more", 'He said "no": 7 * {{ 7 }}', "Zwölf größere Ziffern", "# [none] 'x' \\n %")
 
@@ -31,19 +31,16 @@ class UpdateError(RenderError):
 
 
 def copy_project(template: Path, version: str, answers: Answers, project: Path) -> None:
-    """Write a project from a version of the template. Raises RenderError if Copier refuses the answers."""
     with hermetic_git(project.parent):
         run_copier(project, answers, template, version=version)
 
 
 def put_under_git(project: Path) -> None:
-    """Make a project a repository of its own, with all that it holds in one commit."""
     run(project, "init", "--quiet")
     commit_all(project)
 
 
 def commit_all(project: Path) -> None:
-    """Commit all that the project holds, if anything is new."""
     run(project, "add", "--all")
     run(project, "commit", "--quiet", "--allow-empty", "--message", "All")
 
@@ -63,19 +60,14 @@ def in_one_line(error: BaseException) -> str:
 
 
 def update_again(project: Path) -> list[str]:
-    """Update a project that is up to date, and say what that changes."""
     before = read_files(project)
     update(project)
     return [f"a second update: {words}" for words in differing(read_files(project), before)]
 
 
 def conflicts(tree: Tree) -> list[str]:
-    """Name the files in which an update left a conflict, and the rejected edits that it left beside them."""
-    return [
-        path
-        for path, (_, content) in tree.items()
-        if path.endswith(".rej") or any(line.startswith(MARKERS) for line in content.splitlines())
-    ]
+    marked = [path for path, (_, text) in tree.items() if any(line.startswith(MARKERS) for line in text.splitlines())]
+    return [path for path in tree if path in marked or path.endswith(".rej")]
 
 
 def differing(one: Tree, other: Tree) -> list[str]:
@@ -90,7 +82,6 @@ def differing(one: Tree, other: Tree) -> list[str]:
 
 
 def fresh_copy(template: Path, version: str, answers: Answers, place: Path) -> Tree:
-    """Read what a copy of a version would be, which is gone then."""
     copy_project(template, version, answers, place)
     tree = read_files(place)
     shutil.rmtree(place)
@@ -133,10 +124,7 @@ def carry(template: Path, route: Route, answers: Answers, folder: Path) -> list[
 
 
 def with_kept_files(fresh: Tree, before: Tree, owned: Ownership) -> Tree:
-    """Return what an update makes of a project: a copy's files, and the owner's, also of old versions, as they were.
-
-    A file that is the owner's, and that older versions did not have, comes once.
-    """
+    """Return what an update makes of a project: a copy's files, and the owner's, also of old versions, as they were."""
     kept = {path: file for path, file in before.items() if owned.kept(path)}
     return {path: file for path, file in fresh.items() if not owned.kept(path) or owned.new.match_file(path)} | kept
 
@@ -163,7 +151,6 @@ def draw_pairs(
 
 
 def any_texts(questions: Sequence[Question], draw: random.Random) -> dict[str, str]:
-    """Answer the questions that take any text."""
     return {each.key: draw.choice(TEXTS) for each in questions if not each.choices and each.key != KEPT_ANSWER}
 
 

@@ -11,9 +11,7 @@ import pytest
 from generator.answers.combinations import Combination, describe, select
 from generator.answers.questions import Choice, Question
 from generator.cli import diff as diff_command
-from generator.diff.answers import compare_answers, read_side
-from generator.diff.changes import VersionDiff, compare_versions
-from generator.diff.versions import read_version
+from generator.diff.versions import VersionDiff, compare_answers, compare_versions, read_side, read_version
 from generator.render.cache import Cache
 from generator.render.project import RenderError, render, tree_digest
 from generator.render.snapshot import snapshot_of_revision, take_snapshot

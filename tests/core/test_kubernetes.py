@@ -8,7 +8,7 @@ import kubeflow_trainer_api.models as api
 import pytest
 import yaml
 
-from generator.answers.ownership import read_ownership
+from generator.answers.questions import read_ownership
 from generator.render.git import run as git
 from generator.render.project import code_digests
 from tests.conftest import Render

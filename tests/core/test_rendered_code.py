@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from generator.answers.ownership import read_ownership
-from generator.answers.questions import TEMPLATE, read_questions
+from generator.answers.questions import TEMPLATE, read_ownership, read_questions
 from generator.render.project import RenderError, read_files, recorded_answers
 from tests.conftest import Render
 from tests.support.training import node_launcher

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from generator.answers.combinations import Combination, shaping_questions
-from generator.check.static import source_files
+from generator.check.static import imports_of, source_files
 from generator.check.train.forking import forking, train_all
-from generator.check.train.modules import imports_of
 from generator.check.train.training_case import TrainingCase, compare, first_uses, run_case
 from generator.check.train.verification import TrainingResult
 from tests.conftest import Render

@@ -14,10 +14,9 @@ from pathlib import Path
 import psutil
 
 from generator.chaos import faulty_dataset
-from generator.chaos.faults import Surroundings
 from generator.chaos.job import Job, Starter
-from generator.chaos.memory import SHM
 from generator.chaos.nemesis import Nemesis
+from generator.chaos.surroundings import SHM, Surroundings
 from tests.support.ranks import Rank, run_train, start_ranks
 
 GRACE = 20.0  # seconds in which ranks end after the first has failed, as launchers have it

@@ -11,14 +11,21 @@ import psutil
 import pytest
 
 from generator.chaos import invariants
-from generator.chaos.baseline import Baseline, UnsuitableProject, follow
-from generator.chaos.exit_rules import unexpected_failure
 from generator.chaos.faults import DONE, FAULTS, KILLED, LOST, REFUSED, Need, possible_faults
-from generator.chaos.invariants import wrong_records
+from generator.chaos.invariants import unexpected_failure, wrong_records
 from generator.chaos.job import Job, environment
-from generator.chaos.memory import SharedMemory
-from generator.chaos.nemesis import HANGS_AFTER, Nemesis, StartResult, Verdict, took_effect
+from generator.chaos.nemesis import (
+    HANGS_AFTER,
+    Baseline,
+    Nemesis,
+    StartResult,
+    UnsuitableProject,
+    Verdict,
+    follow,
+    took_effect,
+)
 from generator.chaos.schedule import TOGETHER, TRAINING, Fault, Schedule, Start, draw, shrink
+from generator.chaos.surroundings import SharedMemory
 from generator.cli.chaos import NEEDS
 from tests.support.chaos import OFTEN, befall
 from tests.support.cli import ddp_template

@@ -25,8 +25,8 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from generator.check.train.environments import STARTS_ITS_RANKS, places
-from generator.check.train.rank import ALL_DATA, MODULES, SERVER, Pipes, Run, do_task, run_rank, run_spawner
-from generator.render.processes import interrupts_kept_from_children
+from generator.check.train.rank import ALL_DATA, MODULES, SERVER, Pipes, Run, run_rank, run_spawner
+from generator.render.scratch import interrupts_kept_from_children
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -60,22 +60,13 @@ LATE_IMPORTS_OF = {
 }
 
 
-@dataclass(frozen=True)
-class Task:
-    """A function to call in a forked process, in which all is imported already."""
-
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    deadline: float = 60.0  # seconds
-
-
 @dataclass
 class Ended:
-    """How a run or a task ended: what its processes left, those of the ranks first in the order of the ranks."""
+    """How a run ended: what its processes left, those of the ranks first in the order of the ranks."""
 
     codes: list[int | None]  # exit codes of the processes that were started; None: it was killed at the deadline
     output: list[str]  # of each rank, and after them of the program that starts them
-    seen: list[Any]  # of each rank its RankTrace, of a task its result; None where it did not get that far
+    seen: list[Any]  # of each rank its RankTrace; None where it did not get that far
     seconds: float
 
     @property
@@ -83,16 +74,13 @@ class Ended:
         """Why this is no success; "" if all processes ended with code 0."""
         if all(code == 0 for code in self.codes):
             return ""
-        how = ", ".join(
-            "was killed, for it did not end" if code is None else f"exit code {code}" for code in self.codes
-        )
-        return how + "".join(f"\n--- output of process {i} ---\n{text}" for i, text in enumerate(self.output) if text)
+        ends = ("was killed, for it did not end" if code is None else f"exit code {code}" for code in self.codes)
+        said = (f"\n--- output of process {i} ---\n{text}" for i, text in enumerate(self.output) if text)
+        return ", ".join(ends) + "".join(said)
 
 
 @dataclass
 class Running:
-    """A run that has not ended yet."""
-
     processes: list[BaseProcess]
     readers: dict[Connection, tuple[str, int]]  # what comes from where: output or report, of which process
     deadline: float
@@ -102,7 +90,6 @@ class Running:
     pids: set[int] = field(default_factory=set)
 
     def codes(self) -> list[int | None]:
-        """Return the exit codes of the processes that were started; None: it runs."""
         with BOOKKEEPING:
             return [process.exitcode for process in self.processes]
 
@@ -155,25 +142,21 @@ class Running:
 
 
 def kill(pid: int | None) -> None:
-    """End a process that may be gone already."""
     if pid is not None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def start(work: Run | Task) -> Running:
-    starts_its_ranks = isinstance(work, Run) and work.launcher in STARTS_ITS_RANKS
-    reporting = work.world_size if isinstance(work, Run) else 1
-    pipes = [(FORKING.Pipe(duplex=False), FORKING.Pipe(duplex=False)) for _ in range(reporting + starts_its_ranks)]
+def start(run: Run) -> Running:
+    spawns = run.launcher in STARTS_ITS_RANKS
+    pipes = [(FORKING.Pipe(duplex=False), FORKING.Pipe(duplex=False)) for _ in range(run.world_size + spawns)]
     wires = [Pipes(output[1], report[1]) for output, report in pipes]
-    if isinstance(work, Task):
-        processes = [FORKING.Process(target=do_task, args=(work.function, work.arguments, wires[0]))]
+    told = places(run.launcher, run.world_size, next(PORTS))
+    if spawns:
+        processes = [FORKING.Process(target=run_spawner, args=(run, told[0], wires[-1], wires[:-1]))]
     else:
-        told = places(work.launcher, work.world_size, next(PORTS))
-        if starts_its_ranks:
-            processes = [FORKING.Process(target=run_spawner, args=(work, told[0], wires[-1], wires[:-1]))]
-        else:
-            processes = [FORKING.Process(target=run_rank, args=(i, work, told[i], wires[i])) for i in range(reporting)]
+        every = enumerate(zip(told, wires, strict=True))
+        processes = [FORKING.Process(target=run_rank, args=(i, run, place, own)) for i, (place, own) in every]
     for process in processes:
         process.start()
     for own in wires:
@@ -181,8 +164,8 @@ def start(work: Run | Task) -> Running:
         own.report.close()
     readers = {pipe[0]: (kind, i) for i, both in enumerate(pipes) for kind, pipe in zip(KINDS, both, strict=True)}
     now = time.perf_counter()
-    deadline = now + work.deadline * slowness()
-    return Running([*processes], readers, deadline, now, [bytearray() for _ in pipes], [None] * reporting)
+    deadline = now + run.deadline * slowness()
+    return Running([*processes], readers, deadline, now, [bytearray() for _ in pipes], [None] * run.world_size)
 
 
 def slowness() -> float:
@@ -190,21 +173,18 @@ def slowness() -> float:
     return max(1.0, os.getloadavg()[0] / (4 * (os.cpu_count() or 1)))
 
 
-def run_forked(work: Run | Task) -> Ended:
-    """Start the processes of a run or a task, and return how they ended; after its deadline they are killed."""
+def run_forked(run: Run) -> Ended:
+    """Start the processes of a run, and return how they ended; after its deadline they are killed."""
     with BOOKKEEPING:
         if ENDING.is_set():
             raise RuntimeError("other work is being ended by an error")
-        running = start(work)
+        running = start(run)
     running.watch()
     return running.end()
 
 
 def train_all(train: Callable[[S], T], subjects: Iterable[S], at_once: int) -> Generator[tuple[S, T], None, None]:
-    """Train all subjects, some at a time, by a function that uses run_forked(); yield each with its result as it comes.
-
-    Where this generator is closed, or an exception such as KeyboardInterrupt comes, no process is left behind.
-    """
+    """Train all subjects, some at a time; yield each with its result as it comes. No error leaves a process behind."""
     threads = ThreadPoolExecutor(at_once)
     jobs = {threads.submit(train, subject): subject for subject in subjects}
     try:
@@ -221,25 +201,18 @@ def train_all(train: Callable[[S], T], subjects: Iterable[S], at_once: int) -> G
 
 
 def free_ports() -> Iterator[int]:
-    """Ports below those that the system gives to outgoing connections, from a range that no other process takes from.
-
-    Between the look at a port and the program that listens there, another process of the kind could take it.
-    """
+    """Ports below those that the system gives away, from a range that no other process of this kind takes from."""
     with socket.socket(socket.AF_UNIX) as claim:  # gone with this process, whatever ends it
         ranges = range(12000, 30000, PORTS_OF_EACH)
         first = next(first for first in ranges if can_bind(claim, f"\0ddp-template-ports-{first}"))
         for port in itertools.cycle(range(first, first + PORTS_OF_EACH)):
-            if is_free(port):
+            with socket.socket() as probe:
+                is_free = can_bind(probe, ("127.0.0.1", port))
+            if is_free:
                 yield port
 
 
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return can_bind(probe, ("127.0.0.1", port))
-
-
 def can_bind(probe: socket.socket, address: Any) -> bool:
-    """Bind a socket to an address, unless another process has it."""
     with suppress(OSError):
         probe.bind(address)
         return True
@@ -251,11 +224,7 @@ PORTS = free_ports()
 
 @contextmanager
 def forking(*, all_data: bool = False) -> Iterator[Callable[[Iterable[str]], None]]:
-    """Inside, train_all() forks ranks from a process of its own, which begins at once to import what all of them need.
-
-    The function that this yields must be called before: it tells that process what else programs import. They see
-    only the first part of their data, unless they are to have all of it.
-    """
+    """Inside, ranks are forked from a new process; what this yields names their modules, and must be called first."""
     end_server()  # one that others have started has imported other modules
     # Children would import the script that is running here, and with it all of Copier.
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
@@ -284,7 +253,6 @@ def end_server() -> None:
 
 
 def name_modules(folder: Path, modules: Iterable[str]) -> None:
-    """Tell the forking process what to import."""
     named = [*modules]
     late = [name for module in named for name in LATE_IMPORTS_OF.get(module, ())]
     (folder / "names").write_text("\n".join(dict.fromkeys([*named, *late])))

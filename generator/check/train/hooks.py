@@ -14,7 +14,6 @@ from generator.check.train.verification import Loss, RankTrace, Step
 
 
 def trace() -> RankTrace:
-    """Begin to watch this process."""
     seen = RankTrace()
     register_optimizer_step_post_hook(functools.partial(note_step, seen))
     watch_loss(seen)
@@ -23,7 +22,6 @@ def trace() -> RankTrace:
 
 
 def note_step(seen: RankTrace, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """What torch calls after each step of each optimizer."""
     whole = hashlib.sha256()
     for group in optimizer.param_groups:
         for weight in group["params"]:
@@ -40,7 +38,6 @@ def watch_loss(seen: RankTrace) -> None:
 
 
 def noting(seen: RankTrace, given: Any) -> Any:
-
     def noted(found: torch.Tensor, wanted: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss: torch.Tensor = given(found, wanted, *args, **kwargs)
         total, counted = loss.sum().item(), int((wanted != kwargs.get("ignore_index", -100)).sum())
@@ -52,7 +49,6 @@ def noting(seen: RankTrace, given: Any) -> Any:
 
 
 def watch_scaler(seen: RankTrace) -> None:
-    """Note the scale after each update."""
     given = torch.amp.GradScaler.update
 
     def noted(self: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> None:

@@ -29,11 +29,6 @@ from generator.check.train.rank import ALL_DATA, MODULES
 FIRST = (89, 22)  # samples that are left, to train and to evaluate on
 
 
-def hide_gpus() -> None:
-    """Ranks train on CPUs here, and fail in an optimizer's steps if what forked them has used the driver."""
-    os.environ.update({"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"})
-
-
 def import_what_is_named() -> None:
     """Wait for the file, and import what it names; end where the parent has gone."""
     file, parent = Path(os.environ[MODULES]), os.getppid()
@@ -48,12 +43,8 @@ def import_what_is_named() -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """Options such as a program has."""
-
     number: int = 1
-    """A number."""
     path: str | None = None
-    """A text."""
 
 
 def rehearse() -> None:
@@ -116,7 +107,8 @@ def first_part(load_data: Any) -> Any:
     return load_part
 
 
-hide_gpus()
+# Ranks train on CPUs here, and fail in an optimizer's steps if what forked them has used the driver of a GPU.
+os.environ.update({"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"})
 import_what_is_named()
 rehearse()
 cut_data()

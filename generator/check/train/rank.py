@@ -4,7 +4,8 @@ import multiprocessing
 import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from multiprocessing import forkserver
@@ -14,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from generator.check.train.environments import Place
-from generator.render.processes import die_with_parent
+from generator.render.scratch import die_with_parent
 
 # Variables that tell the process that ranks are forked from what to prepare.
 MODULES = "DDP_TEMPLATE_MODULES"  # path of a file that will name the modules to import
@@ -26,8 +27,6 @@ FORKING_PROCESS = os.getpid()  # in a rank, which has this module from the proce
 
 @dataclass(frozen=True)
 class Run:
-    """One start of a project's train.py."""
-
     project: Path
     launcher: str
     options: list[str]
@@ -41,8 +40,6 @@ class Run:
 
 @dataclass(frozen=True)
 class Pipes:
-    """How a rank tells what it does."""
-
     output: Connection  # takes standard output and standard error
     report: Connection  # takes its process number at the start and its RankTrace at the end
 
@@ -60,11 +57,6 @@ def connect(wires: Pipes, *, forks: bool = False) -> None:
     wires.report.send(os.getpid())
 
 
-def do_task(function: Callable[..., Any], arguments: tuple[Any, ...], wires: Pipes) -> None:
-    connect(wires)
-    wires.report.send(function(*arguments))
-
-
 def enter(run: Run, place: Place, wires: Pipes, *, forks: bool = False) -> None:
     """Take the environment, folder, output and command line that a shell would give."""
     connect(wires, forks=forks)
@@ -77,7 +69,7 @@ def enter(run: Run, place: Place, wires: Pipes, *, forks: bool = False) -> None:
 
 
 def run_program(project: Path) -> None:
-    """Run train.py as a script, from its bytecode where that lies ready (see modules.py)."""
+    """Run train.py as a script, from its bytecode where that lies ready (see precompile())."""
     path = str(project / "train.py")
     code: Any = SourceFileLoader("__main__", path).get_code("__main__")
     main = sys.modules["__main__"] = ModuleType("__main__")
@@ -87,35 +79,32 @@ def run_program(project: Path) -> None:
 
 def run_rank(rank: int, run: Run, place: Place, wires: Pipes) -> None:
     enter(run, place, wires)
-    with Watch(rank, run, wires):
+    with watched(rank, run, wires):
         run_program(run.project)
 
 
-@dataclass
-class Watch:
-    """As a context manager: watch what this rank does, keep all but rank 0 from writing files, and report it."""
+@contextmanager
+def watched(rank: int, run: Run, wires: Pipes) -> Iterator[None]:
+    """Watch what this rank does inside, keep all but rank 0 from writing files, and report it."""
+    from generator.check.train.hooks import trace
+    from generator.check.train.verification import read_output
 
-    rank: int
-    run: Run
-    wires: Pipes
-
-    def __enter__(self) -> None:
-        from generator.check.train.hooks import trace
-
-        sys.dont_write_bytecode = self.rank > 0
-        if self.rank > 0 and self.run.one_writes:
-            # Whoever writes a byte to a file gets the error "File too large".
-            resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-        self.seen = trace()
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        from generator.check.train.verification import read_output
-
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        ended_well = error is None or (isinstance(error, SystemExit) and not error.code)
-        if self.rank == 0 and self.run.run_dir and ended_well:
-            self.seen.left = read_output(self.run.run_dir, self.run.logger)
-        self.wires.report.send(self.seen)
+    sys.dont_write_bytecode = rank > 0
+    unlimited, ended_well = resource.RLIM_INFINITY, False
+    if rank > 0 and run.one_writes:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, unlimited))  # who writes gets the error "File too large"
+    seen = trace()
+    try:
+        yield
+        ended_well = True
+    except SystemExit as error:
+        ended_well = not error.code
+        raise
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, unlimited))
+        if rank == 0 and run.run_dir and ended_well:
+            seen.left = read_output(run.run_dir, run.logger)
+        wires.report.send(seen)
 
 
 def run_spawner(run: Run, place: Place, wires: Pipes, wires_of_ranks: list[Pipes]) -> None:
@@ -130,9 +119,8 @@ def run_spawner(run: Run, place: Place, wires: Pipes, wires_of_ranks: list[Pipes
         # Like "spawn" this starts from a process that has not run the program, pickles what it is given, and passes on
         # the environment as the program has changed it.
         every = (fn, run, replace(place, env=dict(os.environ)), wires_of_ranks, args)
-        return torch_multiprocessing.start_processes(
-            run_spawned_rank, every, nprocs, join, daemon, start_method="forkserver"
-        )
+        start = torch_multiprocessing.start_processes
+        return start(run_spawned_rank, every, nprocs, join, daemon, start_method="forkserver")
 
     vars(torch_multiprocessing)["spawn"] = spawn
     run_program(run.project)
@@ -141,5 +129,5 @@ def run_spawner(run: Run, place: Place, wires: Pipes, wires_of_ranks: list[Pipes
 def run_spawned_rank(rank: int, fn: Any, run: Run, place: Place, wires: list[Pipes], args: tuple[Any, ...]) -> None:
     """Be a rank that the program has started; a forked process has no shell's environment of its own."""
     enter(run, place, wires[rank])
-    with Watch(rank, run, wires[rank]):
+    with watched(rank, run, wires[rank]):
         fn(rank, *args)

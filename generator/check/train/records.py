@@ -31,22 +31,19 @@ def read_csv(run_dir: Path) -> History:
 
 
 def read_tensorboard(run_dir: Path) -> History:
-    """Read the event files as TensorBoard does, but in the order of recording.
-
-    TensorBoard orders files by name, so by the second in which they were begun and then by the number of the process.
-    """
+    """Read the event files in the order of recording; TensorBoard orders them by name, so by second and process."""
     from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
     events = event_accumulator.EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
-    recorded = {
-        name: sorted(events.Scalars(name), key=lambda event: event.wall_time) for name in events.Tags()["scalars"]
-    }
-    return {name: [(event.step, event.value) for event in found] for name, found in recorded.items()}
+    history = {}
+    for name in events.Tags()["scalars"]:
+        recorded = sorted(events.Scalars(name), key=lambda event: event.wall_time)
+        history[name] = [(event.step, event.value) for event in recorded]
+    return history
 
 
 def wandb_files(run_dir: Path) -> list[Path]:
-    """The files of all starts, oldest first."""
     return sorted((run_dir / "wandb").glob("offline-run-*/run-*.wandb"))
 
 
@@ -83,14 +80,12 @@ def read_wandb(run_dir: Path) -> History:
 
 
 def mlflow_client(run_dir: Path) -> Any:
-    """MLflow's own reader of the store."""
     from mlflow import MlflowClient
 
     return MlflowClient(f"sqlite:///{run_dir}/mlflow.db")
 
 
 def mlflow_runs(folder: Path, condition: str = "") -> list[Any]:
-    """The runs of the store, of all experiments, newest first."""
     client = mlflow_client(folder)
     everywhere = [experiment.experiment_id for experiment in client.search_experiments()]
     return list(client.search_runs(everywhere, condition, order_by=["attributes.start_time DESC"]))
@@ -99,11 +94,11 @@ def mlflow_runs(folder: Path, condition: str = "") -> list[Any]:
 def read_mlflow(folder: Path, condition: str = "") -> History:
     """Read the metrics of the newest run, in the order in which they were recorded."""
     client, run = mlflow_client(folder), mlflow_runs(folder, condition)[0]
-    histories = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
-    return {
-        name: [(metric.step, metric.value) for metric in sorted(metrics, key=lambda metric: metric.timestamp)]
-        for name, metrics in histories.items()
-    }
+    history = {}
+    for name in run.data.metrics:
+        recorded = sorted(client.get_metric_history(run.info.run_id, name), key=lambda metric: metric.timestamp)
+        history[name] = [(metric.step, metric.value) for metric in recorded]
+    return history
 
 
 # By the answer to "logging". For one that is not here metrics.jsonl alone is read, and the check says so.
@@ -116,10 +111,6 @@ READERS: dict[str, Callable[[Path], History]] = {
 }
 
 
-def make_empty_mlflow_store(folder: Path) -> None:
-    """Make an empty store, as the first program that uses one does: it takes longer than the training here."""
-    mlflow_client(folder)
-
-
-# What takes long at a first use of a logger is done once, in a folder whose files then begin every run directory.
-FIRST_USES: dict[str, Callable[[Path], None]] = {"mlflow": make_empty_mlflow_store}
+# What takes long at a first use of a logger, here to make an empty store, is done once, in a folder whose files then
+# begin every run directory.
+FIRST_USES: dict[str, Callable[[Path], Any]] = {"mlflow": mlflow_client}

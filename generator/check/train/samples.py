@@ -5,15 +5,11 @@ from pathlib import Path
 
 
 def write_text(place: Path) -> None:
-    """Write a file of which a model of bytes learns something in a few steps: 32 letters, all equally often.
-
-    A byte that comes more often than others has gradients that float16 cannot hold, at the scale of the first step.
-    """
+    """Write 32 letters, all equally often: more frequent ones have gradients that float16 cannot hold at first."""
     place.write_bytes(bytes(64 + 7 * number % 32 for number in range(10_000)))
 
 
 def write_images(place: Path) -> None:
-    """Write a folder for each class of images, which differ in their brightness: PNG and JPEG."""
     import numpy as np
     from PIL import Image
 
@@ -27,7 +23,6 @@ def write_images(place: Path) -> None:
 
 
 def write_table(place: Path) -> None:
-    """Write a table whose last column follows from the others."""
     pairs = [(number * 7 % 31, number * 11 % 29) for number in range(120)]
     place.write_text("a,b,progression\n" + "".join(f"{a},{b},{3 * a - b}\n" for a, b in pairs))
 

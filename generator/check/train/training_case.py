@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from generator.answers.combinations import Combination
-from generator.check.train.forking import Task, run_forked
+from generator.check.train.forking import FORKING, run_forked
 from generator.check.train.rank import Run
 from generator.check.train.records import FIRST_USES
 from generator.check.train.verification import RankTrace, TrainingResult, verify
+from generator.render.scratch import die_with_parent
 
 # An epoch has 89 samples (see preparation.py), so 89 // 12 = 7 micro-batches and 4 steps, the last of them on one
 # micro-batch alone. The stop is within the first epoch, the end within the second.
@@ -72,16 +73,25 @@ def first_uses(loggers: set[str], folder: Path) -> Mapping[str, Path]:
     for logger, place in made.items():
         if not place.exists():  # from an earlier call
             place.mkdir(parents=True)
-            ended = run_forked(Task(FIRST_USES[logger], (place,)))
-            if ended.complaint:
-                raise RuntimeError(f"{logger} cannot be used here: {ended.complaint}")
+            process = FORKING.Process(target=use_first, args=(logger, place))
+            process.start()
+            process.join()
+            if process.exitcode:
+                raise RuntimeError(f"{logger} cannot be used here: {(place / 'first-use.txt').read_text()}")
     return made
+
+
+def use_first(logger: str, place: Path) -> None:
+    """In a forked process, whose output goes to a file."""
+    die_with_parent()
+    with open(place / "first-use.txt", "wb") as output:
+        for standard in (1, 2):
+            os.dup2(output.fileno(), standard)
+    FIRST_USES[logger](place)
 
 
 @dataclass
 class TrainingCase:
-    """One combination, and where it is tried."""
-
     combination: Combination
     folder: Path  # holds its project/, and takes its runs
     reference: bool  # whether to run it without a stop, too
@@ -98,7 +108,7 @@ class TrainingCase:
         own |= {"--data": str(self.samples)} if self.samples else {}
         every = [*(word for pair in own.items() for word in pair), "--run-dir", str(run_dir), *options]
         env = environment(self.folder)
-        launcher, logger = self.combination.launcher, self.combination.logger
+        launcher, logger = self.combination.answer("launcher"), self.combination.answer("logging")
         return Run(self.folder / "project", launcher, every, env, run_dir if look else None, logger)
 
     def start(
@@ -123,7 +133,7 @@ class TrainingCase:
 def run_case(case: TrainingCase) -> TrainingResult:
     """Train a combination, stop it half-way, resume it, and judge what it left."""
     trained, of_whole = TrainingResult(), TrainingResult()
-    resumed, whole, logger = [], [], case.combination.logger
+    resumed, whole, logger = [], [], case.combination.answer("logging")
     half = case.start("run", "train", trained, "--max-steps", str(STOP), look=False)
     if half:
         resumed = case.start("run", "resume", trained, "--max-steps", str(END), "--resume")
@@ -139,10 +149,7 @@ def run_case(case: TrainingCase) -> TrainingResult:
 
 
 def compare(trained: TrainingResult, reference: TrainingResult, own: bool, name: str) -> tuple[str, str] | None:
-    """Compare a run over a stop with the one without, of the same combination or of one that must be equal.
-
-    Returns the stage and the text of what is wrong, if anything.
-    """
+    """Return in what a run over a stop differs from an equal one without (as stage and text), if in anything."""
     whole = reference.whole
     until_stop = first_difference(trained.trail[:STOP], whole["trail"][:STOP])
     if until_stop is not None and not own:
@@ -155,15 +162,11 @@ def compare(trained: TrainingResult, reference: TrainingResult, own: bool, name:
     # The generators of random numbers are a combination's own: a logger may use them.
     common = [part for part in trained.parts if part in whole["parts"] and (own or part != "ranks")]
     differing += [f"{part} in the last checkpoint" for part in common if trained.parts[part] != whole["parts"][part]]
-    if differing:
-        return "resume", (
-            f"stopped after step {STOP} and resumed, it differs from the run of "
-            f"{'the same program' if own else name} that was not stopped: {', '.join(differing)}"
-        )
-    return None
+    other = f"the run of {'the same program' if own else name} that was not stopped"
+    said = f"stopped after step {STOP} and resumed, it differs from {other}: {', '.join(differing)}"
+    return ("resume", said) if differing else None
 
 
 def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int | None:
-    """The first place where two sequences differ, counted from 0; None if they are equal."""
     pairs = enumerate(zip_longest(one, other))
     return next((place for place, (left, right) in pairs if left != right), None)

@@ -18,8 +18,6 @@ PRECISION = 1e-5  # of recorded losses: TensorBoard keeps float32
 
 @dataclass
 class Step:
-    """What one optimizer step left."""
-
     weights: str  # hash of all weights that the optimizer steps
     collectives: int  # that this rank has taken part in so far
     losses: int  # that this rank has computed so far
@@ -27,8 +25,6 @@ class Step:
 
 @dataclass
 class Loss:
-    """One call of the loss."""
-
     trained: bool  # rather than evaluated
     value: float  # mean over the samples
     samples: int
@@ -36,8 +32,6 @@ class Loss:
 
 @dataclass
 class RunOutput:
-    """What a run has left in its run directory."""
-
     parts: dict[str, str] = field(default_factory=dict)  # hash of each part of the last checkpoint
     history: History = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)  # what cannot be read
@@ -99,11 +93,8 @@ def verify(trained: TrainingResult, logger: str, starts: Sequence[Sequence[RankT
     if logger not in READERS:
         note = f"logging={logger}: only its metrics.jsonl was read, since there is no reader for its records"
         trained.notes.append(note)
-    seen = losses_of_steps(starts)
-    wrong = left.complaints or [
-        *complaints_of_training(left.history, seen, ends),
-        *complaints_of_evaluation(left.history, seen),
-    ]
+    history, seen = left.history, losses_of_steps(starts)
+    wrong = left.complaints or [*complaints_of_training(history, seen, ends), *complaints_of_evaluation(history, seen)]
     trained.failures += [("train", text) for text in wrong]
 
 
@@ -196,7 +187,6 @@ def digest(part: Any) -> str:
 
 
 def pieces(part: Any) -> Iterator[bytes]:
-    """Take a nested value apart."""
     import torch
 
     if isinstance(part, dict):

@@ -13,16 +13,13 @@ from pathlib import Path
 import pytest
 
 from generator.answers.combinations import SelectionError
-from generator.chaos.data import faulty_data
-from generator.chaos.disk import Disk, failing_disk
 from generator.chaos.faults import FAULTS as KINDS
-from generator.chaos.faults import LOST, Need, Surroundings, possible_faults
+from generator.chaos.faults import LOST, Need, possible_faults
 from generator.chaos.invariants import newest_step
 from generator.chaos.job import folder_of_python, launch, loader_workers
-from generator.chaos.memory import shared_memory
 from generator.chaos.nemesis import OPTIONS, Nemesis
-from generator.chaos.quota import cpu_quota
 from generator.chaos.schedule import TRAINING, Fault, Schedule, Start
+from generator.chaos.surroundings import Data, Disk, Surroundings, cpu_quota, failing_disk, shared_memory
 from tests.conftest import Render
 from tests.support.chaos import befall, forked
 from tests.support.processes import scaled, wait_until
@@ -54,7 +51,7 @@ def test_what_nobody_chose_is_survived(seed: int, needs: list[Need], project: Re
 @pytest.fixture
 def surroundings(tmp_path: Path) -> Iterator[Surroundings]:
     """Data that obeys, shared memory that can be full and a quota, as far as they are to be had; some must be."""
-    around = Surroundings(data=faulty_data(tmp_path / "inside"))
+    around = Surroundings(data=Data(tmp_path / "inside"))
     with ExitStack() as stack:
         for part, make in (("shm", shared_memory), ("quota", lambda: stack.enter_context(cpu_quota()))):
             try:
@@ -70,8 +67,7 @@ def test_what_keeps_batches_from_coming_is_named(surroundings: Surroundings, pro
     there = [Need.LOADER, *([Need.SHM] if around.shm else []), *([Need.QUOTA] if around.quota else [])]
     kinds = [kind for kind in possible_faults(*there) if KINDS[kind].need in there]
     start, options = forked(place, tmp_path, around), ("--timeout", str(math.ceil(scaled(3))))
-    nemesis = Nemesis(place, start, "csv", tmp_path, kinds, options=options, slowness=lambda: scaled(2))
-    nemesis.data, nemesis.shm, nemesis.quota = around.data, around.shm, around.quota
+    nemesis = Nemesis(place, start, "csv", tmp_path, kinds, around, options=options, slowness=lambda: scaled(2))
     one, every = 0.5, 0.501  # ranks that the faults hit, in turn
     victims = zip(range(len(kinds)), kinds, cycle([every, one]))
     faults = [Fault(number, kind, TRAINING, 1, 0.0, victim, 0.1) for number, kind, victim in victims]

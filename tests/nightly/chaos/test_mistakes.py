@@ -1,81 +1,87 @@
 """A nemesis that finds nothing proves nothing: it finds the mistakes that an owner may make, and how to repeat them."""
 
+import os
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from generator.chaos.faults import Need, possible_faults
+from generator.chaos.job import launch
 from generator.chaos.nemesis import Nemesis
+from generator.chaos.surroundings import cpu_quota
 from generator.cli.main import app
 from tests.conftest import Render
 from tests.support.chaos import forked
+from tests.support.processes import scaled, wait_until
 from tools.rewriting import Rewrite
 
-from .conftest import slowness
-
 AT_MOST = 60  # faults until a mistake is found
-
-
-@dataclass(frozen=True)
-class Mistake:
-    """An edit that breaks a project, and what the nemesis must say of it."""
-
-    file: str  # below the package
-    edit: Rewrite
-    said: str  # as a pattern
-
-
-MISTAKES = {
-    "an epoch begins anew after a resume": Mistake(
-        "runtime/loading.py",
-        Rewrite("self.sampler.set_epoch($EPOCH, skip=$SKIP)", "self.sampler.set_epoch($EPOCH, skip=0)"),
-        "model is another than without faults",
-    ),
-    "what was recorded after the checkpoint stays": Mistake(
-        "runtime/tracking.py",
+FORGOTTEN = Rewrite("self.sampler.set_epoch($EPOCH, skip=$SKIP)", "self.sampler.set_epoch($EPOCH, skip=0)")
+FOUR_SAVES_OF_ONE_NAME = 'path = self.folder / f"step-{max(5, $STEP // 20 * 20):08d}.pt"'
+MISTAKES = {  # by name: the file in runtime/, the edit, and what the nemesis says of it, as a pattern
+    "what was recorded after the checkpoint stays": (
+        "tracking.py",
         Rewrite("end_of_rows(start_step, path)", "end_of_rows(10**9, path)"),
         "is recorded more than once at step",
     ),
-    "a signal ends the program": Mistake(
-        "runtime/exits.py", Rewrite("signal.signal(number, self._remember)", "pass"), "no line that has the cause"
+    "a signal ends the program": (
+        "exits.py",
+        Rewrite("signal.signal(number, self._remember)", "pass"),
+        "no line that has the cause",
     ),
-    "a checkpoint is written where the last one is": Mistake(
-        "runtime/checkpoint.py",
-        Rewrite(
-            'path = self.folder / f"step-{$STEP:08d}.pt"',
-            'path = self.folder / f"step-{max(5, $STEP // 20 * 20):08d}.pt"',  # four saves have one name
-        ),
+    "a checkpoint is written where the last one is": (
+        "checkpoint.py",
+        Rewrite('path = self.folder / f"step-{$STEP:08d}.pt"', FOUR_SAVES_OF_ONE_NAME),
         "steps are lost",
     ),
-    "a full disk is no error of the user": Mistake(
-        "runtime/storage.py", Rewrite("raise UserError($TEXT) from error", "raise", "whole_file"), "exit code 1"
+    "a full disk is no error of the user": (
+        "storage.py",
+        Rewrite("raise UserError($TEXT) from error", "raise", "whole_file"),
+        "exit code 1",
     ),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_found(name: str, own_project: Render, tmp_path: Path) -> None:
-    place, mistake = own_project(logging="csv"), MISTAKES[name]
-    mistake.edit.apply(place / "ddp_project" / mistake.file)
+    place, (file, edit, said) = own_project(logging="csv"), MISTAKES[name]
+    edit.apply(place / "ddp_project" / "runtime" / file)
     kinds = possible_faults(Need.DISK)
-    nemesis = Nemesis(place, forked(place, tmp_path), "csv", tmp_path, kinds, slowness=slowness)
-    verdicts = nemesis.run_until(AT_MOST, seed=0)
-    wrong = next(verdict.wrong for verdict in verdicts if verdict.wrong)
-    assert re.search(mistake.said, "\n".join(wrong))
+    nemesis = Nemesis(place, forked(place, tmp_path), "csv", tmp_path, kinds, slowness=lambda: scaled(2))
+    wrong = next(verdict.wrong for verdict in nemesis.run_until(AT_MOST, seed=0) if verdict.wrong)
+    assert re.search(said, "\n".join(wrong))
 
 
-def test_the_command_shows_how_to_repeat_what_fails(own_project: Render) -> None:
+def test_an_epoch_that_begins_anew_is_found_and_the_command_shows_how_to_repeat_it(own_project: Render) -> None:
     place = own_project(logging="csv")
-    mistake = MISTAKES["an epoch begins anew after a resume"]
-    mistake.edit.apply(place / "ddp_project" / mistake.file)
+    FORGOTTEN.apply(place / "ddp_project" / "runtime" / "loading.py")
     failed = CliRunner().invoke(app, ["chaos", str(place), "--faults", str(AT_MOST)])
     assert failed.exit_code == 1, failed.output
     command = shlex.split(failed.stdout)
     assert command[:3] == ["ddp-template", "chaos", str(place)]
     again = CliRunner().invoke(app, command[1:])
     assert again.exit_code == 1, again.output
-    assert mistake.said in again.output
+    assert "model is another than without faults" in again.output
+
+
+@pytest.mark.parametrize(
+    ("cores", "said"), [(1.0, "2 ranks share a quota of 1 core:"), (None, "sound: a run can start here")]
+)
+def test_the_doctor_names_a_quota(cores: float | None, said: str, project: Render, tmp_path: Path) -> None:
+    place = project(launcher="torchrun", logging="csv")
+    try:
+        with cpu_quota() as quota:
+            if cores:
+                quota.limit(cores)
+            job = launch(place, tmp_path, (), {}, quota.before)(tmp_path / "run", 2, ["--doctor", "--device", "cpu"])
+            wait_until(lambda: job.code() is not None, limit=100, told=job.output)
+            assert job.code() == 0, job.output()
+            assert said in job.output()
+            assert ("quota" in job.output()) == bool(cores)
+    except OSError as error:
+        if os.geteuid() == 0 and Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").exists():
+            raise
+        pytest.skip(f"no quota of CPUs: {error}")

@@ -18,69 +18,55 @@ STOP = "test_a_signal_to_one_rank_stops_all_after_the_same_step"
 DAMAGE = "test_a_damaged_checkpoint_gives_way_to_the_one_before"
 TESTS = {NUMBERS: "exact", RESUME: "exact", KILL: "faults", STOP: "faults", DAMAGE: "faults"}
 TRAIN = "train.py"
+# Parts of what is edited.
+BACKWARD, SAVED = "run.update.backward($$$LOSS,", "$M.Checkpoints($$$PARTS,"
+BATCHES, DROP = "Batches($SAMPLES{}, $SIZE, world)", " - $SAMPLES % world.world_size"
+ONCE = "nullcontext() if $I == {} else $NO_SYNC"
+OWN_COUNTS = "({} if self.finite_only else $COUNTS)"
 CHECKPOINT, LOADING, METER, SAMPLING, STORAGE = (
     f"ddp_project/runtime/{name}.py" for name in ("checkpoint", "loading", "meter", "sampling", "storage")
 )
 
 
-class Mistake:
-    """An edit of a file."""
-
-    def __init__(self, file: str, *edit: str) -> None:
-        self.file, self.edit = file, Rewrite(*edit)
-
-
 # By the test that must fail: mistakes, each with the file and the edit.
-MISTAKES = {
+MISTAKES: dict[str, dict[str, tuple[str, ...]]] = {
     NUMBERS: {
-        "every epoch has the same order": Mistake(
-            LOADING, "$SAMPLER.set_epoch($EPOCH, $$$A)", "$SAMPLER.set_epoch(0, $$$A)"
+        "every epoch has the same order": (LOADING, "$S.set_epoch($EPOCH, $$$A)", "$S.set_epoch(0, $$$A)"),
+        "a short window is divided by --accum-steps": (
+            TRAIN,
+            f"{BACKWARD} len($N))",
+            f"{BACKWARD} run.config.accum_steps)",
         ),
-        "a short window is divided by --accum-steps": Mistake(
-            TRAIN, "run.update.backward($$$LOSS, len($N))", "run.update.backward($$$LOSS, run.config.accum_steps)"
+        "gradients are never set to zero": (TRAIN, "$OPTIMIZER.zero_grad()", ""),
+        "the first backward pass of a window reduces, not the last": (TRAIN, ONCE.format("$LAST"), ONCE.format("1")),
+        "training goes past DistributedDataParallel": (TRAIN, "run.ddp($BATCH)", "run.ddp.module($BATCH)"),
+        "clipping is forgotten": (TRAIN, "torch.nn.utils.clip_grads_with_norm_($WEIGHTS, $LARGEST, $NORM)", "pass"),
+        "the learning rate stays at its first value": (TRAIN, '$GROUP["lr"] = $LR', '$GROUP["lr"] = run.config.lr'),
+        "every rank trains on the same samples": (SAMPLING, "self.skip + $OWN", "self.skip"),
+        "evaluation drops what does not fill a batch of every rank": (
+            SAMPLING,
+            BATCHES.format(""),
+            BATCHES.format(DROP),
         ),
-        "gradients are never set to zero": Mistake(TRAIN, "$OPTIMIZER.zero_grad()", ""),
-        "the first backward pass of a window reduces, not the last": Mistake(
-            TRAIN, "nullcontext() if $I == $LAST else $NO_SYNC", "nullcontext() if $I == 1 else $NO_SYNC"
-        ),
-        "training goes past DistributedDataParallel": Mistake(TRAIN, "run.ddp($BATCH)", "run.ddp.module($BATCH)"),
-        "clipping is forgotten": Mistake(
-            TRAIN, "torch.nn.utils.clip_grads_with_norm_($WEIGHTS, $LARGEST, $NORM)", "pass"
-        ),
-        "the learning rate stays at its first value": Mistake(
-            TRAIN, '$GROUP["lr"] = $LR', '$GROUP["lr"] = run.config.lr'
-        ),
-        "every rank trains on the same samples": Mistake(SAMPLING, "self.skip + $OWN", "self.skip"),
-        "evaluation drops what does not fill a batch of every rank": Mistake(
-            SAMPLING, "Batches($SAMPLES, $SIZE, world)", "Batches($SAMPLES - $SAMPLES % world.world_size, $SIZE, world)"
-        ),
-        "rank 0 logs its own validation loss": Mistake(
-            METER, "reduce_tensor($COUNTS, $OP)", "({} if self.finite_only else $COUNTS)", "Meter.reduce"
-        ),
+        "rank 0 logs its own validation loss": (METER, "reduce_tensor($COUNTS, $OP)", OWN_COUNTS, "Meter.reduce"),
     },
     RESUME: {
-        "the model is left in evaluation mode": Mistake(TRAIN, "$MODEL.train()", ""),
-        "an epoch begins anew after a stop": Mistake(
-            LOADING, "$SAMPLER.set_epoch($EPOCH, skip=$X)", "$SAMPLER.set_epoch($EPOCH, skip=0)"
-        ),
-        "the optimizer is not saved": Mistake(
-            TRAIN, "$M.Checkpoints($$$PARTS, optimizer=$X, $$$REST)", "$M.Checkpoints($$$PARTS, $$$REST)"
-        ),
-        "random numbers begin anew after a stop": Mistake(CHECKPOINT, "set_generator_states($X)", ""),
-        "the running statistics of a rank are not restored": Mistake(
-            CHECKPOINT, "set_buffer($$$A)", "pass", "set_rank_state"
-        ),
+        "the model is left in evaluation mode": (TRAIN, "$MODEL.train()", ""),
+        "an epoch begins anew after a stop": (LOADING, "$S.set_epoch($E, skip=$X)", "$S.set_epoch($E, skip=0)"),
+        "the optimizer is not saved": (TRAIN, f"{SAVED} optimizer=$X, $$$REST)", f"{SAVED} $$$REST)"),
+        "random numbers begin anew after a stop": (CHECKPOINT, "set_generator_states($X)", ""),
+        "the running statistics of a rank are not restored": (CHECKPOINT, "set_buffer($$$A)", "pass", "set_rank_state"),
     },
-    KILL: {"files are written in their place": Mistake(STORAGE, "os.replace($$$A)", "shutil.copy($$$A)", "whole_file")},
+    KILL: {"files are written in their place": (STORAGE, "os.replace($$$A)", "shutil.copy($$$A)", "whole_file")},
     STOP: {
-        "a stop writes no checkpoint": Mistake(TRAIN, "run.checkpoints.save(wait=True)", "", "main"),
-        "each rank looks at its own signals alone": Mistake(
-            TRAIN, "run.stop.agreed = $X", "run.stop.agreed = run.stop.received"
+        "a stop writes no checkpoint": (TRAIN, "run.checkpoints.save(wait=True)", "", "main"),
+        "each rank looks at its own signals alone": (
+            TRAIN,
+            "run.stop.agreed = $X",
+            "run.stop.agreed = run.stop.received",
         ),
     },
-    DAMAGE: {
-        "a damaged checkpoint is not noticed": Mistake(CHECKPOINT, "problem = $X", "problem = None", "first_whole")
-    },
+    DAMAGE: {"a damaged checkpoint is not noticed": (CHECKPOINT, "problem = $X", "problem = None", "first_whole")},
 }
 CASES = [(test, name) for test, mistakes in MISTAKES.items() for name in mistakes]
 
@@ -92,8 +78,8 @@ def verdicts(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
     def verdict(number: int) -> str:
         test, name = CASES[number]
-        place, mistake = shutil.copytree(project(), folder / str(number)), MISTAKES[test][name]
-        mistake.edit.apply(place / mistake.file)
+        place, (file, *edit) = shutil.copytree(project(), folder / str(number)), MISTAKES[test][name]
+        Rewrite(*edit).apply(place / file)
         command = [sys.executable, "-m", "pytest", "-q", "-k", test, f"tests/test_{TESTS[test]}.py"]
         return output_of(command, place, code=None)
 

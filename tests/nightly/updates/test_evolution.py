@@ -11,7 +11,7 @@ import yaml
 from generator.answers.questions import TEMPLATE
 from generator.render.git import run
 from generator.render.project import read_files, recorded_answers
-from generator.update.ownership import forgotten_answers
+from generator.update.gate import forgotten_answers
 from generator.update.replay import commit_all, copy_project, differing, fresh_copy, put_under_git, update
 
 SETTINGS = "_subdirectory: template\n_envops: {undefined: jinja2.StrictUndefined, keep_trailing_newline: true}\n"

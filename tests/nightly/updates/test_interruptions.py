@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,11 +35,8 @@ class Owner:
 
     def begin(self, commands: str) -> subprocess.Popen[bytes]:
         env = {**os.environ, "PATH": PATH, "TMPDIR": str(self.elsewhere), "HOME": str(self.elsewhere)}
-        output = subprocess.DEVNULL
-        command = ["bash", "-c", commands]
-        return subprocess.Popen(
-            command, cwd=self.project, env=env, stdout=output, stderr=output, start_new_session=True
-        )
+        quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+        return subprocess.Popen(["bash", "-c", commands], cwd=self.project, env=env, **quiet)
 
     def type_in(self, commands: str) -> int:
         return self.begin(commands).wait(timeout=scaled(120))
@@ -99,7 +97,7 @@ def test_a_killed_update_leaves_the_project_as_it_was(history: History, new_guid
     assert owner.type_in(guide.start) == 0
 
 
-@pytest.mark.parametrize("room", [0, 200, 500, 1000, 2000, 4000])
+@pytest.mark.parametrize("room", [0, 500, 1500, 4000])
 def test_a_full_disk_leaves_the_project_as_it_was(room: int, history: History, new_guide: Path, tmp_path: Path) -> None:
     guide = read_guide(new_guide)
     with small_disk(tmp_path / "disk", "32m") as disk:

@@ -90,34 +90,27 @@ def test_answers_that_are_forgotten(made_up: MadeUp, workers: Workers) -> None:
 
 
 ANOTHER_FORMAT = Rewrite('"model": $MODEL', '"weights": $MODEL', "Checkpoints.__init__")
+RESUMED = "resume: v1.0.0 -> v99999, digits-torchrun-auto-none-false-console"
 
 
 @pytest.mark.parametrize(
-    ("path", "edit", "wrong"),
+    ("file", "edit"),
     [
-        (
-            f"{PACKAGE}/runtime/loading.py",
-            Rewrite("training, validation = $X", "training, validation, _ = $X", "load"),
-            "updated project ",
-        ),
-        (
-            f"{PACKAGE}/runtime/meter.py",
-            Rewrite("vars(self).update($X)", "pass", "Progress.load_state_dict"),
-            "updated project ",
-        ),
-        (f"{PACKAGE}/runtime/checkpoint.py", ANOTHER_FORMAT, "old checkpoint is refused"),
+        ("loading.py", Rewrite("training, validation = $X", "training, validation, _ = $X", "load")),
+        ("meter.py", Rewrite("vars(self).update($X)", "pass", "Progress.load_state_dict")),
     ],
-    ids=["asks more of the owner's data", "begins anew", "has another format"],
+    ids=["asks more of the owner's data", "begins anew"],
 )
-def test_runs_that_cannot_go_on(path: str, edit: Rewrite, wrong: str, made_up: MadeUp, workers: Workers) -> None:
-    edit.apply(made_up.folder / path)
-    about = "resume: v1.0.0 -> v99999, digits-torchrun-auto-none-false-console"
-    assert f"{about}: the {wrong}" in found(made_up, workers, "history", "resume")
+def test_runs_that_cannot_go_on(file: str, edit: Rewrite, made_up: MadeUp, workers: Workers) -> None:
+    edit.apply(made_up.folder / PACKAGE / "runtime" / file)
+    assert f"{RESUMED}: the updated project " in found(made_up, workers, "history", "resume")
 
 
 def test_a_new_format_of_checkpoints_is_told(made_up: MadeUp, workers: Workers) -> None:
     ANOTHER_FORMAT.apply(made_up.folder / PACKAGE / "runtime" / "checkpoint.py")
-    assert "and CHANGELOG.md tells nobody" in found(made_up, workers, "history", "resume")
+    wrong = found(made_up, workers, "history", "resume")
+    assert f"{RESUMED}: the old checkpoint is refused" in wrong
+    assert "and CHANGELOG.md tells nobody" in wrong
     told = "## Not released yet\n\n### What you must do\n\nFinish your runs: checkpoints have another format.\n"
     (made_up.folder / "CHANGELOG.md").write_text(told)
     assert found(made_up, workers, "history", "resume") == ""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.answers.ownership import read_ownership
+from generator.answers.questions import read_ownership
 from generator.render.project import read_files
 from generator.update.history import NEXT, History
 from generator.update.replay import commit_all, copy_project, differing, update

@@ -2,41 +2,31 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import copier
 import pytest
 from copier.errors import DirtyLocalWarning
 
-from generator.answers.ownership import read_ownership
+from generator.answers.questions import read_ownership
 from generator.cli.render import record_origin
 from generator.render.git import run
 from generator.render.project import ANSWERS_FILE, NAME, read_files, render
+from generator.update import replay
 from generator.update.history import NEXT
-from generator.update.replay import (
-    UpdateError,
-    commit_all,
-    conflicts,
-    copy_project,
-    differing,
-    is_text,
-    put_under_git,
-    update,
-)
+from generator.update.replay import commit_all, conflicts, copy_project, put_under_git, update
 from tests.conftest import Render
 from tests.support.versions import MadeUp, replace
 from tools.rewriting import Rewrite
 
 OldProject = Callable[..., Path]
 OWNERS_LINE = "# The owner's line.\n"
+BATCH = "#SBATCH --nodes=1\n"
 
 
 def line_after(pattern: str) -> Callable[[Path], None]:
     return Rewrite(pattern, f"{{}}\n{OWNERS_LINE.rstrip()}").apply
-
-
-def line_in_batch_script(file: Path) -> None:
-    replace(file, "#SBATCH --nodes=1\n", f"#SBATCH --nodes=1\n{OWNERS_LINE}")
 
 
 def classes(project: Path) -> dict[str, str]:
@@ -62,7 +52,7 @@ def test_the_table_of_updating_md_is_that_of_copier_yml(project: Render) -> None
 def everything_changed(made_up: MadeUp) -> MadeUp:
     """A second version, 1.1.0, with another last line in each text file, whosever it is."""
     for file in (made_up.folder / "template").rglob("*"):
-        if file.is_file() and is_text(file.read_bytes()) and "answers_file" not in file.name:
+        if file.is_file() and replay.is_text(file.read_bytes()) and "answers_file" not in file.name:
             comment = "Last line." if ".md" in file.name else "# Last line."
             file.write_text(f"{file.read_text()}\n{comment}\n")
     made_up.release("1.1.0")
@@ -77,9 +67,7 @@ def test_an_update_does_to_each_file_what_the_table_says(everything_changed: Mad
     told = classes(project)
     for path, whose in told.items():
         if whose != "the template's":
-            lines = (project / path).read_text(errors="surrogateescape").splitlines(keepends=True)
-            edited = "".join([OWNERS_LINE, *lines])
-            (project / path).write_text(edited, errors="surrogateescape")
+            (project / path).write_bytes(OWNERS_LINE.encode() + (project / path).read_bytes())
     for folder in (project, untouched):
         put_under_git(folder)
         before = read_files(folder)
@@ -101,7 +89,7 @@ def test_an_update_does_to_each_file_what_the_table_says(everything_changed: Mad
         ("ddp_project/runtime/update.py", "amp=torch", "none", line_after("super().load_state_dict(state_dict)")),
         ("ddp_project/runtime/update.py", "amp=apex", "torch", line_after("from apex import amp")),
         ("ddp_project/runtime/tracking.py", "logging=wandb", "console", line_after("self.run = wandb.init($$$A)")),
-        ("launch.sh", "launcher=slurm", "spawn", line_in_batch_script),
+        ("launch.sh", "launcher=slurm", "spawn", partial(replace, old=BATCH, new=BATCH + OWNERS_LINE)),
     ],
     ids=["torch.amp", "apex", "wandb", "slurm"],
 )
@@ -118,36 +106,18 @@ def test_an_answer_that_replaces_an_edited_file_leaves_a_conflict(
     assert f"UU {path}" in run(project, "status", "--porcelain")
 
 
-def test_what_the_owner_deletes_stays_deleted(old_project: OldProject) -> None:
-    project = old_project()
+def test_what_the_owner_deletes_stays_deleted_and_what_both_add_is_a_conflict(old_project: OldProject) -> None:
+    project, new = old_project(), "ddp_project/runtime/sums.py"
     deleted = [f"ddp_project/{name}" for name in ("model.py", "data.py", "digits.npz")]
     deleted += ["tests/test_exact.py", "README.md"]
     for path in deleted:
         (project / path).unlink()
-    commit_all(project)
-    update(project, NEXT)
-    assert [path for path in deleted if (project / path).exists()] == []
-
-
-def test_a_new_file_of_the_template_and_one_of_the_owner_meet_in_a_conflict(old_project: OldProject) -> None:
-    project, new = old_project(), "ddp_project/runtime/sums.py"
     (project / new).write_text("# mine\n")
     commit_all(project)
     update(project, NEXT)
+    assert [path for path in deleted if (project / path).exists()] == []
     assert conflicts(read_files(project)) == [new]
     assert "# mine\n" in (project / new).read_text()
-
-
-def test_copies_of_untagged_versions_are_updated_to_the_first_tag(made_up: MadeUp, tmp_path: Path) -> None:
-    commit_all(made_up.folder)
-    run(made_up.folder, "tag", "--delete", "v1.0.0")
-    project = tmp_path / "project"
-    copy_project(made_up.folder, "HEAD", {}, project)
-    put_under_git(project)
-    made_up.replace("template/README.md.jinja", "## Start\n", "## Begin\n")
-    made_up.release("1.1.0")
-    update(project)
-    assert "## Begin\n" in (project / "README.md").read_text()
 
 
 def test_a_copy_of_uncommitted_changes_says_so_and_loses_nothing(made_up: MadeUp, tmp_path: Path) -> None:
@@ -158,9 +128,9 @@ def test_a_copy_of_uncommitted_changes_says_so_and_loses_nothing(made_up: MadeUp
     put_under_git(project)
     made_up.release("1.1.0")
     before = read_files(project)
-    with pytest.raises(UpdateError):
+    with pytest.raises(replay.UpdateError):
         update(project)
-    assert differing(read_files(project), before) == []
+    assert replay.differing(read_files(project), before) == []
     # What docs/updates.md says to do.
     answers = (project / ANSWERS_FILE).read_text()
     (project / ANSWERS_FILE).write_text(re.sub("^_commit: .*", "_commit: v1.0.0", answers, flags=re.MULTILINE))
