@@ -2,14 +2,14 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from generator.render.git import SETTINGS
+from generator.update.replay import put_under_git
 from tests.conftest import Render
+from tests.core.test_checkpoints import logged
 from tests.support.ranks import assert_same_state, train_on_ranks
 from tests.support.training import checkpoint
 
@@ -19,18 +19,12 @@ def result(run_dir: Path) -> dict[str, Any]:
     return read
 
 
-def accuracies(run_dir: Path) -> dict[int, float]:
-    """The accuracy after each evaluation, by its step, as the log has it."""
-    pattern = re.compile(r" step (\d+) .* epoch/validation_accuracy (\S+)")
-    return {int(step): float(value) for step, value in pattern.findall((run_dir / "train.log").read_text())}
-
-
 def test_patience_ends_a_run_that_gets_no_better(project: Render, tmp_path: Path) -> None:
     run_dir, options = tmp_path / "run", ("--lr", "0", "--epochs", "20", "--global-batch-size", "478")
     train_on_ranks(project(), run_dir, *options, "--patience", "2", "--max-steps", "4")  # 3 steps are an epoch
     assert (result(run_dir)["exit_code"], result(run_dir)["step"]) == (0, 4)
     printed = train_on_ranks(project(), run_dir, *options, "--patience", "4", "--resume")
-    seen = accuracies(run_dir)
+    seen = logged(run_dir, "epoch/validation_accuracy")
     best = max(seen, key=lambda step: seen[step])
     ended = result(run_dir)
     assert (ended["step"], ended["epoch"]) == ([*seen][-1], [*seen][-1] // 3)
@@ -59,17 +53,12 @@ def test_a_run_stops_before_its_hours_are_over_and_goes_on(project: Render, tmp_
     assert one["config_sha256"] != other["config_sha256"]
 
 
-def test_a_result_has_the_code_of_an_error_or_is_not_there(project: Render, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    train_on_ranks(project(), run_dir, "--max-steps", "2")
-    diverging = ("--resume", "--lr", "1e30", "--max-bad-steps", "1", "--log-every", "1")
-    train_on_ranks(project(), run_dir, *diverging, code=65)
-    assert result(run_dir)["exit_code"] == 65
-
-
-def test_a_start_that_crashes_leaves_no_result_of_the_one_before(own_project: Render, tmp_path: Path) -> None:
+def test_a_result_has_the_code_of_an_error_or_is_not_there(own_project: Render, tmp_path: Path) -> None:
     run_dir, place = tmp_path / "run", own_project()
     train_on_ranks(place, run_dir, "--max-steps", "2")
+    diverging = ("--resume", "--lr", "1e30", "--max-bad-steps", "1", "--log-every", "1")
+    train_on_ranks(place, run_dir, *diverging, code=65)
+    assert result(run_dir)["exit_code"] == 65
     with open(place / "ddp_project" / "task.py", "a") as file:
         file.write("\n\ndef lr_at(*_: object) -> float:\n    raise RuntimeError\n")
     train_on_ranks(place, run_dir, "--resume", processes=1, code=1)  # of two, one may hear first that the other ends
@@ -78,9 +67,7 @@ def test_a_start_that_crashes_leaves_no_result_of_the_one_before(own_project: Re
 
 def test_a_resume_names_code_that_has_changed(own_project: Render, tmp_path: Path) -> None:
     run_dir, place = tmp_path / "run", own_project()
-    git = ["git", "-C", str(place), "-c", "user.name=a", "-c", "user.email=a@b"]
-    for arguments in (["init"], ["add", "--all"], ["commit", "--message", "Start"]):
-        subprocess.run([*git, *arguments], check=True, capture_output=True, env=SETTINGS | {"PATH": "/usr/bin:/bin"})
+    put_under_git(place)
     train_on_ranks(place, run_dir, "--max-steps", "2")
     before = result(run_dir)["commit"]
     assert re.fullmatch(r"[0-9a-f]{12}", before)
