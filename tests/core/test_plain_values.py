@@ -2,7 +2,7 @@
 
 import enum
 import io
-from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections import Counter, defaultdict, deque, namedtuple
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
@@ -14,28 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import Package, Render
-from tests.support.ranks import train_on_ranks
+from tests.support.ranks import error_in, train_on_ranks
 from tests.support.training import checkpoint, differences
 from tools.rewriting import Rewrite
 
 Point = namedtuple("Point", "x y")  # as owners write it
 
 
-class Mode(enum.Enum):
-    """A choice."""
-
-    FAST = "fast"
-
-
-class Level(enum.IntEnum):
-    """A number with a name."""
-
-    HIGH = 3
+Mode = enum.Enum("Mode", ["FAST"])
+Level = enum.IntEnum("Level", ["HIGH"])
 
 
 class Named(str):
-    """A text."""
-
     __slots__ = ()
 
 
@@ -60,6 +50,7 @@ VALUES = {
     "a counter": (Counter("aab"), Counter("aab")),
     "plain": ([None, True, 1, 1.5, 1j, "a", (1,), torch.Size([2]), torch.float32], None),
     "a parameter": (nn.Parameter(torch.ones(2)), torch.ones(2)),
+    "a state_dict": (nn.BatchNorm1d(2).state_dict(), None),
     "a tensor of another class": (torch.ones(2).as_subclass(Tagged), torch.ones(2)),
 }
 
@@ -74,16 +65,12 @@ def read_again(value: Any) -> Any:
 @pytest.mark.parametrize("name", VALUES)
 def test_what_can_be_plain_is_read_again(name: str, package: Package) -> None:
     value, expected = VALUES[name]
+    if expected is None:
+        expected = value
     found = read_again(package("runtime.plain").plain(value, "part"))
-    assert differences(found, value if expected is None else expected) == []
-    assert type(found) is (type(value) if expected is None else type(expected))
-
-
-def test_the_versions_of_layers_are_kept(package: Package) -> None:
-    saved = nn.BatchNorm1d(2).state_dict()
-    found = read_again(package("runtime.plain").plain(saved, "model"))
-    assert type(found) is OrderedDict
-    assert found._metadata == saved._metadata  # type: ignore[attr-defined]
+    assert differences(found, expected) == []
+    assert type(found) is type(expected)
+    assert getattr(found, "_metadata", None) == getattr(expected, "_metadata", None), "the versions of layers"
 
 
 @pytest.mark.parametrize(
@@ -108,12 +95,9 @@ def test_the_versions_of_layers_are_kept(package: Package) -> None:
 def test_what_cannot_is_refused_by_its_place(value: Any, words: str, package: Package) -> None:
     with pytest.raises(package("runtime.exits").UserError, match=rf"optimizer/param_groups/0/schedule {words}, which"):
         package("runtime.plain").plain({"param_groups": [{"schedule": value}]}, "optimizer")
-
-
-@pytest.mark.parametrize("value", [defaultdict(int), MappingProxyType({}), np.ones(2)])
-def test_a_module_gets_its_own_types_back(value: Any, package: Package) -> None:
-    with pytest.raises(package("runtime.exits").UserError, match=r"model/1\._extra_state/seen is a "):
-        package("runtime.plain").plain({"1._extra_state": {"seen": value}}, "model")
+    for own in (defaultdict(int), MappingProxyType({}), np.ones(2)):  # a module gets its own types back, or none
+        with pytest.raises(package("runtime.exits").UserError, match=r"model/1\._extra_state/seen is a "):
+            package("runtime.plain").plain({"1._extra_state": {"seen": own}}, "model")
 
 
 def test_a_rate_of_numpy_is_resumed_and_exported(own_project: Render, tmp_path: Path) -> None:
@@ -130,13 +114,7 @@ def test_what_cannot_be_saved_is_refused_before_the_first_step(own_project: Rend
     project, run_dir = own_project(), tmp_path / "run"
     group = "AdamW([{'params': [*model.parameters()], 'schedule': lambda step: step}])"
     Rewrite("AdamW($$$A)", group, "build_optimizer").apply(project / "ddp_project" / "task.py")
-    printed = "".join(train_on_ranks(project, run_dir, "--max-steps", "2", code=2))
-    assert "error: optimizer/param_groups/0/schedule is a function, which a checkpoint cannot hold: keep" in printed
-    assert "Traceback" not in printed
-    assert " step " not in printed
-    Rewrite("AdamW($$$A)", "AdamW(model.parameters())", "build_optimizer").apply(project / "ddp_project" / "task.py")
-    with open(project / "ddp_project" / "model.py", "a") as file:
-        file.write("\n\nNetwork.get_extra_state = lambda self: {'made by': build_model}\n")
-        file.write("Network.set_extra_state = lambda self, state: None\n")
-    printed = "".join(train_on_ranks(project, tmp_path / "other", "--max-steps", "2", code=2))
-    assert "error: model/_extra_state/made by is a function, which a checkpoint cannot hold" in printed
+    printed = train_on_ranks(project, run_dir, "--max-steps", "2", code=2)
+    said = "error: optimizer/param_groups/0/schedule is a function, which a checkpoint cannot hold: keep"
+    assert error_in(printed).startswith(said)
+    assert " step " not in "".join(printed)

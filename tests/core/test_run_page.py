@@ -5,7 +5,6 @@ import math
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from html import unescape
@@ -13,8 +12,8 @@ from pathlib import Path
 
 from generator.check.train.records import read_csv
 from tests.conftest import Package, Render
-from tests.support.processes import wait_until
-from tests.support.ranks import Rank, kill_after, newest_step, start_ranks, train_on_ranks
+from tests.support.processes import output_of, wait_until
+from tests.support.ranks import kill_after, newest_step, start_ranks, train_on_ranks
 
 OPTIONS = ("--epochs", "40", "--save-every", "5", "--log-every", "4")
 KINDS = {"epoch/validation_": " validation", "epoch/train_": " epoch", "train/": " training"}
@@ -45,16 +44,6 @@ def rows(run_dir: Path) -> Iterator[Point]:
             yield name.removeprefix(prefix), run_dir.name + KINDS.get(prefix, ""), f"{step:,}", shown
 
 
-def stop(ranks: list[Rank], run_dir: Path, step: int) -> None:
-    """Stop all ranks by a signal to one, some time after a step was saved."""
-    pid = ranks[1].process.pid
-    assert pid
-    wait_until(lambda: newest_step(run_dir) >= step, told=ranks[0].output.read_text)
-    os.kill(pid, signal.SIGTERM)
-    for rank in ranks:
-        rank.ends_with(75, 60)
-
-
 def test_the_page_shows_what_was_recorded_over_a_kill_and_a_stop(project: Render, tmp_path: Path) -> None:
     run_dir = tmp_path / "a <b> & c"
     assert kill_after(start_ranks(project(logging="csv"), run_dir, *OPTIONS), run_dir, 30, 0.02)
@@ -62,7 +51,11 @@ def test_the_page_shows_what_was_recorded_over_a_kill_and_a_stop(project: Render
     with open(run_dir / "metrics.jsonl", "a") as records:
         records.write('{"step": 31, "time": 1.0, "train/lo')  # as a kill may leave it
     first = min((run_dir / "checkpoints").glob("step-*.pt"))  # what was recorded after it is trained once more
-    stop(start_ranks(project(logging="csv"), run_dir, *OPTIONS, "--resume", str(first)), run_dir, 60)
+    ranks = start_ranks(project(logging="csv"), run_dir, *OPTIONS, "--resume", str(first))
+    wait_until(lambda: newest_step(run_dir) >= 60, told=ranks[0].output.read_text)
+    os.kill(ranks[1].process.pid or 0, signal.SIGTERM)
+    for rank in ranks:
+        rank.ends_with(75, 60)
     assert points(run_dir / "report.html") == recorded(run_dir)
     train_on_ranks(project(logging="csv"), run_dir, *OPTIONS, "--resume", "--max-steps", "100", "--lr", "0.001")
     page = (run_dir / "report.html").read_text()
@@ -79,10 +72,9 @@ def test_the_page_shows_what_was_recorded_over_a_kill_and_a_stop(project: Render
 
 def test_what_is_not_finite_is_a_gap(package: Package, tmp_path: Path) -> None:
     values = [4.0, math.nan, 2.0, 3.0, math.inf, -math.inf, 1.0]
-    records = [
-        {"step": step, "time": step, "train/loss": value, "train/x": math.nan} for step, value in enumerate(values)
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    with open(tmp_path / "metrics.jsonl", "w") as file:
+        for step, value in enumerate(values):
+            print(json.dumps({"step": step, "time": step, "train/loss": value, "train/x": math.nan}), file=file)
     (tmp_path / "config.json").write_text("{}")
     package("runtime.report").write_page([tmp_path], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
@@ -99,12 +91,9 @@ def test_runs_are_compared_on_one_page(project: Render, tmp_path: Path) -> None:
         train_on_ranks(project(logging="csv"), run_dir, "--max-steps", "5", "--lr", lr)
     command = [sys.executable, "-m", "ddp_project.runtime.report"]
     env = {**os.environ, "PYTHONPATH": str(project(logging="csv"))}
-    subprocess.run([*command, *map(str, runs)], cwd=tmp_path, env=env, check=True)
+    output_of([*command, *runs], tmp_path, env)
     assert points(tmp_path / "report.html") == recorded(*runs)
     text = (tmp_path / "report.html").read_text()
     assert re.findall(r"<tr class=other><td>(.*?)</td>(.*?)</tr>", text)[0] == ("--lr", "<td>0.001</td><td>0.002</td>")
-    refused = subprocess.run([*command, "nowhere"], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert (
-        refused.stderr == "error: nowhere is no run with metrics.jsonl and config.json: name folders such as runs/*\n"
-    )
+    refused = output_of([*command, "nowhere"], tmp_path, env, code=2)
+    assert refused == "error: nowhere is no run with metrics.jsonl and config.json: name folders such as runs/*\n"
