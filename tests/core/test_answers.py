@@ -88,9 +88,7 @@ def assert_inert(benign: Path, project: Path, answers: dict[str, str]) -> None:
     """The answers are in the project as they were given, and nothing else differs from the benign one."""
     made, plain = files(project), files(benign)
     assert made.keys() == plain.keys()
-    for path, content in made.items():
-        if path.endswith(".py"):
-            compile(content, path, "exec")
+    assert all(compile(content, path, "exec") for path, content in made.items() if path.endswith(".py"))
     recorded = yaml.safe_load(made[".copier-answers.yml"].decode())
     derived = {"package_name": recorded["package_name"]}
     assert recorded == {**yaml.safe_load(plain[".copier-answers.yml"]), **derived, **answers}

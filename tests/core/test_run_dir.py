@@ -1,7 +1,6 @@
 """Which run goes on with --resume: after a restart the same one, and none that another program is training."""
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,13 +17,6 @@ JOBS = {
     "slurm": ({"SLURM_JOB_ID": "job"}, {"SLURM_RESTART_COUNT": "1"}),
     "ray": ({"JOB_ID": "job"}, {"TORCHELASTIC_RESTART_COUNT": "1"}),
 }
-HOLD = """
-import fcntl, sys
-file = open(sys.argv[1], "ab")
-fcntl.flock(file, fcntl.LOCK_EX)
-print("held", flush=True)
-sys.stdin.read()
-"""
 
 
 def saved(name: str) -> Path:
@@ -37,12 +29,12 @@ def saved(name: str) -> Path:
 
 @contextmanager
 def training(run_dir: Path) -> Iterator[None]:
-    command = [sys.executable, "-c", HOLD, str(run_dir / "in-use")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    """Another program holds the lock of a run."""
+    command = ["flock", run_dir / "in-use", "sh", "-c", "echo held; cat"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout
-        assert process.stdout.readline() == "held\n"
+        assert process.stdout.readline() == b"held\n"
         yield
-        process.kill()
 
 
 @pytest.mark.parametrize("launcher", JOBS)
@@ -73,6 +65,7 @@ def test_what_torchrun_starts_alone_is_no_job(launcher: str, package: Package, m
 
 
 def test_a_run_in_training_is_not_taken_over(package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by --resume nor by a new run."""
     checkpoint, config, exits = (package(name) for name in ("runtime.checkpoint", "config", "runtime.exits"))
     monkeypatch.chdir(tmp_path)
     crashed, live = saved("crashed"), saved("live")
@@ -83,12 +76,9 @@ def test_a_run_in_training_is_not_taken_over(package: Package, tmp_path: Path, m
         named = config.Config(resume="newest", run_dir=crashed)
         assert checkpoint.choose_run_dir(named) == crashed
     assert checkpoint.choose_run_dir(config.Config(resume="newest")) == live
-
-
-def test_a_new_run_shares_its_directory_with_no_other(package: Package, tmp_path: Path) -> None:
-    checkpoint, config, exits = (package(name) for name in ("runtime.checkpoint", "config", "runtime.exits"))
+    new = config.Config(run_dir=tmp_path)
     with training(tmp_path), pytest.raises(exits.UserError, match=r"is that of a run that is training: choose another"):
-        checkpoint.claim(config.Config(run_dir=tmp_path))
+        checkpoint.claim(new)
     assert not (tmp_path / "config.json").exists()
-    assert checkpoint.claim(config.Config(run_dir=tmp_path)) == []
+    assert checkpoint.claim(new) == []
     assert (tmp_path / "config.json").exists()

@@ -13,7 +13,7 @@ LAYERS = 53  # of ResNet-50
 
 
 class Kernels(TorchDispatchMode):
-    """Counts the operations that start a kernel: all but views."""
+    """Notes the operations that start a kernel, all but views, and the types of the tensors in their lists."""
 
     def __init__(self) -> None:
         super().__init__()
