@@ -187,22 +187,6 @@ def test_tied_weights_are_in_the_file_once_and_tied_again(package: Package, tmp_
     assert averaged["head.weight"].sum() == 15
 
 
-def test_predictions_may_compute_gradients(
-    export: Any, package: Package, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def slopes(model: nn.Module, file: Path) -> list[dict[str, Any]]:
-        with torch.enable_grad():
-            image = torch.ones(1, 1, 8, 8).requires_grad_()
-            [slope] = torch.autograd.grad(model(image).square().sum(), image)
-        return [{"slope": slope.norm(), "tracked": model(image).requires_grad}]
-
-    monkeypatch.setattr(package("task"), "predict", slopes)
-    export.predict([export.export(run_dir), run_dir], tmp_path / "answers")
-    answer = json.loads((tmp_path / "answers").read_text())
-    assert answer["slope"] > 0
-    assert not answer["tracked"]
-
-
 def write_bad_files(folder: Path) -> None:
     for name, array in {"flat": np.zeros((2, 64)), "bright": np.full((2, 8, 8), 255), "words": np.array("a")}.items():
         np.save(folder / f"{name}.npy", array)

@@ -182,41 +182,21 @@ try:
 except UserError as error:
     print(error)
 """
-TYPES = """
-from enum import Flag
-from typing import NamedTuple
-
-class Part(NamedTuple):
-    width: int
-
-class Flags(Flag):
-    A = 1
-    B = 2
-
-@dataclass(frozen=True)
-class Stage:
-    width: int = 8
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-"""
 
 
 @pytest.mark.parametrize(
     ("option", "words", "reason"),
     [
         ("unit: complex = 1j", "", NOT_WRITTEN),
-        ("stages: tuple[Stage, ...] = (Stage(),)", "", NOT_READ),
-        ("stage: Stage | None = None", "stage:stage --stage.width 3", NOT_READ),
-        ("part: Part = Part(1)", "", NOT_READ),
-        ("flags: Flags = Flags.A | Flags.B", "", NOT_READ),
+        ("stages: tuple[Blocks, ...] = (Blocks(),)", "", NOT_READ),
+        ("stage: Blocks | None = None", "stage:blocks --stage.width 3", NOT_READ),
         ("limit: int | str = 1", "--limit 1e3", ""),  # which the next run reads as the same value
     ],
 )
 def test_an_option_that_cannot_be_read_again_is_refused_at_once(
     option: str, words: str, reason: str, own_project: Render
 ) -> None:
-    place = with_options(own_project(), f"{TYPES}    {option}\n")
+    place = with_options(own_project(), f"{OPTIONS}    {option}\n")
     printed = output_of([sys.executable, "-c", READ_OR_REFUSED, *words.split()], place, os.environ)
     assert printed.startswith(f"--{option.partition(':')[0]} {reason}" if reason else "")
     assert printed.count("\n") == bool(reason)

@@ -122,32 +122,28 @@ def test_an_edit_is_shown_once_with_the_answers_of_its_projects(name: str, templ
 
 
 def test_groups_are_apart_and_the_largest_is_first(template: Path, compare: Compare) -> None:
+    """A file that comes, goes or may be executed is shown, too."""
     replace(template / "partials/red.jinja", "partial\n", "part\n")
     replace(template / MAIN, "begin\n", "start\n")
-    found, words = compare()
-    assert words == ["", "colour=red"]
-    assert body(found.groups[0].diff) == ["-begin", "+start"]
-    assert body(found.groups[1].diff) == ["-partial", "+part"]
-    # The lines around the edits of a group are those of the old file, whatever other groups edit.
-    assert "\n red at once\n partial\n" in found.groups[0].diff
-    assert "\n begin\n red at once\n" in found.groups[1].diff
-
-
-def test_a_file_that_comes_goes_or_may_be_executed_is_shown(template: Path, compare: Compare) -> None:
     (template / "template" / "{% if colour == 'blue' %}new.txt{% endif %}.jinja").write_text("new\n")
     (template / "template" / "{% if size == 'large' %}big.txt{% endif %}.jinja").unlink()
     (template / "template" / "run.sh").chmod(0o644)
     found, words = compare()
     shown = dict(zip(words, [group.diff for group in found.groups], strict=True))
-    assert shown[""] == "diff --git a/run.sh b/run.sh\nold mode 100755\nnew mode 100644\n"
+    assert words[0] == ""
+    assert body(shown[""]) == ["-begin", "+start"]
+    assert body(shown["colour=red"]) == ["-partial", "+part"]
+    # The lines around the edits of a group are those of the old file, whatever other groups edit.
+    assert "\n red at once\n partial\n" in shown[""]
+    assert "\n begin\n red at once\n" in shown["colour=red"]
+    assert "diff --git a/run.sh b/run.sh\nold mode 100755\nnew mode 100644\n" in shown[""]
     gone = "deleted file mode 100644\n--- a/big.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-big red\n"
     assert gone in shown["colour=red size=large"]
-    assert body(shown["colour=green size=large"]) == ["-big green"]
     assert "new file mode 100644\n--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+new\n" in shown["colour=blue"]
 
 
 BLUE, GREEN, PINK = (f"    {colour}: {{value: {colour}}}\n" for colour in ("blue", "green", "pink"))
-FAST = "fast: {type: bool, help: Fast, default: false}\n"
+NAME, FAST = "name: {type: str", "fast: {type: bool, help: Fast, default: false}\n"
 OF_FAST = "question fast (false, true; default false)"
 LEGAL = "- 1 combination became illegal: colour=red size=large\n+ 1 combination became legal: colour=blue size=large"
 NOTES: dict[str, tuple[str, str, str, list[str]]] = {
@@ -156,12 +152,7 @@ NOTES: dict[str, tuple[str, str, str, list[str]]] = {
     "a removed choice": (GREEN, "", "- choice colour=green\n- 2 combinations went: colour=green", []),
     "a validator": ("colour == 'blue'", "colour == 'red'", LEGAL, []),
     "a default": ("default: small", "default: large", "~ default of size: small -> large", []),
-    "a new question": (
-        "name: {",
-        f"{FAST}name: {{",
-        f"+ {OF_FAST}\n+ 5 combinations came: fast=true",
-        ["+fast: false"],
-    ),
+    "a question": (NAME, FAST + NAME, f"+ {OF_FAST}\n+ 5 combinations came: fast=true", ["+fast: false"]),
     "a removed question": (FAST, "", f"- {OF_FAST}\n- 5 combinations went: fast=true", ["-fast: false"]),
 }
 
@@ -172,7 +163,7 @@ def test_what_comes_goes_or_becomes_legal_has_a_line(name: str, template: Path, 
     old, new, notes, lines = NOTES[name]
     (template / "partials" / "pink.jinja").write_text("pink\n")
     if name == "a removed question":
-        replace(template / "copier.yml", "name: {", f"{old}name: {{")
+        replace(template / "copier.yml", NAME, FAST + NAME)
         commit_all(template)
     replace(template / "copier.yml", old, new)
     found, words = compare()
@@ -180,26 +171,21 @@ def test_what_comes_goes_or_becomes_legal_has_a_line(name: str, template: Path, 
     assert [line for group in found.groups for line in body(group.diff)] == lines
 
 
-def test_the_edits_together_make_the_new_project_of_the_old_one(
-    template: Path, tmp_path: Path, compare: Compare
-) -> None:
-    replace(template / MAIN, "line 3\n", "line three\n")
-    replace(template / MAIN, "line 7\n", "")
-    replace(template / MAIN, "line 9\n", "line nine\nand a half\n")
-    replace(template / MAIN, "line 13\n", "line 13\ninserted\n")
-    replace(template / MAIN, "cool\n", "cold\n")
+def test_the_edits_together_make_the_new_project(template: Path, tmp_path: Path, compare: Compare) -> None:
+    for old, new in (("line 7\n", ""), ("line 9\n", "line nine\nand a half\n"), ("cool\n", "cold\n")):
+        replace(template / MAIN, old, new)
     replace(template / "template/{{ name }}/plain.txt", "two\n", "two")
     (template / "template" / "latin.txt").write_bytes(b"caf\xe9\n")
     (template / "template" / "run.sh").unlink()
     found, _ = compare()
     for old_one, new_one in found.pairing.pairs:
-        projects = [tmp_path / side / new_one.name for side in ("before", "after")]
-        for side, combination, project in zip(("old", "new"), (old_one, new_one), projects, strict=True):
-            render(project, dict(combination.answers), template=tmp_path / "snapshots" / side)
+        before, after = tmp_path / "before" / new_one.name, tmp_path / "after" / new_one.name
+        render(before, dict(old_one.answers), template=tmp_path / "snapshots" / "old")
+        render(after, dict(new_one.answers), template=tmp_path / "snapshots" / "new")
         for group in found.groups:
             if new_one in group.combinations:
-                apply(projects[0], group.diff)
-        assert tree_digest(projects[0]) == tree_digest(projects[1])
+                apply(before, group.diff)
+        assert tree_digest(before) == tree_digest(after)
     assert len(found.groups) == 2
 
 

@@ -13,7 +13,6 @@ from torch.utils.data import Subset
 
 from tests.conftest import Package, Render
 from tests.support.ranks import project_module, run_train, start_ranks, train_on_ranks, wrap
-from tests.support.training import checkpoint, differences
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
@@ -79,29 +78,6 @@ def compute_after(before: Callable[[Any, Any], None]) -> None:
 
     wrap("task.compute", make)
     run_train()
-
-
-def use_autograd_in_evaluation() -> None:
-    """Be a rank whose compute() takes gradients of its inputs by a backward pass in evaluation, if it is asked to."""
-
-    def before(model: Any, batch: Any) -> None:
-        if not model.training and os.environ["SALIENCY"] == "yes":
-            with torch.enable_grad():
-                model(batch[0].clone().requires_grad_()).sum().backward()
-
-    wrap("data.load_data", lambda load: lambda config: tuple(Subset(each, range(128)) for each in load(config)))
-    compute_after(before)
-
-
-@pytest.mark.parametrize("accum_steps", ["1", "2"])
-def test_a_backward_pass_in_evaluation_changes_no_training(accum_steps: str, project: Render, tmp_path: Path) -> None:
-    weights = []
-    for asked in ("yes", "no"):
-        run_dir, options = tmp_path / asked, ("--epochs", "2", "--accum-steps", accum_steps)
-        env = {"SALIENCY": asked}
-        train_on_ranks(project(), run_dir, *options, processes=1, entry=use_autograd_in_evaluation, env=env)
-        weights.append(checkpoint(run_dir)["model"])
-    assert differences(*weights) == []
 
 
 def change_weights_of_one_rank() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -91,9 +91,9 @@ def own_place(placement: Any, patch: pytest.MonkeyPatch, *gpus: Mapping[str, obj
     return replace(placement.own_place(placement.Config()), backend="nccl")
 
 
-def at(bus: int, uuid: str = "", device: int = 0) -> dict[str, object]:
+def at(bus: int, uuid: str) -> dict[str, object]:
     """What torch tells of a GPU at a PCI address."""
-    return {"pci_domain_id": 0, "pci_bus_id": bus, "pci_device_id": device, "uuid": uuid}
+    return {"pci_domain_id": 0, "pci_bus_id": bus, "pci_device_id": 0, "uuid": uuid}
 
 
 ALIKE = "00000000-0000-0000-0000-000000000000"
@@ -252,3 +252,29 @@ def test_the_cause_of_an_error_of_nccl_is_in_the_line(project: Render, tmp_path:
     printed = train_on_ranks(project(), tmp_path / "run", code=2, timeout=60, entry=join_with_a_gpu_twice)
     expected = "invalid usage Last error: Duplicate GPU detected : rank 1 and rank 0; launch.sh --doctor"
     assert expected in error_in(printed[:1])
+
+
+SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("version", "backend", "user", "expected"),
+    [
+        ("2.13.0", "nccl", {}, {}),  # which records by itself, and warns of the older name
+        ("2.11.0", "gloo", {}, {}),
+        ("2.10.0", "gloo", {}, {SIZES[0]: "2000"}),
+        ("2.8.0", "nccl", {}, {SIZES[1]: "2000"}),  # whose watchdog knows no other name
+        ("2.8.0", "nccl", {SIZES[0]: "0"}, {SIZES[0]: "0"}),
+        ("2.8.0", "gloo", {SIZES[1]: "9"}, {SIZES[1]: "9"}),
+    ],
+)
+def test_the_flight_recorder_is_on_where_torch_does_not_turn_it_on(
+    version: str, backend: str, user: dict[str, str], expected: dict[str, str], package: Package
+) -> None:
+    process_group, told = package("runtime.process_group"), torch.torch_version.TorchVersion(version)
+    with patch.dict(os.environ), patch.object(torch, "__version__", told):
+        for name in SIZES:
+            os.environ.pop(name, None)
+        os.environ.update(user)
+        process_group.remember_collectives(backend)
+        assert {name: os.environ[name] for name in SIZES if name in os.environ} == expected

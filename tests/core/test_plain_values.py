@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tests.conftest import Package, Render
 from tests.support.ranks import error_in, train_on_ranks
-from tests.support.training import checkpoint, differences
+from tests.support.training import differences
 from tools.rewriting import Rewrite
 
 Point = namedtuple("Point", "x y")  # as owners write it
@@ -98,16 +98,6 @@ def test_what_cannot_is_refused_by_its_place(value: Any, words: str, package: Pa
     for own in (defaultdict(int), MappingProxyType({}), np.ones(2)):  # a module gets its own types back, or none
         with pytest.raises(package("runtime.exits").UserError, match=r"model/1\._extra_state/seen is a "):
             package("runtime.plain").plain({"1._extra_state": {"seen": own}}, "model")
-
-
-def test_a_rate_of_numpy_is_resumed_and_exported(own_project: Render, tmp_path: Path) -> None:
-    project, run_dir = own_project(), tmp_path / "run"
-    rate = "return config.lr * np.interp(step, [0, total_steps], [1.0, 0.1])"
-    Rewrite("if step < config.warmup_steps: $$$A", rate, "lr_at").apply(project / "ddp_project" / "task.py")
-    train_on_ranks(project, run_dir, "--max-steps", "2")
-    assert type(checkpoint(run_dir)["optimizer"]["param_groups"][0]["lr"]) is float
-    train_on_ranks(project, run_dir, "--max-steps", "3", "--resume")
-    assert checkpoint(run_dir)["progress"]["step"] == 3
 
 
 def test_what_cannot_be_saved_is_refused_before_the_first_step(own_project: Render, tmp_path: Path) -> None:

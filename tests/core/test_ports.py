@@ -1,22 +1,12 @@
 """The tests that a project brings pass after honest edits of its owner: many at once here, each alone at night."""
 
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.conftest import Render
-from tests.support.projects.ports import OTHER_DEFAULTS, TOGETHER, failures
-
-OF_A_LAUNCHER = {"init_method", "nproc"}
-
-
-def test_every_option_is_tried_with_another_default(package: Callable[..., Any]) -> None:
-    defaults = {field.name: field.default for field in fields(package("config").Config)}
-    assert defaults.keys() - OF_A_LAUNCHER == OTHER_DEFAULTS.keys()
-    assert {name for name, value in OTHER_DEFAULTS.items() if value == defaults[name]} == {"static_graph"}
+from tests.support.projects.ports import TOGETHER, failures
 
 
 @pytest.mark.parametrize("edits", TOGETHER, ids=lambda edits: edits[0].__name__)

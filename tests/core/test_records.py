@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.conftest import Package, Render
-from tests.support.processes import output_of
 from tests.support.ranks import train_on_ranks
 
 OPTIONS = ("--epochs", "3", "--log-every", "5", "--save-every", "5", "--keep", "99")
@@ -220,18 +218,3 @@ def test_wandb_is_told_no_step_twice_over_several_kills(package: Package, tmp_pa
             appended.add(step, {"train/loss": 1.0} | ({"epoch/\udcff": 1.0} if step % 8 == 0 else {}))
     told = json.loads((tmp_path / "wandb_last_steps").read_text())
     assert told == {"train/loss": 30, "epoch/\udcff": 24}
-
-
-def test_a_log_alone_is_drawn(project: Render, tmp_path: Path) -> None:
-    run_dir = tmp_path / "old"
-    run_dir.mkdir()
-    (run_dir / "train.log").write_text(LOG)
-    (run_dir / "config.json").write_text("{}")
-    report = [sys.executable, "-m", "ddp_project.runtime.report", run_dir]
-    assert output_of(report, tmp_path, {"PYTHONPATH": str(project())}) == ""
-    page = (tmp_path / "report.html").read_text()
-    assert "old training, step 7: 2.5" in page
-    assert "step 8" not in page
-    assert "resumed at step 5, stopped at step 7" in page
-    assert "2026-01-01 00:00:03: world size 2, rank 0 on cuda:0" in page
-    assert {path.name for path in run_dir.iterdir()} == {"train.log", "config.json"}, "it may go on, with version 1"

@@ -44,28 +44,15 @@ def parameters(run_dir: Path, name: str = "last.pt") -> dict[str, Tensor]:
     return {key: value for key, value in checkpoint(run_dir, name)["model"].items() if not key.endswith(statistics)}
 
 
-@pytest.mark.parametrize("below", ["", "checkpoints"])
-def test_a_folder_is_resumed_from_its_newest_whole_file(
-    below: str, project: Render, trained: Path, tmp_path: Path
-) -> None:
-    newest, run_dir = trained / "checkpoints" / "step-00000004.pt", tmp_path / "run"
-    for source, place in ((trained / below, run_dir), (newest, tmp_path / "other")):
-        train_on_ranks(project(), place, "--resume", str(source), "--max-steps", "6", processes=1)
-    assert_same_state(checkpoint(run_dir), checkpoint(tmp_path / "other"))
-    # The run directory in use is resumed as --resume does: a damaged file gives way to the one before.
-    last = run_dir / "checkpoints" / "last.pt"
-    last.unlink()
-    last.write_bytes(b"no checkpoint")
-    again = ("--resume", str(run_dir / below), "--max-steps", "7")
-    [printed] = train_on_ranks(project(), run_dir, *again, processes=1)
-    assert f"{last} is damaged" in printed
-    assert f"resumed from {run_dir / 'checkpoints' / 'step-00000006.pt'}" in printed
-
-
-def test_a_folder_without_checkpoints_is_named(project: Render, tmp_path: Path) -> None:
+def test_a_folder_is_resumed_from_its_newest_file(project: Render, trained: Path, tmp_path: Path) -> None:
+    newest = trained / "checkpoints" / "step-00000004.pt"
+    for name, source in (("run", trained), ("below", trained / "checkpoints"), ("file", newest)):
+        options = ("--resume", str(source), "--max-steps", "6")
+        train_on_ranks(project(), tmp_path / name, *options, processes=1)
+        assert_same_state(checkpoint(tmp_path / name), checkpoint(tmp_path / "run"))
     options = ("--resume", str(tmp_path))
-    [printed] = train_on_ranks(project(), tmp_path / "run", *options, processes=1, code=2)
-    assert f"error: there is no checkpoint {tmp_path}: leave out --resume" in printed
+    printed = train_on_ranks(project(), tmp_path / "none", *options, processes=1, code=2)
+    assert f"error: there is no checkpoint {tmp_path}: leave out --resume" in printed[0]
 
 
 def test_a_run_begins_with_weights_of_a_run_or_an_export(
