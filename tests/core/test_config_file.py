@@ -94,17 +94,11 @@ OPTIONS = """
 from dataclasses import field as default_of
 from datetime import date, datetime, timedelta
 from enum import Enum, IntEnum
+from pathlib import Path
 from typing import Literal
 
-
-class Pooling(Enum):
-    MEAN = "mean"
-    MAX = "max"
-
-
-class Level(IntEnum):
-    LOW = 1
-    HIGH = 2
+Pooling = Enum("Pooling", ["MEAN", "MAX"])
+Level = IntEnum("Level", ["LOW", "HIGH"])
 
 
 @dataclass(frozen=True)
@@ -141,8 +135,7 @@ GIVEN = (
 
 def with_options(project: Path, options: str) -> Path:
     file = project / "ddp_project" / "options.py"
-    head = file.read_text().partition("@dataclass")[0].replace("from pathlib import Path\n", "")
-    file.write_text(f"{head}from pathlib import Path\n{options}")
+    file.write_text(file.read_text().partition("@dataclass")[0] + options)
     return project
 
 
@@ -251,7 +244,6 @@ def test_a_foreign_option_gets_its_name(words: str, meant: str, refused: Refused
         ("ema_decay: 1", "--ema-decay: 1 is not a number of at least 0 and below 1"),
         ("epochs: yes", "--epochs: .* is no whole number"),
         ('{"epochs": true}', "epochs must be neither true nor false, not True"),
-        ('{"epochs": 1.5}', "--epochs: .* is no whole number"),
         ("epochs: 1.5", "--epochs: .* is no whole number"),
         ("seed: 12:30:00", "--seed: .* is no whole number"),
         ("seed: 0x10", "--seed: .* is no whole number"),

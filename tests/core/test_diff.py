@@ -1,6 +1,5 @@
 """`ddp-template diff`: what answers change in a project, and what edits of the template change in all projects."""
 
-import itertools
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -8,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.answers.combinations import Combination, describe, select
-from generator.answers.questions import Choice, Question
+from generator.answers.combinations import describe
 from generator.cli import diff as diff_command
 from generator.diff.answers import compare_answers, read_side
 from generator.diff.changes import VersionDiff, compare_versions
@@ -206,23 +204,6 @@ def test_a_template_that_cannot_be_rendered_is_told_with_the_place(
     replace(template / path, old, new)
     with pytest.raises(RenderError, match=f"^{reason}[^\n]*$"):
         compare("colour=red", "size=small")
-
-
-def test_every_filter_selects_what_it_describes() -> None:
-    questions = [
-        Question(key, key, 0, tuple(Choice(value, str(value), False) for value in range(size)))
-        for key, size in (("a", 3), ("b", 2))
-    ]
-    combinations = [Combination((("a", a), ("b", b))) for a, b in itertools.product(range(3), range(2))]
-    for chosen in itertools.chain(*(itertools.combinations(combinations, size) for size in range(1, 7))):
-        words = describe(chosen, combinations, questions)
-        expected, filters = [*chosen], words.split()
-        if words.startswith("all but "):
-            expected = [combination for combination in combinations if combination not in chosen]
-            filters = filters[2:]
-        elif words.startswith("such as "):
-            expected, filters = expected[:3], words.removeprefix("such as ").removesuffix(", ...").split(", ")
-        assert select(combinations, filters, questions) == expected
 
 
 def apply(project: Path, diff: str) -> None:

@@ -1,6 +1,5 @@
 """What --doctor finds on one machine, in a meeting of several that this one stands for, and among forked ranks."""
 
-import dataclasses
 import math
 import os
 import runpy
@@ -18,7 +17,7 @@ import torch.distributed as dist
 
 from tests.conftest import Package, Render
 from tests.support.hardware import nvidia_smi
-from tests.support.processes import PATH, output_of, scaled
+from tests.support.processes import output_of, scaled
 from tests.support.ranks import train_on_ranks
 
 CONFIG = SimpleNamespace(device="cpu", backend="auto", workers="auto", run_dir=Path("auto"))
@@ -44,20 +43,6 @@ def test_a_sound_machine_has_no_findings_and_no_traces(project: Render, tmp_path
     assert refused.startswith("error: Error parsing --epochs: 0 is not a number of at least 1"), "as in a run"
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "launch", "kubernetes"])
-def test_the_doctor_names_an_unreachable_head(launcher: str, project: Render, free_port: int, tmp_path: Path) -> None:
-    """HEAD_TIMEOUT is of a run, which would end and send to the doctor."""
-    names, timeout = ("NNODES", "NODE_RANK", "HEAD", "PORT"), "1"
-    if launcher == "kubernetes":
-        names, timeout = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"), "7"
-    place = dict(zip(names, ("2", "1", "127.0.0.1", str(free_port)), strict=True))
-    env = os.environ | place | {"JOB_ID": "job", "PATH": PATH, "HEAD_TIMEOUT": timeout, "DOCTOR_TIMEOUT": "7"}
-    command = ["./launch.sh", "--doctor", "--device", "cpu", "--run-dir", str(tmp_path / "run")]
-    [line] = output_of(command, project(launcher=launcher), env, code=2, timeout=60).splitlines()
-    where = f"HEAD 127.0.0.1:{free_port} leads to 127.0.0.1, this machine itself"
-    assert line.startswith(f"error: {socket.gethostname()}: {where}")
-
-
 def test_ranks_that_share_cores_or_gpus(machine: Any) -> None:
     def found(ranks: int, cores: int, gpus: int = 0, backend: str = "auto", quota: float = math.inf) -> list[str]:
         config = SimpleNamespace(backend=backend)
@@ -76,24 +61,11 @@ def test_ranks_that_share_cores_or_gpus(machine: Any) -> None:
     assert found(2, 64, quota=2) == found(2, 64, quota=70) == []
 
 
-def test_ranks_share_the_quota_of_their_machine(machine: Any, package: Package) -> None:
-    config = SimpleNamespace(backend="auto")
-    for module in (machine, package("runtime.machine", launcher="mpirun")):
-        own = {} if module is machine else {"ranks": None}
-        pair = [report(module, number, host="n1", quotas={"n1 all": 1.0}, cores=[0, 1], **own) for number in range(2)]
-        ranks = pair if own else [dataclasses.replace(pair[0], ranks=2)]
-        [line] = module.problems_of_machines(ranks, config)
-        assert line.startswith("warning: n1: 2 ranks share a quota of 1 core: raise it")
-        other = [report(module, number, quotas={f"n{number + 1} all": 1.0}, **own) for number in range(2)]
-        assert [*module.problems_of_machines(other, config)] == [], "each machine has its own"
-
-
 def report(machine: Any, number: int, **others: Any) -> Any:
     facts = {"ranks": 1, "cores": [0], "all_cores": 1, "gpus": [], "driver": "none", "problems": [], "takes_runs": True}
     facts |= {"quotas": {}, "address": "127.0.0.1", "number": number, "host": f"n{number + 1}"}
     facts["versions"] = {"Python": "3.12.1", "torch": "2.13.0"}
-    known = {name: value for name, value in (facts | others).items() if value is not None}
-    return machine.Report(**known)
+    return machine.Report(**facts | others)
 
 
 def test_machines_that_differ_are_named(machine: Any) -> None:

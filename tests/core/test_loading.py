@@ -2,7 +2,6 @@
 
 import importlib
 import logging
-import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -165,20 +164,3 @@ def test_the_log_tells_of_a_loop_that_waits(
     shares = re.findall(r"takes (\d+) % of the time", caplog.text)
     assert bool(shares) == told
     assert {*shares} <= {"89"}, "two samples of 4 ms are loaded for a step of 1 ms"
-
-
-def test_a_worker_whose_rank_is_gone_before_it_begins_ends(package: Package) -> None:
-    heard, says = os.pipe()
-    outlive_signals = package("runtime.loading").outlive_signals
-    if (rank := os.fork()) == 0:
-        rank = os.getpid()
-        if os.fork() == 0:
-            while os.getppid() == rank:
-                time.sleep(0.001)
-            outlive_signals(rank, 0)
-            os.write(says, b"still here")
-        os._exit(0)
-    os.close(says)
-    os.waitpid(rank, 0)
-    with open(heard, "rb") as pipe:
-        assert pipe.read() == b""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import OneCycleLR
 
 from tests.conftest import Package, Render
@@ -123,15 +123,15 @@ def test_groups_are_found_by_their_parameters(package: Package) -> None:
     assert len(split.state) == 2
 
 
-def sgd(model: nn.Module, **options: Any) -> Optimizer:
-    return SGD(model.parameters(), lr=0.1, **options)
+def rmsprop(model: nn.Module, **options: Any) -> Optimizer:
+    return RMSprop(model.parameters(), **options)
 
 
 REFUSED: list[tuple[Build, Build, str]] = [
-    (adam, lambda model: sgd(model, momentum=0.9), "optimizer is AdamW, task.py builds SGD: --init-from"),
+    (adam, rmsprop, "optimizer is AdamW, task.py builds RMSprop: --init-from"),
     (adam, lambda model: Adam(model.parameters()), "optimizer is AdamW, task.py builds Adam"),
     (adam, lambda model: adam(model, amsgrad=True), "cannot begin with amsgrad in the middle of a run"),
-    (sgd, lambda model: sgd(model, momentum=0.9), "cannot begin with momentum"),
+    (rmsprop, lambda model: rmsprop(model, momentum=0.9), "cannot begin with momentum"),
     (lambda model: two_groups(model, 0.1, 0.2), adam, "joins groups of the checkpoint that differ"),
 ]
 

@@ -3,7 +3,6 @@
 import json
 import math
 import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -147,66 +146,32 @@ def test_new_lines_are_read_once_and_a_file_that_was_cut_back_from_its_start(rec
 
 
 REFUSING = ("recall@1", "recall_1", "a", "a/b", "x" * 300, "b/", "..", "two\nlines", "é@")
-Start = Callable[..., tuple[Any, Any]]
-
-
-@pytest.fixture
-def start(package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Return the records and the MLflow tracker of a run that begins after a step.
-
-    A store of files takes no metric "a/b" beside a metric "a", and says that it has an internal error.
-    """
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/store")
-    tracking, kept = package("runtime.tracking", logging="mlflow"), package("runtime.records", logging="mlflow")
-
-    def get(step: int, **options: str) -> tuple[Any, Any]:
-        config = package("config", logging="mlflow").Config(run_dir=tmp_path, **options)
-        appended = kept.Records(tmp_path)
-        appended.begin(step)
-        return appended, tracking.make_tracker(config, tracking.World(0, 0, 1, 1), step)
-
-    return get
-
-
-def history(tracker: Any, folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Steps and values of each metric that MLflow has."""
-    run_id, client = (folder / "mlflow_run_id").read_text(), tracker.client
-    names = client.get_run(run_id).data.metrics
-    return {name: [(one.step, one.value) for one in client.get_metric_history(run_id, name)] for name in names}
 
 
 def test_a_metric_that_mlflow_refuses_costs_no_other(
-    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A store of files takes no metric "a/b" beside a metric "a", and says that it has an internal error."""
     caplog.set_level("INFO")
-    appended, tracker = start(0)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/store")
+    tracking, kept = package("runtime.tracking", logging="mlflow"), package("runtime.records", logging="mlflow")
+    config = package("config", logging="mlflow").Config(run_dir=tmp_path)
+    appended = kept.Records(tmp_path)
+    appended.begin(0)
+    tracker = tracking.make_tracker(config, tracking.World(0, 0, 1, 1), 0)
     for step in (1, 2):
         appended.add(step, metrics := {f"train/{name}": float(step) for name in REFUSING} | {"lr": 0.1})
         tracker.log(step, metrics)
     tracker.close()
-    steps = {name: {step for step, _ in points} for name, points in history(tracker, tmp_path).items()}
+    run_id, client = (tmp_path / "mlflow_run_id").read_text(), tracker.client
+    names = client.get_run(run_id).data.metrics
+    steps = {name: {one.step for one in client.get_metric_history(run_id, name)} for name in names}
     assert all(found == {1, 2} for found in steps.values())
     assert {"train/recall_1", "train/a", "train/two_lines", "lr"} <= steps.keys()
     assert len(steps) == len(REFUSING), "all of the others and lr; no two together"
     for said in ("MLflow does not take train/a/b", "no metric 'train/recall@1'"):
         assert len([message for message in caplog.messages if said in message]) == 1
-
-
-def test_mlflow_has_after_a_kill_what_was_measured_while_it_was_away(start: Start, tmp_path: Path) -> None:
-    for before in (0, 3, 5):
-        appended, tracker = start(before, **({"resume": "newest"} if before else {}))
-        for step in range(before + 1, before + 5):
-            named_alike = {"f1@b": 0.9} | ({"f1#b": 0.1} if step > 3 else {})
-            appended.add(step, {"train/loss": 1 / step} | ({"epoch": step / 3} if step % 3 == 0 else {}) | named_alike)
-            if step == before + 1:
-                tracker.flush()  # the last that it has, if this start is killed
-    tracker.close()
-    found = history(tracker, tmp_path)
-    assert found["train/loss"] == [(step, 1 / step) for step in range(1, 10)]
-    assert [step for step, _ in found["epoch"]] == [3, 6, 9]
-    alike = [[value for _, value in found[name]] for name in sorted(found) if name.startswith("f1")]
-    assert alike == [9 * [0.9], 6 * [0.1]], "each has one name for the whole run"
 
 
 def test_wandb_is_told_no_step_twice_over_several_kills(package: Package, tmp_path: Path) -> None:

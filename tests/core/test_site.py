@@ -1,7 +1,6 @@
 """What the preview and the page on the loop show is what Copier writes, byte for byte."""
 
 import html
-import json
 import re
 import shutil
 from pathlib import Path
@@ -10,13 +9,12 @@ from typing import Any
 import pytest
 
 from generator.answers.combinations import Combination, covering
-from generator.answers.questions import TEMPLATE, read_questions
+from generator.answers.questions import TEMPLATE
 from generator.render.git import git
 from generator.render.project import NAME, RenderError, read_files, run_copier
 from generator.update.replay import put_under_git
 from tests.conftest import Render
 from website.excerpts import Variants
-from website.preview import Preview
 from website.render import Template
 
 TEXTS: dict[str, Any] = {
@@ -55,16 +53,6 @@ def test_what_copier_refuses_is_refused_for_the_same_reason(
         run_copier(tmp_path / "project", answers, snapshot, defaults={})
     (reason,) = problems.values()
     assert reason in str(refused.value)
-
-
-def test_the_form_has_every_question_and_its_command_what_differs_from_the_defaults(snapshot: Path) -> None:
-    preview = Preview(Template(snapshot, "source"))
-    shown = json.loads(preview.show(json.dumps({"description": "it's", "launcher": "torchrun", "sync_bn": "true"})))
-    asked = {question["key"]: [choice["value"] for choice in question["choices"]] for question in shown["questions"]}
-    questions = read_questions(snapshot)
-    assert asked == {each.key: [str(choice.value).lower() for choice in each.choices] for each in questions}
-    answers = """--data 'description=it'"'"'s' --data sync_bn=true"""
-    assert shown["command"] == f"copier copy --defaults {answers} source myproj"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import math
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,11 +66,6 @@ def sweep(package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     signal.signal(signal.SIGTERM, handler)
 
 
-def launches(folder: Path) -> list[int]:
-    """How often each of three trials was launched."""
-    return [len((folder / "runs" / "sweep" / str(number) / "launches").read_text()) for number in range(3)]
-
-
 def test_a_trial_that_stops_or_loses_a_rank_goes_on(
     sweep: Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,28 +83,8 @@ def test_a_trial_that_diverges_or_crashes_does_not_end_the_sweep(sweep: Sweep, t
     trials = study_in(tmp_path).trials
     assert [trial.state for trial in trials] == [PRUNED, FAIL, COMPLETE]
     assert math.isnan(trials[0].intermediate_values[1]), "which each pruner of Optuna takes for the worst"
-    assert launches(tmp_path) == [1, 1, 1]
-
-
-def test_only_a_trial_that_nobody_has_is_gone_on_with(sweep: Sweep, tmp_path: Path) -> None:
-    sweep("0")
-    study = study_in(tmp_path)
-    left, others = study.ask(), study.ask()
-    left.suggest_float("lr", 0, 1)
-    lock = tmp_path / "runs" / "sweep" / str(others.number) / "lock"
-    lock.parent.mkdir()
-    with subprocess.Popen(["flock", str(lock), "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdin
-        assert other.stdout
-        other.stdin.write(b"\n")
-        other.stdin.flush()
-        assert other.stdout.read(1), "it has the lock"
-        assert sweep("0", "0", "0") == 0
-        assert [trial.state.name for trial in study.trials] == ["COMPLETE", "COMPLETE", "RUNNING"]
-        other.stdin.close()
-    sweep("0", "0", "0")
-    assert launches(tmp_path) == [1, 1, 1]
-    assert study.trials[1].params == left.params
+    launches = [(tmp_path / "runs" / "sweep" / str(number) / "launches").read_text() for number in range(3)]
+    assert launches == ["x", "x", "x"]
 
 
 def test_a_missing_optuna_is_one_line(project: Render, tmp_path: Path) -> None:

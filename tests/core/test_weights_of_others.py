@@ -190,12 +190,3 @@ def test_unusable_weights_end_all_ranks_in_one_line(
     options = ("--init-from", str(best))
     assert words in lone_error_in(train_on_ranks(project(), tmp_path / "new", *options, code=2))
     assert not [*(tmp_path / "new").glob("checkpoints/*")]
-
-
-def test_a_prefix_that_some_have_is_logged(weights: Any, tmp_path: Path, logged: Logged) -> None:
-    model = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 1)})
-    renamed = {name.replace("body", "base.body"): value for name, value in model.state_dict().items()}
-    torch.save(renamed, tmp_path / "weights.pt")
-    weights.load_what_fits(model, tmp_path / "weights.pt")
-    assert logged()[0].endswith('; names in it begin with "base.", which the model lacks')
-    assert logged()[1] == "2 tensors are not in it, and stay as build_model() made them: body.bias, body.weight"
