@@ -16,7 +16,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from packaging.utils import canonicalize_name
 
 from generator.answers.questions import read_questions
-from generator.render.project import NAME, recorded_answers
+from generator.render.project import NAME, read_files, recorded_answers
 from tests.conftest import Render
 
 QUESTIONS = read_questions()
@@ -80,8 +80,7 @@ def assert_refused(snapshot: Path, destination: Path, key: str, text: str) -> No
 def files(project: Path) -> dict[str, bytes]:
     """The content of all files by their paths, in which the package is called "package"."""
     package = recorded_answers(project)["package_name"]
-    paths = (path.relative_to(project) for path in project.rglob("*") if path.is_file())
-    return {re.sub(rf"^{package}/", "package/", str(path)): (project / path).read_bytes() for path in paths}
+    return {re.sub(rf"^{package}/", "package/", path): file for path, (_, file) in read_files(project).items()}
 
 
 def assert_inert(benign: Path, project: Path, answers: dict[str, str]) -> None:
@@ -103,8 +102,11 @@ def assert_inert(benign: Path, project: Path, answers: dict[str, str]) -> None:
     text.remove(recorded["description"])
     assert recorded["author_name"] in "\n".join(text)
     if recorded["package_name"] == recorded_answers(benign)["package_name"]:
-        differing = {path for path in made if made[path] != plain[path]}
-        assert differing <= {"README.md", "pyproject.toml", ".copier-answers.yml"}
+        assert {path for path in made if made[path] != plain[path]} <= {
+            "README.md",
+            "pyproject.toml",
+            ".copier-answers.yml",
+        }
 
 
 @pytest.fixture
@@ -115,9 +117,11 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     place.mkdir()
     monkeypatch.chdir(working)
     yield place
-    assert sorted(tmp_path.iterdir()) == [place, working]
-    assert not list(working.iterdir())
-    assert [path.name for path in place.iterdir()] in ([], ["project"])
+    assert {path for path in (*tmp_path.iterdir(), *working.iterdir(), *place.iterdir())} <= {
+        working,
+        place,
+        place / "project",
+    }
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=named)
@@ -125,7 +129,7 @@ def test_a_text_is_refused_with_a_reason_or_stays_text(
     snapshot: Path, project: Render, empty_folder: Path, text: str
 ) -> None:
     answers = {}
-    for key in sorted({question.key for question in QUESTIONS if not question.choices} - {"package_name"}):
+    for key in {question.key for question in QUESTIONS if not question.choices} - {"package_name"}:
         if text_fits(key, text):
             answers[key] = text
         else:

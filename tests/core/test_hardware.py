@@ -16,7 +16,6 @@ from tests.support.hardware import nvidia_smi, quota
 from tests.support.processes import scaled
 
 CGROUPS = "sys/fs/cgroup"
-OF_V1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
 TWO = "echo GPU-a, 00000000:03:00.0, 550.54.14; echo GPU-b, 00000000:04:00.0, 550.54.14"
 BOTH = ["GPU-a 00000000:03:00.0", "GPU-b 00000000:04:00.0"]
 
@@ -40,44 +39,43 @@ def lay(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(text)
 
 
-# What a process is in, what its cgroups say (version 2 as one text, version 1 as two), and the least quota.
-QUOTAS: list[tuple[str, dict[str, str | tuple[str, ...]], float | None]] = [
-    ("0::/\n", {"": "150000 100000\n"}, 1.5),
-    ("0::/\n", {"": "max 100000\n"}, None),
-    ("0::/pod/one\n", {"pod": "200000 100000\n", "pod/one": "max 100000\n"}, 2),
-    ("0::/pod/one\n", {"pod": "90000 100000", "pod/one": "50000 10000"}, 0.9),
-    ("0::/docker/a/one\n", {"": "300000 100000", "one": "100000 50000"}, 2),
-    ("0::/pod\n", {"pod": "", "other": "10000 100000"}, None),
-    ("4:cpu,cpuacct:/docker/a\n3:cpuset:/\n", {"cpu,cpuacct": ("50000\n", "100000\n")}, 0.5),
-    ("4:cpuacct,cpu:/a\n0::/\n", {"cpu,cpuacct/a": ("-1\n", "100000\n")}, None),
-    ("1:cpu:/a/b\n0::/\n", {"cpu/a": ("300000", "100000"), "cpu/a/b": ()}, 3),
+def v1(group: str, quota: str, period: str) -> dict[str, str]:
+    """What a cgroup of version 1 says; one of version 2 says it in one file."""
+    return {f"{group}/cpu.cfs_quota_us": quota, f"{group}/cpu.cfs_period_us": period}
+
+
+# What a process is in, what its cgroups say, and the least quota.
+QUOTAS: list[tuple[str, dict[str, str], float | None]] = [
+    ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+    ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+    ("0::/pod/one\n", {"pod/cpu.max": "200000 100000\n", "pod/one/cpu.max": "max 100000\n"}, 2),
+    ("0::/pod/one\n", {"pod/cpu.max": "90000 100000", "pod/one/cpu.max": "50000 10000"}, 0.9),
+    ("0::/docker/a/one\n", {"cpu.max": "300000 100000", "one/cpu.max": "100000 50000"}, 2),
+    ("0::/pod\n", {"pod/cpu.max": "", "other/cpu.max": "10000 100000"}, None),
+    ("4:cpu,cpuacct:/docker/a\n3:cpuset:/\n", v1("cpu,cpuacct", "50000\n", "100000\n"), 0.5),
+    ("4:cpuacct,cpu:/a\n0::/\n", v1("cpu,cpuacct/a", "-1\n", "100000\n"), None),
+    ("1:cpu:/a/b\n0::/\n", v1("cpu/a", "300000", "100000") | {"cpu/a/b/x": ""}, 3),
     ("", {}, None),
 ]
 
 
-def lay_groups(folder: Path, process: str, groups: dict[str, str | tuple[str, ...]]) -> None:
-    """Write what a process is in, and what the cgroups say."""
-    lay(folder, {"proc/self/cgroup": process})
-    for group, limits in groups.items():
-        names = dict(zip(OF_V1, limits, strict=False)) if isinstance(limits, tuple) else {"cpu.max": limits}
-        lay(folder, {f"{CGROUPS}/{group}/{name}": text for name, text in names.items()} or {f"{CGROUPS}/{group}/x": ""})
-
-
 @pytest.mark.parametrize(("process", "groups", "least"), QUOTAS)
 def test_the_least_quota_of_a_process_counts(
-    process: str, groups: dict[str, Any], least: float | None, hardware: Any, tmp_path: Path
+    process: str, groups: dict[str, str], least: float | None, hardware: Any, tmp_path: Path
 ) -> None:
     """Of version 1 or 2, of its own cgroup or one around it, in a container that sees only some of them or not."""
-    lay_groups(tmp_path, process, groups)
+    lay(tmp_path, {"proc/self/cgroup": process})
+    lay(tmp_path / CGROUPS, groups)
     assert min(hardware.quotas().values(), default=None) == least
     cores = len(os.sched_getaffinity(0))
     assert hardware.ranks_on_cpus() == max(1, int(min(least or cores, cores)))
 
 
 def test_two_processes_name_a_quota_that_they_share_alike(hardware: Any, tmp_path: Path) -> None:
+    lay(tmp_path / CGROUPS, {f"{group}/cpu.max": "100000 100000" for group in ("a", "a/one", "a/two")})
     found = []
     for group in ("one", "two"):
-        lay_groups(tmp_path, f"0::/a/{group}\n", dict.fromkeys(("a", "a/one", "a/two"), "100000 100000"))
+        lay(tmp_path, {"proc/self/cgroup": f"0::/a/{group}\n"})
         found.append(hardware.quotas())
     assert [len(each) for each in found] == [2, 2]
     assert len(found[0].keys() & found[1].keys()) == 1
