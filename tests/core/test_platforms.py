@@ -1,9 +1,10 @@
-"""Windows is refused, a clone with its line ends works, and a wheel has the whole package."""
+"""A project on Windows, in a clone and in a wheel, and its own tests after honest edits of its owner."""
 
 import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from generator.render.git import run
 from tests.conftest import Render
 from tests.support.processes import output_of
+from tests.support.projects.ports import TOGETHER, failures
 
 # Python on Windows: without the module and the signal that the project uses.
 ON_WINDOWS = """
@@ -54,3 +56,14 @@ def test_a_wheel_has_what_the_owner_adds(own_project: Render, tmp_path: Path) ->
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if "dist-info" not in name}
     written = {str(path.relative_to(place)) for path in (place / "ddp_project").rglob("*") if path.is_file()}
     assert packed == {name for name in written if "__pycache__" not in name}
+
+
+@pytest.mark.parametrize("edits", TOGETHER, ids=lambda edits: edits[0].__name__)
+def test_a_project_passes_its_own_tests_after_honest_edits(
+    edits: tuple[Callable[[Path], None], ...], own_project: Render
+) -> None:
+    project = own_project()
+    for edit in edits:
+        edit(project)
+    said = failures(project, "tests/test_exact.py", "tests/test_export.py", "tests/test_loading.py")
+    assert not said, said
