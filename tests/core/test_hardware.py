@@ -2,7 +2,6 @@
 
 import os
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 
 from tests.conftest import Package, Render
 from tests.support.hardware import nvidia_smi, quota
-from tests.support.processes import scaled
+from tests.support.processes import output_of, scaled
 
 CGROUPS = "sys/fs/cgroup"
 TWO = "echo GPU-a, 00000000:03:00.0, 550.54.14; echo GPU-b, 00000000:04:00.0, 550.54.14"
@@ -91,8 +90,7 @@ def test_a_real_quota_is_found_and_launch_sh_starts_a_rank_for_each_core(project
             "sys.argv = ['', '--nproc-per-node=auto', 'train.py']; launcher.get_ready(); print(sys.argv[1])"
         )
         script = f'echo $$ >{join}; exec {sys.executable} -c "{words}"'
-        done = subprocess.run(["bash", "-c", script], cwd=project(), capture_output=True, text=True, check=True)
-        assert done.stdout.split() == ["[1.5]", "--nproc-per-node=1"]
+        assert output_of(["bash", "-c", script], project()).split() == ["[1.5]", "--nproc-per-node=1"]
 
 
 @pytest.mark.parametrize(
@@ -177,28 +175,21 @@ OLD_DRIVER = {"dev/nvidia0": "", "proc/driver/nvidia/version": "470.82.01"}
 TWO_GPUS = {"dev/nvidia0": "", "dev/nvidia1": ""}
 
 
-@pytest.mark.parametrize(
-    ("cuda", "hip", "files", "devices", "build", "remedy"),
-    [
-        (None, None, {"dev/nvidia0": ""}, "1 x NVIDIA GPU (driver none)", "CPUs", FOR_CUDA),
-        ("12.6", None, OLD_DRIVER, "1 x NVIDIA GPU (driver 470.82.01)", "CUDA 12.6", SEE_DRIVER),
-        (None, "6.4", TWO_GPUS, "2 x NVIDIA GPU (driver none)", "ROCm 6.4", FOR_CUDA),
-        (None, None, {"dev/davinci0": ""}, "1 x Ascend NPU", "", ELSEWHERE),
-        (None, None, {}, "", "", ""),
-    ],
-)
+UNUSED: list[tuple[str | None, str | None, dict[str, str], str, str, str]] = [
+    # what torch is built for, the files of a system, its devices, the build, and the remedy
+    (None, None, {"dev/nvidia0": ""}, "1 x NVIDIA GPU (driver none)", "CPUs", FOR_CUDA),
+    ("12.6", None, OLD_DRIVER, "1 x NVIDIA GPU (driver 470.82.01)", "CUDA 12.6", SEE_DRIVER),
+    (None, "6.4", TWO_GPUS, "2 x NVIDIA GPU (driver none)", "ROCm 6.4", FOR_CUDA),
+    (None, None, {"dev/davinci0": ""}, "1 x Ascend NPU", "", ELSEWHERE),
+    (None, None, {}, "", "", ""),
+]
+
+
+@pytest.mark.parametrize("case", UNUSED, ids=lambda case: case[3])
 def test_the_line_names_the_devices_the_build_and_the_remedy(
-    cuda: str | None,
-    hip: str | None,
-    files: dict[str, str],
-    devices: str,
-    build: str,
-    remedy: str,
-    hardware: Any,
-    package: Package,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    case: Any, hardware: Any, package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cuda, hip, files, devices, build, remedy = case
     placement = package("runtime.placement")
     lay(tmp_path, files)
     monkeypatch.setattr(torch.version, "cuda", cuda)
@@ -243,13 +234,10 @@ print("done")
 def test_a_launcher_ends_when_machine_0_is_silent(project: Render, free_port: int) -> None:
     """By itself, without the programs of the shell, and not before: it may listen on and off."""
     command = [sys.executable, "-c", WATCH, f"127.0.0.1:{free_port}"]
-    with subprocess.Popen([*command, "1", "60"], cwd=project(), stdout=-1, stderr=-1, text=True) as launcher:
-        out, err = launcher.communicate(timeout=scaled(60))
-    assert (launcher.returncode, out) == (69, "watching\n")
-    assert err == (
-        f"error: 127.0.0.1:{free_port} has been out of reach for more than 1 s: "
+    silent = output_of([*command, "1", "60"], project(), code=69, timeout=60)
+    assert silent == (
+        f"watching\nerror: 127.0.0.1:{free_port} has been out of reach for more than 1 s: "
         "launch.sh --doctor examines the machines\n"
     )
     with socket.create_server(("127.0.0.1", free_port)):
-        done = subprocess.run([*command, "1", "3"], cwd=project(), capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("watching\ndone\n", "")
+        assert output_of([*command, "1", "3"], project()) == "watching\ndone\n"

@@ -102,7 +102,7 @@ def test_a_job_has_the_code_as_it_was_and_the_command_as_it_is(submitted: tuple[
     (project / "runs").mkdir()
     cluster.submit(project, "true", GIT_DIR="/nowhere")
     names = {path.name for path in cluster.image.iterdir()}
-    assert {"train.py", ".commit", "ignored.log"} <= names, "without git, all but what is made there"
+    assert {"train.py", ".commit", "kubernetes"} <= names, "without git, all but what is made there"
     assert "runs" not in names
 
 
