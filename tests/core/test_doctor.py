@@ -73,14 +73,12 @@ def test_machines_that_differ_are_named(machine: Any) -> None:
         gpus = {"gpus": ["GPU-a"], "driver": "550.54"}
         return [*machine.differences([report(machine, 0, **gpus), report(machine, 1, **gpus | others)])]
 
+    older, same = {"Python": "3.12.1", "torch": "2.12.0"}, "install the same on both"
     assert found() == []
-    assert found(versions={"Python": "3.12.1", "torch": "2.12.0"}) == [
-        "error: n2: torch is 2.12.0, and 2.13.0 on n1: install the same on both"
-    ]
-    assert found(driver="535.1") == ["warning: n2: GPU driver 535.1, and 550.54 on n1: install the same on both"]
-    assert found(gpus=[], driver="none") == [
-        "error: n2: no GPU, and n1 has: see nvidia-smi there, or give --device cpu"
-    ]
+    assert found(versions=older) == [f"error: n2: torch is 2.12.0, and 2.13.0 on n1: {same}"]
+    assert found(driver="535.1") == [f"warning: n2: GPU driver 535.1, and 550.54 on n1: {same}"]
+    without = "error: n2: no GPU, and n1 has: see nvidia-smi there, or give --device cpu"
+    assert found(gpus=[], driver="none") == [without]
 
 
 def test_what_looks_who_listens_is_no_guest(doctor: Any, machine: Any, tmp_path: Path, free_port: int) -> None:
