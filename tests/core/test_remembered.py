@@ -11,8 +11,6 @@ from tests.support.versions import append
 
 CSV = "partials/tracking/csv.py.jinja"
 CONSOLE = "partials/tracking/console.py.jinja"
-
-
 EDITS: dict[str, tuple[Callable[[Path], None], bool]] = {
     "nothing": (lambda place: None, True),
     "a partial that was not read": (lambda place: append(place / CONSOLE, "# more\n"), True),

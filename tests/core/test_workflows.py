@@ -1,4 +1,4 @@
-"""The workflows on GitHub, here and in a rendered project: they are valid, and what they decide is right."""
+"""Workflows on GitHub are valid, and what they decide is right; the generator's imports are those of pyproject.toml."""
 
 import itertools
 import os
@@ -57,6 +57,10 @@ def test_actionlint_finds_nothing_in_any_workflow_and_shellcheck_in_no_script(pr
     for step in action["runs"]["steps"]:
         (tmp_path / "script.sh").write_text(step.get("run", ""))
         output_of([BIN / "shellcheck", "--shell=bash", "--norc", "script.sh"], tmp_path)
+
+
+def test_imports_point_one_way() -> None:
+    output_of([BIN / "lint-imports", "--no-cache"], TEMPLATE)
 
 
 @pytest.mark.parametrize("name", NAMES)
