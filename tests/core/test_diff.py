@@ -244,9 +244,8 @@ def test_the_command_groups_what_changed(
     replace(template / MAIN, "cool\n", "cold\n")
     (template / "template" / "run.sh").unlink()
     diff_command.show_since("HEAD", [], stat=True, template=template)
-    assert capfd.readouterr() == (
+    assert capfd.readouterr().out == (
         "since HEAD: 5 of 5 combinations change\n"
         "\nin all 5 projects\n+0 -1  run.sh (deleted file mode 100755)\n"
-        "\nin 3 of 5 projects: colour=green,blue\n+1 -1  main.txt\n",
-        "",
+        "\nin 3 of 5 projects: colour=green,blue\n+1 -1  main.txt\n"
     )
