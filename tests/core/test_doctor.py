@@ -35,7 +35,7 @@ def doctor(package: Package) -> Any:
 
 def test_a_sound_machine_has_no_findings_and_no_traces(project: Render, tmp_path: Path) -> None:
     words = "-m ddp_project.runtime.doctor true train.py --doctor --device cpu"  # as launch.sh does before the launcher
-    command = [sys.executable, *words.split(), "--run-dir", tmp_path / "run"]
+    command = [sys.executable, *words.split(), "--run-dir", str(tmp_path / "run")]
     place = {"NNODES": "1", "NODE_RANK": "0", "HEAD": "127.0.0.1", "PORT": "0", "NPROC_PER_NODE": "1"}
     assert output_of(command, project(), os.environ | place) == ""
     assert not [*tmp_path.iterdir()]

@@ -101,7 +101,7 @@ def saved(name: str) -> Path:
 @contextmanager
 def training(run_dir: Path) -> Iterator[None]:
     """Another program holds the lock of a run."""
-    command = ["flock", run_dir / "in-use", "sh", "-c", "echo held; cat"]
+    command = ["flock", str(run_dir / "in-use"), "sh", "-c", "echo held; cat"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout
         assert process.stdout.readline() == b"held\n"
