@@ -61,5 +61,4 @@ def test_a_project_passes_its_own_tests_after_honest_edits(edits: Any, own_proje
     project = own_project()
     for edit in edits:
         edit(project)
-    said = failures(project, "tests/test_exact.py", "tests/test_export.py", "tests/test_loading.py")
-    assert not said, said
+    assert not failures(project, "tests/test_exact.py", "tests/test_export.py", "tests/test_loading.py")
