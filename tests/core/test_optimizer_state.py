@@ -256,11 +256,7 @@ def test_what_can_be_plain_is_read_again(name: str, package: Package) -> None:
 def test_what_cannot_is_refused_by_its_place(value: Any, words: str, package: Package) -> None:
     with pytest.raises(package("runtime.exits").UserError, match=rf"optimizer/param_groups/0/schedule {words}, which"):
         package("runtime.plain").plain({"param_groups": [{"schedule": value}]}, "optimizer")
-    for own in (
-        defaultdict(int, a=1),
-        MappingProxyType({"a": 1}),
-        np.ones(2),
-    ):  # a module gets its own types back, or none
+    for own in (defaultdict(int, a=1), MappingProxyType({"a": 1}), np.ones(2)):  # a module gets its types back
         with pytest.raises(package("runtime.exits").UserError, match=r"model/1\._extra_state/seen is a "):
             package("runtime.plain").plain({"1._extra_state": {"seen": own}}, "model")
 
