@@ -1,9 +1,10 @@
-"""export.py writes the weights of a checkpoint, predict.py asks them, and --init-from begins with them."""
+"""export.py and predict.py use the weights of a checkpoint, --init-from those of any file, --resume a folder."""
 
-import functools
+import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from tests.support.processes import output_of
 from tests.support.ranks import assert_same_state, lone_error_in, train_on_ranks
 from tests.support.training import HAS_GPU, assert_same_weights, checkpoint, differences
 
+Refused = Callable[..., str]
+
 
 def script(project: Path, name: str, *arguments: str | Path) -> str:
     """Run a script of a project in a process of its own, and return what it printed."""
@@ -29,6 +32,13 @@ def script(project: Path, name: str, *arguments: str | Path) -> str:
 
 def digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def damage(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.unlink()
+    file.write_bytes(content)
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +61,14 @@ def export(package: Package) -> Any:
 
 
 @pytest.fixture
-def refused(package: Package, capsys: pytest.CaptureFixture[str]) -> Callable[[Callable[[], Any]], str]:
-    """Does what must end with code 2 and one line, and returns that line."""
+def refused(package: Package, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Calls what must end with code 2 and one line, and returns that line."""
 
-    def get(work: Callable[[], Any]) -> str:
+    def get(work: Callable[..., Any], *arguments: Any) -> str:
         capsys.readouterr()
-        assert package("runtime.exits").finish(work) == 2
+        assert package("runtime.exits").finish(lambda: work(*arguments)) == 2
         out, error = capsys.readouterr()
-        assert out == ""
-        assert error.startswith("error: ")
-        assert error.count("\n") == 1
+        assert (out, error[:7], error.count("\n")) == ("", "error: ", 1)
         return error
 
     return get
@@ -83,8 +91,7 @@ def test_an_export_is_the_best_checkpoint(project: Render, run_dir: Path, packag
     assert not any(torch.equal(mean, best["model"][name]) for name, mean in own.items()), "they are averaged"
 
     about = json.loads((folder / "model.json").read_text())
-    assert about["options"] == best["config"]
-    assert about["code"] == best["code"]
+    assert (about["options"], about["code"]) == (best["config"], best["code"])
     assert (about["step"], about["epoch"], about["weights"]) == (3, 0, "last")
     assert about["best"] == best["progress"]["best_metrics"]
     assert about["checkpoint_sha256"] == digest(run_dir / "checkpoints" / "best.pt")
@@ -93,15 +100,14 @@ def test_an_export_is_the_best_checkpoint(project: Render, run_dir: Path, packag
     script(project(), "predict.py", folder, project() / "ddp_project" / "digits.npz", "--to", tmp_path / "answers")
     answers = [json.loads(line) for line in (tmp_path / "answers").read_text().splitlines()]
     assert [answer["digit"] for answer in answers] == logits.argmax(dim=1).tolist()
-    torch.testing.assert_close(
-        torch.tensor([answer["probability"] for answer in answers]), logits.softmax(dim=1).amax(dim=1)
-    )
+    probabilities = torch.tensor([answer["probability"] for answer in answers])
+    torch.testing.assert_close(probabilities, logits.softmax(dim=1).amax(dim=1))
 
 
 def test_the_newest_run_and_its_export_are_the_default(project: Render, trained: Path, tmp_path: Path) -> None:
-    shutil.copytree(trained, tmp_path / "runs" / "older")
+    for name in ("older", "newer"):
+        shutil.copytree(trained, tmp_path / "runs" / name)
     (tmp_path / "runs" / "none").mkdir()
-    shutil.copytree(trained, tmp_path / "runs" / "newer")
     os.utime(tmp_path / "runs" / "newer" / "checkpoints" / "last.pt")
     np.save(tmp_path / "digits.npy", np.zeros((2, 8, 8)))
     parts = ("export.py", "predict.py digits.npy", "predict.py digits.npy | head -0")
@@ -131,14 +137,15 @@ def test_a_run_may_train_on_while_it_is_exported(
 
 
 def test_a_damaged_or_missing_checkpoint_is_not_exported(
-    export: Any, run_dir: Path, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    export: Any, run_dir: Path, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     best = run_dir / "checkpoints" / "best.pt"
-    assert f"{best} is damaged: " in refused(lambda: export.export(damaged(best).parents[1]))
+    damage(best)
+    assert f"{best} is damaged: " in refused(export.export, run_dir)
     (tmp_path / "cut.pt").write_bytes(best.read_bytes()[:1000])
     best.unlink()
-    assert f"there is no checkpoint {best}" in refused(lambda: export.export(run_dir))
-    assert "cannot be read as a checkpoint" in refused(lambda: export.export(tmp_path / "cut.pt"))
+    assert f"there is no checkpoint {best}" in refused(export.export, run_dir)
+    assert "cannot be read as a checkpoint" in refused(export.export, tmp_path / "cut.pt")
     monkeypatch.chdir(tmp_path)
     assert "there is no run in" in refused(export.export)
     assert not [*tmp_path.rglob("model.*")]
@@ -177,77 +184,50 @@ def test_tied_weights_are_in_the_file_once_and_tied_again(package: Package, tmp_
     other = Tied()
     load_model(other, file)  # as other programs do
     assert differences(dict(other.state_dict()), dict(model.state_dict())) == []
-    average = {"embedding.weight": torch.ones(5, 3)}
-    averaged, kind = weights.weights_of(
-        {"model": torch.load(tmp_path / "tied.pt", weights_only=True)["model"], "update": {"average": average}}
-    )
-    assert (kind, averaged["head.weight"].sum()) == ("average", 15)
-    assert torch.equal(averaged["head.bias"], model.head.bias)
+    saved = torch.load(tmp_path / "tied.pt", weights_only=True)
+    averaged, _ = weights.weights_of(saved | {"update": {"average": {"embedding.weight": torch.ones(5, 3)}}})
+    assert averaged["head.weight"].sum() == 15
 
 
-def bad_files(folder: Path) -> dict[str, Path]:
-    np.save(folder / "flat.npy", np.zeros((2, 64)))
-    np.save(folder / "bright.npy", np.full((2, 8, 8), 255))
-    np.save(folder / "words.npy", np.full((2, 8, 8), "a"))
+def write_bad_files(folder: Path) -> None:
+    for name, array in {"flat": np.zeros((2, 64)), "bright": np.full((2, 8, 8), 255), "words": np.array("a")}.items():
+        np.save(folder / f"{name}.npy", array)
     np.savez(folder / "other.npz", labels=np.zeros((2, 8, 8)))
     np.savez_compressed(folder / "cut.npz", images=np.arange(128.0).reshape(2, 8, 8) / 8)
     (folder / "cut.npz").write_bytes((folder / "cut.npz").read_bytes()[:200])
     (folder / "text.npy").write_text("digits\n")
     (folder / "empty.npy").touch()
     (folder / "folder.npy").mkdir()
-    return {path.name: path for path in folder.iterdir()} | {"missing": folder / "missing.npy"}
-
-
-def test_predictions_may_compute_gradients(
-    export: Any, package: Package, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def slopes(model: nn.Module, file: Path) -> list[dict[str, Any]]:
-        with torch.enable_grad():
-            image = torch.ones(1, 1, 8, 8).requires_grad_()
-            [slope] = torch.autograd.grad(model(image).square().sum(), image)
-        return [{"slope": slope.norm(), "tracked": model(image).requires_grad}]
-
-    monkeypatch.setattr(package("task"), "predict", slopes)
-    export.predict([export.export(run_dir), run_dir], tmp_path / "answers")
-    answer = json.loads((tmp_path / "answers").read_text())
-    assert answer["slope"] > 0
-    assert not answer["tracked"]
 
 
 def test_what_cannot_be_predicted_is_named(
-    export: Any, run_dir: Path, refused: Callable[..., str], tmp_path: Path
+    export: Any, package: Package, run_dir: Path, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, to = export.export(run_dir), tmp_path / "answers"
+    folder, to, good = export.export(run_dir), tmp_path / "answers", tmp_path / "good.npy"
     (tmp_path / "bad").mkdir()
-    np.save(tmp_path / "good.npy", np.zeros((2, 8, 8)))
-    for name, path in bad_files(tmp_path / "bad").items():
-        words = "does not hold images" if name in ("flat.npy", "bright.npy") else "cannot be read as images"
-        assert f"{path} {words}" in refused(lambda file=path: export.predict([folder, tmp_path / "good.npy", file], to))
+    write_bad_files(tmp_path / "bad")
+    np.save(good, np.zeros((2, 8, 8)))
+    for path in (*(tmp_path / "bad").iterdir(), tmp_path / "missing.npy"):
+        words = "does not hold images" if path.name in ("flat.npy", "bright.npy") else "cannot be read as images"
+        assert f"{path} {words}" in refused(export.predict, [folder, good, path], to)
         assert not to.exists()
-    assert "name files behind" in refused(lambda: export.predict([folder]))
-    assert "does not hold model.safetensors" in refused(lambda: export.predict([run_dir, tmp_path / "good.npy"]))
+    assert "name files behind" in refused(export.predict, [folder])
+    assert "does not hold model.safetensors" in refused(export.predict, [run_dir, good])
     if not HAS_GPU:
-        wanted = functools.partial(export.predict, [folder, tmp_path / "good.npy"], to, "cuda")
-        assert "--device cuda needs a GPU" in refused(wanted)
-    with open(folder / "model.safetensors", "r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        file.write(b"\xff")
-    assert "model.safetensors is damaged" in refused(lambda: export.load_model(folder))
+        assert "--device cuda needs a GPU" in refused(export.predict, [folder, good], to, "cuda")
 
-
-def test_errors_of_a_task_that_predicts_are_told_in_one_line(
-    export: Any, package: Package, run_dir: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The task leaves the error of a file as it is; what it yields are tensors. One of an earlier version lacks it."""
+    # The task leaves the error of a file as it is; what it yields are tensors.
     answers = ({"answer": torch.tensor([float(line)])} for line in ("1.5", "2"))
     monkeypatch.setattr(package("task"), "predict", lambda model, file: answers if file.open() else None)
-    folder, to = export.export(run_dir), run_dir / "answers"
-    line = refused(lambda: export.predict([folder, folder / "model.json", folder / "none"], to))
+    line = refused(export.predict, [folder, folder / "model.json", folder / "none"], to)
     assert f"{folder / 'none'} cannot be read: No such file or directory" in line
     assert not to.exists()
-    monkeypatch.delattr(package("task"), "predict")
-    line = refused(lambda: export.predict([folder, run_dir]))
+    monkeypatch.delattr(package("task"), "predict")  # as in a task of an earlier version
+    line = refused(export.predict, [folder, run_dir])
     assert "task.py lacks def predict(model: nn.Module, file: Path) -> Iterator[dict[str, Any]]: add it" in line
+
+    damage(folder / "model.safetensors")
+    assert "model.safetensors is damaged" in refused(export.load_model, folder)
 
 
 def test_options_of_another_version_do_no_harm(export: Any, run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,25 +242,18 @@ def test_options_of_another_version_do_no_harm(export: Any, run_dir: Path, capsy
     assert (config.epochs, config.seed, config.run_dir) == (7, 0, Path(about["options"]["run_dir"]))
 
 
-def test_a_model_is_built_from_options_of_their_types(own_project: Render, run_dir: Path, tmp_path: Path) -> None:
-    place = own_project()
-    options = place / "ddp_project" / "options.py"
-    options.write_text(
-        "from dataclasses import dataclass\nfrom enum import Enum\n\n\nclass Kind(Enum):\n    A = 1\n    B = 2\n\n\n"
-        "@dataclass(frozen=True, kw_only=True)\nclass Options:\n    kind: Kind = Kind.A\n"
-        "    widths: tuple[int, ...] = ()\n"
-    )
-    program = (
-        "from ddp_project.runtime.export import config_of\n"
-        "found = config_of({'kind': 'B', 'widths': [3, 4], 'run_dir': 'runs/a', 'lr': 0.5})\n"
-        "print(found.kind, found.widths, repr(found.run_dir), found.lr)"
-    )
-    printed = output_of([sys.executable, "-c", program], place, os.environ)
-    assert printed == "Kind.B (3, 4) PosixPath('runs/a') 0.5\n"
+Logged = Callable[[], list[str]]
 
 
-def log(run_dir: Path) -> str:
-    return (run_dir / "train.log").read_text()
+@pytest.fixture
+def weights(package: Package) -> Any:
+    return package("runtime.weights")
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Logged:
+    caplog.set_level("INFO")
+    return lambda: [record.getMessage() for record in caplog.records]
 
 
 def parameters(run_dir: Path, name: str = "last.pt") -> dict[str, Tensor]:
@@ -289,130 +262,150 @@ def parameters(run_dir: Path, name: str = "last.pt") -> dict[str, Tensor]:
     return {key: value for key, value in checkpoint(run_dir, name)["model"].items() if not key.endswith(statistics)}
 
 
-def test_a_run_begins_with_weights_of_a_file(project: Render, run_dir: Path, export: Any, tmp_path: Path) -> None:
+def test_a_folder_is_resumed_from_its_newest_file(project: Render, trained: Path, tmp_path: Path) -> None:
+    newest = trained / "checkpoints" / "step-00000003.pt"
+    for name, source in (("run", trained), ("below", trained / "checkpoints"), ("file", newest)):
+        options = ("--resume", str(source), "--max-steps", "6")
+        train_on_ranks(project(), tmp_path / name, *options, processes=1)
+        assert_same_state(checkpoint(tmp_path / name), checkpoint(tmp_path / "run"))
+    printed = train_on_ranks(project(), tmp_path / "none", "--resume", str(tmp_path), processes=1, code=2)
+    assert f"error: there is no checkpoint {tmp_path}: leave out --resume" in printed[0]
+
+
+def test_a_run_begins_with_weights_of_a_run_or_an_export(
+    project: Render, trained: Path, package: Package, tmp_path: Path
+) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    options = ("--max-steps", "2", "--lr", "0", "--seed", "5")
-    train_on_ranks(project(), first, *options, "--init-from", str(run_dir / "checkpoints" / "best.pt"))
-    assert differences(parameters(first), parameters(run_dir, "best.pt")) == []
-    began = checkpoint(first)["model"]["features.0.1.num_batches_tracked"]
-    assert began == checkpoint(run_dir, "best.pt")["model"]["features.0.1.num_batches_tracked"] + 2
-
-    weights = export.export(run_dir) / "model.safetensors"
-    train_on_ranks(project(), second, *options, "--init-from", str(weights))
+    folder = package("runtime.export").export(trained, tmp_path / "export")
+    for source, run_dir in ((trained, first), (folder, second)):
+        options = ("--max-steps", "2", "--lr", "0", "--seed", "5", "--init-from", str(source))
+        train_on_ranks(project(), run_dir, *options)
+    assert differences(parameters(first), parameters(trained, "best.pt")) == []
+    before, began = (checkpoint(*each)["model"] for each in ((trained, "best.pt"), (first,)))
+    counted = "features.0.1.num_batches_tracked"
+    assert began[counted] == before[counted] + 2
     assert_same_state(checkpoint(first), checkpoint(second))
-    assert f"began with 14 of 14 tensors of {weights}" in log(second)
-    assert json.loads((second / "config.json").read_text())["init_from"] == str(weights)
+    log = (second / "train.log").read_text()
+    assert f"began with 14 of 14 tensors of {folder / 'model.safetensors'}" in log
+    assert json.loads((second / "config.json").read_text())["init_from"] == str(folder)
 
-    weights.unlink()
+    (folder / "model.safetensors").unlink()
     again = ("--max-steps", "3", "--seed", "5", "--resume")
     train_on_ranks(project(), second, *again)
-    train_on_ranks(project(), first, *again, "--init-from", str(weights))
+    train_on_ranks(project(), first, *again, "--init-from", str(folder))
     assert_same_weights(checkpoint(first), checkpoint(second))
-    for run in (first, second):
-        (line,) = [line for line in log(run).splitlines() if "other options than before" in line]
+    for run_dir in (first, second):
+        (line,) = [each for each in (run_dir / "train.log").read_text().splitlines() if "other options" in each]
         assert "--max-steps 3 (was 2)" in line
         assert "init-from" not in line
 
 
-def other_weights(run_dir: Path, folder: Path) -> Path:
-    """A file in which some weights have another name, some another shape, and many are no part of the model."""
-    weights = checkpoint(run_dir)["model"]
-    weights["classifier.2.weight"] = torch.zeros(3, 256)
-    weights["head.bias"] = weights.pop("classifier.2.bias")
-    weights |= {f"layer{number}": torch.zeros(1) for number in range(50)}
-    save_file(weights, folder / "others.safetensors")
-    return folder / "others.safetensors"
+SAVED: dict[str, Callable[[Any, Path], object]] = {
+    "weights.pth": lambda weights, file: torch.save(weights, file),
+    "old.pth": lambda weights, file: torch.save(weights, file, _use_new_zipfile_serialization=False),
+    "foreign.ckpt": lambda weights, file: torch.save({"epoch": 3, "state_dict": weights}, file),
+}
 
 
-def test_what_does_not_fit_is_named_and_the_rest_is_loaded(project: Render, trained: Path, tmp_path: Path) -> None:
-    file, run_dir, plain = other_weights(trained, tmp_path), tmp_path / "run", tmp_path / "plain"
-    options = ("--max-steps", "1", "--lr", "0", "--init-from", str(file))
-    train_on_ranks(project(), run_dir, *options)
-    train_on_ranks(project(), plain, *options[:4], processes=1)
-    own, fresh, source = (parameters(each) for each in (run_dir, plain, trained))
-    head = {name for name in own if name.startswith("classifier")}
-    assert len(head) == 2
-    assert differences({name: own[name] for name in head}, {name: fresh[name] for name in head}) == []
-    assert [name for name in own if not torch.equal(own[name], source[name])] == sorted(head, reverse=True)
-    (began,) = [line for line in log(run_dir).splitlines() if "began with 12 of 64 tensors" in line]
-    lines = [line.partition(" INFO ")[2] for line in log(run_dir).splitlines() if " tensors " in line and line != began]
-    assert lines[0] == "1 tensors are not in it, and stay as build_model() made them: classifier.2.bias"
-    assert (
-        lines[1]
-        == "1 tensors have another shape or are of_data, and stay as build_model() made them: classifier.2.weight"
-    )
-    assert lines[2].startswith(
-        "51 tensors are not in the model, and were left out: head.bias, layer0, layer1, layer10, "
-    )
-    assert lines[2].endswith(", ... (51 in all)")
-    assert len(lines) == 3
+@pytest.mark.parametrize("name", SAVED)
+def test_files_of_other_programs_are_loaded(
+    name: str, weights: Any, package: Package, trained: Path, tmp_path: Path, logged: Logged
+) -> None:
+    tensors, model, path = checkpoint(trained)["model"], package("model").build_model(), tmp_path / name
+    SAVED[name](tensors, path)
+    weights.load_what_fits(model, path)
+    assert differences(dict(model.state_dict()), dict(tensors)) == []
+    assert logged() == [f"began with 14 of 14 tensors of {path}"]
 
 
-def test_a_name_of_tied_weights_is_enough(package: Package, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    weights, model = package("runtime.weights"), Tied()
-    save_file({"embedding.weight": torch.ones(5, 3), "head.bias": torch.ones(5)}, tmp_path / "model.safetensors")
-    with caplog.at_level("INFO"):
-        weights.load_what_fits(model, tmp_path / "model.safetensors")
-    assert model.head.weight.sum() == 15
-    assert "1 tensors are not in it, and stay as build_model() made them: turned" in caplog.text
+def test_what_does_not_fit_is_named_and_the_rest_is_loaded(
+    weights: Any, package: Package, trained: Path, tmp_path: Path, logged: Logged
+) -> None:
+    """Some weights have another name, some another shape, and many are no part of the model."""
+    source, model = checkpoint(trained)["model"], package("model").build_model()
+    fresh = {name: value.clone() for name, value in model.state_dict().items() if name.startswith("classifier")}
+    others = source | {"classifier.2.weight": torch.zeros(3, 256), "head.bias": source["classifier.2.bias"]}
+    others |= {f"layer{number}": torch.zeros(1) for number in range(50)}
+    del others["classifier.2.bias"]
+    save_file(others, tmp_path / "others.safetensors")
+    weights.load_what_fits(model, tmp_path / "others.safetensors")
+    assert differences(dict(model.state_dict()), source | fresh) == []
+    began, missing, misshapen, foreign = logged()
+    stay = "stay as build_model() made them"
+    assert began.startswith("began with 12 of 64 tensors")
+    assert missing == f"1 tensors are not in it, and {stay}: classifier.2.bias"
+    assert misshapen == f"1 tensors have another shape or are of_data, and {stay}: classifier.2.weight"
+    listed = r"51 tensors are not in the model, and were left out: head.bias, layer0, .*, \.\.\. \(51 in all\)"
+    assert re.fullmatch(listed, foreign)
 
 
-def test_what_describes_the_data_stays_that_of_the_run(package: Package, tmp_path: Path) -> None:
+def test_a_name_of_tied_weights_is_enough(weights: Any, tmp_path: Path, logged: Logged) -> None:
+    model = nn.ModuleDict({"embedding": nn.Embedding(5, 3), "head": nn.Linear(3, 5)})
+    model["head"].weight = model["embedding"].weight
+    save_file({"embedding.weight": torch.ones(5, 3)}, tmp_path / "model.safetensors")
+    weights.load_what_fits(model, tmp_path / "model.safetensors")
+    assert model.state_dict()["head.weight"].sum() == 15
+    assert logged()[1:] == ["1 tensors are not in it, and stay as build_model() made them: head.bias"]
+
+
+def test_what_describes_the_data_stays_that_of_the_run(weights: Any, package: Package, tmp_path: Path) -> None:
     """Names of classes are as long as others now and then, and a table has as many columns as another one."""
-    weights, linear = package("runtime.weights"), torch.nn.Linear(2, 1)
-    own = torch.zeros(3)
-    linear.register_buffer("names", own.clone())
+    for task in ("images", "tabular"):
+        network = package("model", task=task).Network
+        assert {*network.of_data} == {name for name, kind in network.__annotations__.items() if kind is Tensor}
+    linear = nn.Linear(2, 1)
+    linear.register_buffer("names", torch.zeros(3))
     vars(linear)["of_data"] = ("names",)
     save_file({"weight": torch.ones(1, 2), "names": torch.ones(3)}, tmp_path / "model.safetensors")
     weights.load_what_fits(linear, tmp_path / "model.safetensors")
     assert linear.weight.tolist() == [[1, 1]]
-    assert torch.equal(linear.get_buffer("names"), own)
+    assert linear.get_buffer("names").tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("task", ["images", "tabular"])
-def test_the_models_of_tasks_say_what_describes_their_data(task: str, package: Package) -> None:
-    network = package("model", task=task).Network
-    buffers = {name for name, kind in network.__annotations__.items() if kind is torch.Tensor}
-    assert {*network.of_data} == buffers
-
-
-def saved_as(content: Any, file: Path) -> Path:
-    """Save it for torch or, by the name of the file, for safetensors."""
-    save_file(content, file) if file.suffix == ".safetensors" else torch.save(content, file)
-    return file
-
-
-def damaged(file: Path) -> Path:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.unlink()
-    file.write_bytes(content)
-    return file
-
-
-OTHER = {"other.weight": torch.zeros(3)}
-UNUSABLE: dict[str, tuple[Callable[[Path, Path], Path], str, int]] = {
-    # what makes a file, of a folder and a run, what is said of it, and the number of processes
-    "missing": (lambda folder, run_dir: folder / "none.pt", "there is no file", 1),
-    "damaged": (lambda folder, run_dir: damaged(run_dir / "checkpoints" / "best.pt"), "best.pt is damaged: ", 2),
-    "foreign": (lambda folder, run_dir: saved_as({"weights": 3}, folder / "a.pt"), "and it has weights", 1),
-    "unreadable": (lambda folder, run_dir: empty(folder / "a.safetensors"), "cannot be read as safetensors", 1),
-    "other model": (
-        lambda folder, run_dir: saved_as(OTHER, folder / "a.safetensors"),
-        "(14 in all), and it has other.weight",
-        2,
+TWO_LAYERS = nn.ModuleDict({"body": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))})
+NAMES = [*TWO_LAYERS.state_dict()]
+UNUSABLE: dict[str, tuple[Any, str]] = {
+    "foreign": ({"weights": 3}, "and it has weights"),
+    "unreadable.safetensors": (b"", "cannot be read as safetensors"),
+    "other.safetensors": ({"other.weight": torch.zeros(3)}, "body.1.weight, and it has other.weight"),
+    "of a wrapper": (
+        {f"module.{name}": torch.zeros(2) for name in NAMES},
+        'names in it begin with "module.", which the model lacks',
+    ),
+    "of a part": (
+        {name.removeprefix("body."): torch.zeros(2) for name in NAMES},
+        'names of the model begin with "body.", which it lacks',
+    ),
+    "more than tensors": (
+        {"model": {}, "args": argparse.Namespace(lr=1)},
+        "cannot be read as a checkpoint: it holds argparse.Namespace, and only tensors",
     ),
 }
 
 
-def empty(file: Path) -> Path:
-    file.touch()
-    return file
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_weights_that_cannot_be_used_are_named(name: str, weights: Any, package: Package, tmp_path: Path) -> None:
+    content, words = UNUSABLE[name]
+    if isinstance(content, bytes):
+        (tmp_path / name).write_bytes(content)
+    elif name.endswith(".safetensors"):
+        save_file(content, tmp_path / name)
+    else:
+        torch.save(content, tmp_path / name)
+    with pytest.raises(package("runtime.exits").UserError) as raised:
+        weights.load_what_fits(TWO_LAYERS, tmp_path / name)
+    assert words in str(raised.value)
+    assert str(raised.value).isprintable()
 
 
-@pytest.mark.parametrize("case", UNUSABLE)
-def test_unusable_weights_end_all_ranks_in_one_line(case: str, project: Render, run_dir: Path, tmp_path: Path) -> None:
-    make, words, processes = UNUSABLE[case]
-    options = ("--init-from", str(make(tmp_path, run_dir)))
-    assert words in lone_error_in(train_on_ranks(project(), tmp_path / "new", *options, processes=processes, code=2))
+@pytest.mark.parametrize(("there", "words"), [(False, "there is no file"), (True, "best.pt is damaged: ")])
+def test_unusable_weights_end_all_ranks_in_one_line(
+    there: bool, words: str, project: Render, trained: Path, tmp_path: Path
+) -> None:
+    best = shutil.copytree(trained, tmp_path / "trained") / "checkpoints" / "best.pt"
+    best.unlink()
+    if there:
+        best.write_bytes(b"no checkpoint")
+    options = ("--init-from", str(best))
+    assert words in lone_error_in(train_on_ranks(project(), tmp_path / "new", *options, code=2))
     assert not [*(tmp_path / "new").glob("checkpoints/*")]

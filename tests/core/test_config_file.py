@@ -40,40 +40,38 @@ def refused(parse: Parse, package: Package) -> Refused:
 
 
 def test_a_run_is_replayed_from_its_config(project: Render, tmp_path: Path) -> None:
-    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    first, second = tmp_path / "first", tmp_path / "second"
     options = ("--max-steps", "3", "--lr", "1e-5", "--no-compile", "--accum-steps", "2")
     train_on_ranks(project(), first, *options, "--resume", "auto")
-    train_on_ranks(project(), second, "--config", str(first / "config.json"))
+    again = ("--config", str(first / "config.json"))
+    train_on_ranks(project(), second, *again)
     assert_same_state(checkpoint(first), checkpoint(second))
-    train_on_ranks(project(), third, "--config", str(first / "config.json"), "--max-steps", "2")
-    assert checkpoint(third)["progress"]["step"] == 2
     configs = [json.loads((folder / "config.json").read_text()) for folder in (first, second)]
-    again = ("--config", str(first / "config.json"), "--resume", str(first / "checkpoints" / "last.pt"))
-    printed = train_on_ranks(project(), tmp_path / "fourth", *again)
-    assert "resumed from" in printed[0]
-    assert "other options" not in printed[0]
     own = {"run_dir": None, "resume": None}
     assert configs[0] | own == configs[1] | own
     assert [config["resume"] for config in configs] == ["auto", None]
+    source = str(first / "checkpoints" / "last.pt")
+    printed, _ = train_on_ranks(project(), tmp_path / "third", *again, "--resume", source)
+    assert "resumed from" in printed
+    assert "other options" not in printed
 
 
-def test_options_of_yaml_come_before_those_of_the_command_line(parse: Parse, tmp_path: Path) -> None:
+def test_options_of_the_command_line_come_before_those_of_yaml(parse: Parse, tmp_path: Path) -> None:
     file = tmp_path / "options.yaml"
-    file.write_text("epochs: 3\nlr: 1e-05\nglobal-batch-size: 8\ndeterministic: yes\nrun_dir: a folder\nresume: null\n")
+    file.write_text("epochs: 3\nglobal-batch-size: 8\ndeterministic: yes\nresume: null\n")
     found = parse("--epochs", 5, "--config", file, "--no-deterministic")
-    assert (found.epochs, found.lr, found.global_batch_size, found.deterministic) == (5, 1e-5, 8, False)
-    assert (found.run_dir, found.resume) == (Path("a folder"), None)
+    assert (found.epochs, found.global_batch_size, found.deterministic, found.resume) == (5, 8, False, None)
     assert parse("--config", file).deterministic
+    file.write_text("# nothing\n")
+    assert parse("--config", file) == parse()
 
 
 @pytest.mark.parametrize(
     ("text", "option", "value"),
     [
         ('{\n\t"epochs": 1.0,\n\t"lr": 1e-3\n}', "epochs", 1),  # YAML knows no tabs
-        ('{\n\t"epochs": 3,\n\t"lr": 1e-3\n}', "lr", 1e-3),
         ("lr: 1e-3", "lr", 1e-3),
         ("seed: 0123", "seed", 123),
-        ("seed: 1e3", "seed", 1000),
         ("seed: 9007199254740993", "seed", 9007199254740993),
         ("workers: 2.0", "workers", 2),
         ("deterministic: off", "deterministic", False),
@@ -93,17 +91,11 @@ OPTIONS = """
 from dataclasses import field as default_of
 from datetime import date, datetime, timedelta
 from enum import Enum, IntEnum
+from pathlib import Path
 from typing import Literal
 
-
-class Pooling(Enum):
-    MEAN = "mean"
-    MAX = "max"
-
-
-class Level(IntEnum):
-    LOW = 1
-    HIGH = 2
+Pooling = Enum("Pooling", ["MEAN", "MAX"])
+Level = IntEnum("Level", ["LOW", "HIGH"])
 
 
 @dataclass(frozen=True)
@@ -140,8 +132,7 @@ GIVEN = (
 
 def with_options(project: Path, options: str) -> Path:
     file = project / "ddp_project" / "options.py"
-    head = file.read_text().partition("@dataclass")[0].replace("from pathlib import Path\n", "")
-    file.write_text(f"{head}from pathlib import Path\n{options}")
+    file.write_text(file.read_text().partition("@dataclass")[0] + options)
     return project
 
 
@@ -150,60 +141,30 @@ import json, sys
 from pathlib import Path
 from ddp_project.config import Config
 from ddp_project.runtime.command_line import as_plain_dict, parse
+from ddp_project.runtime.export import config_of
 
 given = parse(Config, sys.argv[1:])
 Path("config.json").write_text(json.dumps(as_plain_dict(given)))
+assert config_of(json.loads(Path("config.json").read_text())) == given, "export.py reads it, too"
 assert parse(Config, ["--config", "config.json"]) == given, as_plain_dict(given)
 """
 
 
-def test_every_type_of_option_is_written_and_read_back(own_project: Render) -> None:
-    place = with_options(own_project(), OPTIONS)
+def test_every_type_of_option_is_written_and_read_back(own_project: Render, tmp_path: Path) -> None:
+    place, run_dir = with_options(own_project(), OPTIONS), tmp_path / "run"
     for words in ([], GIVEN.split()):
         output_of([sys.executable, "-c", READ_BACK, *words], place, os.environ)
-
-
-def test_a_run_with_an_enumeration_is_replayed_and_resumed(own_project: Render, tmp_path: Path) -> None:
-    place, first = with_options(own_project(), OPTIONS), tmp_path / "first"
-    train_on_ranks(place, first, "--max-steps", "2", "--pooling", "MAX", processes=1)
-    assert checkpoint(first)["config"]["pooling"] == "MAX"
-    again = ("--config", str(first / "config.json"), "--resume", "--max-steps", "3", "--pooling", "MEAN")
-    [printed] = train_on_ranks(place, first, *again, processes=1)
+    train_on_ranks(place, run_dir, "--max-steps", "2", "--pooling", "MAX", processes=1)
+    assert checkpoint(run_dir)["config"]["pooling"] == "MAX"
+    again = ("--config", str(run_dir / "config.json"), "--resume", "--max-steps", "3", "--pooling", "MEAN")
+    [printed] = train_on_ranks(place, run_dir, *again, processes=1)
     assert "other options than before: --pooling MEAN (was MAX), --max-steps 3 (was 2)" in printed
 
 
-def test_an_option_that_cannot_be_written_is_refused_at_once(own_project: Render) -> None:
-    options = "\n\n@dataclass(frozen=True, kw_only=True)\nclass Options:\n    unit: complex = 1j\n"
-    place = with_options(own_project(), options)
-    printed = output_of([sys.executable, "train.py"], place, os.environ, code=2)
-    assert printed == "error: --unit is of type complex, which config.json cannot hold: make it text\n"
-
-
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ("stages: tuple[Stage, ...] = (Stage(),)", ""),
-        ("stage: Stage | None = None", "stage:stage --stage.width 3"),
-        ("part: Part = Part(1)", ""),
-        ("flags: Flags = Flags.A | Flags.B", ""),
-        ("limit: int | str = 1", "--limit 1e3"),
-    ],
+NOT_WRITTEN = "is of type complex, which config.json cannot hold: make it text"
+NOT_READ = (
+    "cannot be read again from config.json: let it be text, a number, a path, a date, an Enum, or tuples and dicts"
 )
-def test_an_option_that_cannot_be_read_again_is_refused_at_once(option: str, words: str, own_project: Render) -> None:
-    """But if the next run reads it as the same value, it is taken."""
-    types = (
-        "from enum import Flag\nfrom typing import NamedTuple\n\n\nclass Part(NamedTuple):\n    width: int\n\n\n"
-        "class Flags(Flag):\n    A = 1\n    B = 2\n\n\n@dataclass(frozen=True)\nclass Stage:\n    width: int = 8\n\n\n"
-    )
-    options = f"{types}@dataclass(frozen=True, kw_only=True)\nclass Options:\n    {option}\n"
-    place = with_options(own_project(), options)
-    printed = output_of([sys.executable, "-c", READ_OR_REFUSED, *words.split()], place, os.environ)
-    name = option.partition(":")[0]
-    expected = "" if name == "limit" else f"--{name} cannot be read again from config.json: let it be {KINDS}\n"
-    assert printed == expected
-
-
-KINDS = "text, a number, a path, a date, an Enum, or tuples and dicts of them"
 READ_OR_REFUSED = f"""
 from ddp_project.runtime.exits import UserError
 try:
@@ -213,18 +174,28 @@ except UserError as error:
 """
 
 
+@pytest.mark.parametrize(
+    ("option", "words", "reason"),
+    [
+        ("unit: complex = 1j", "", NOT_WRITTEN),
+        ("stages: tuple[Blocks, ...] = (Blocks(),)", "", NOT_READ),
+        ("stage: Blocks | None = None", "stage:blocks --stage.width 3", NOT_READ),
+        ("limit: int | str = 1", "--limit 1e3", ""),  # which the next run reads as the same value
+    ],
+)
+def test_an_option_that_cannot_be_read_again_is_refused_at_once(
+    option: str, words: str, reason: str, own_project: Render
+) -> None:
+    place = with_options(own_project(), f"{OPTIONS}    {option}\n")
+    printed = output_of([sys.executable, "-c", READ_OR_REFUSED, *words.split()], place, os.environ)
+    assert printed.startswith(f"--{option.partition(':')[0]} {reason}" if reason else "")
+    assert printed.count("\n") == bool(reason)
+
+
 def test_a_switch_takes_a_value_too(parse: Parse) -> None:
     assert parse("--deterministic", "true").deterministic
     assert parse("--compile=True", "--deterministic=yes", "--lr", 1).compile
     assert not parse("--deterministic", "--deterministic", "false", "--epochs", 1).deterministic
-
-
-def test_a_wrong_value_names_its_file(parse: Parse, refused: Refused, tmp_path: Path) -> None:
-    file = tmp_path / "options.yaml"
-    file.write_text("lr: x")
-    assert re.search(r"--config \S+/options.yaml: .* --lr: x is no number", refused("--config", file, "--epochs", 3))
-    file.write_text("# nothing\n")
-    assert parse("--config", file).epochs == parse().epochs
 
 
 @pytest.mark.parametrize("option", ["seed", "bucket-mib", "timeout", "epochs"])
@@ -249,13 +220,11 @@ def test_a_number_too_large_is_refused(option: str, refused: Refused) -> None:
         ("lr=3", "--lr"),
     ],
 )
-def test_a_foreign_option_gets_its_name(words: str, meant: str, refused: Refused) -> None:
+def test_a_foreign_option_gets_its_name(words: str, meant: str, refused: Refused, package: Package) -> None:
+    """And no other name of an option is an option itself."""
     said = refused(*words.split())
     assert said.endswith(f": did you mean {meant}?")
     assert said.startswith(f"Unrecognized options: {words.split()[0]}")
-
-
-def test_other_names_are_those_of_options(package: Package) -> None:
     known = {field.name for field in fields(package("config").Config)}
     named = package("runtime.command_line").OTHER_NAMES
     assert named.keys() <= known
@@ -266,21 +235,17 @@ def test_other_names_are_those_of_options(package: Package) -> None:
     ("text", "words"),
     [
         ("x: 3", "there is no option x: leave it out, or take one of --help"),
-        ("epoch: 3", r"there is no option epoch: did you mean epochs\?"),
         ("learning-rate: 3", r"there is no option learning-rate: did you mean lr\?"),
         ("epochs: -3", "--epochs: -3 is not a number of at least 1"),
         ("ema_decay: 1", "--ema-decay: 1 is not a number of at least 0 and below 1"),
         ("epochs: yes", "--epochs: .* is no whole number"),
         ('{"epochs": true}', "epochs must be neither true nor false, not True"),
-        ('{"epochs": 1.5}', "--epochs: .* is no whole number"),
         ("epochs: 1.5", "--epochs: .* is no whole number"),
-        ("seed: 12:30:00", "--seed: .* is no whole number"),
         ("seed: 0x10", "--seed: .* is no whole number"),
         ("seed:", "seed has no value"),
         ('{"device": null}', "device has no value"),
         ('{"lr": NaN}', "--lr: nan is not a number of at least 0"),
         ("lr: 1\nlr: 2", "lr is there twice"),
-        ('{"lr": 1, "lr": 2}', "lr is there twice"),
         ("accum-steps: 1\naccum_steps: 2", "accum_steps is there twice"),
         ("lr: {a: 1}", "lr must be one value, not {'a': '1'}"),
         ("compile: 3", "compile must be true or false, not 3"),
@@ -288,15 +253,14 @@ def test_other_names_are_those_of_options(package: Package) -> None:
         ("- epochs", "does not hold options and their values"),
         ("a: [", "cannot be read: while parsing"),
         ("a: \xff", "cannot be read: 'utf-8' codec"),
+        ("lr: x", r"--config \S+/options.yaml: .* --lr: x is no number"),
+        ("", "cannot be read: No such file or directory"),
     ],
 )
 def test_what_is_no_option_is_refused_in_one_line(text: str, words: str, refused: Refused, tmp_path: Path) -> None:
     file = tmp_path / "options.yaml"
-    file.write_bytes(text.encode("latin-1"))
-    said = refused("--config", file)
+    if text:
+        file.write_bytes(text.encode("latin-1"))
+    said = refused("--config", file, "--workers", 3)
     assert re.search(words, said)
     assert "\n" not in said
-
-
-def test_a_missing_file_is_refused(refused: Refused, tmp_path: Path) -> None:
-    assert "cannot be read: No such file or directory" in refused("--config", tmp_path / "options.yaml")

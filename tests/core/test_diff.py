@@ -1,6 +1,5 @@
 """`ddp-template diff`: what answers change in a project, and what edits of the template change in all projects."""
 
-import itertools
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -8,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.answers.combinations import Combination, describe, select
-from generator.answers.questions import Choice, Question
+from generator.answers.combinations import describe
 from generator.cli import diff as diff_command
 from generator.diff.versions import VersionDiff, compare_answers, compare_versions, read_side, read_version
 from generator.render.cache import Cache
@@ -85,10 +83,8 @@ def compare(template: Path, tmp_path: Path, workers: Workers) -> Compare:
 
     def get(*wanted: str) -> tuple[VersionDiff, list[str]]:
         snapshots = tmp_path / "snapshots"
-        before, after = snapshot_of_revision(snapshots / "old", "HEAD", template), take_snapshot(
-            snapshots / "new", template
-        )
-        old, new = read_version(before, workers), read_version(after, workers)
+        old = read_version(snapshot_of_revision(snapshots / "old", "HEAD", template), workers)
+        new = read_version(take_snapshot(snapshots / "new", template), workers)
         found = compare_versions(old, new, wanted, workers)
         return found, [describe(group.combinations, found.compared, new.questions) for group in found.groups]
 
@@ -99,21 +95,19 @@ def body(diff: str) -> list[str]:
     return [line for line in diff.splitlines() if re.match(r"[+-](?!(--|\+\+) )", line)]
 
 
-@pytest.mark.parametrize(
-    ("path", "edits", "words", "lines"),
-    [
-        (MAIN, {}, [], []),
-        (MAIN, {"begin\n": "start\n"}, [""], ["-begin", "+start"]),
-        (MAIN, {" at once\n": " at once\nand then\n"}, [""], ["+and then"]),
-        (MAIN, {"line 5\n": "line 5\nagain\n", "line 15\n": "line 15\nagain\n"}, [""], ["+again", "+again"]),
-        (MAIN, {"cool\n": "cold\n"}, ["colour=green,blue"], ["-cool", "+cold"]),
-        ("partials/red.jinja", {"red\n": "dark red\n"}, ["colour=red"], ["-red", "+dark red"]),
-    ],
-    ids=["none", "of all", "beside what differs", "equal ones", "of two answers", "of one answer"],
-)
-def test_an_edit_is_shown_once_with_the_answers_of_its_projects(
-    path: str, edits: dict[str, str], words: list[str], lines: list[str], template: Path, compare: Compare
-) -> None:
+EDITS: dict[str, tuple[str, dict[str, str], list[str], list[str]]] = {
+    "none": (MAIN, {}, [], []),
+    "of all": (MAIN, {"begin\n": "start\n"}, [""], ["-begin", "+start"]),
+    "beside what differs": (MAIN, {" at once\n": " at once\nand then\n"}, [""], ["+and then"]),
+    "equal ones": (MAIN, {"line 5\n": "line 5\nand\n", "line 15\n": "line 15\nand\n"}, [""], ["+and", "+and"]),
+    "of two answers": (MAIN, {"cool\n": "cold\n"}, ["colour=green,blue"], ["-cool", "+cold"]),
+    "of one answer": ("partials/red.jinja", {"red\n": "dark\n"}, ["colour=red"], ["-red", "+dark"]),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_is_shown_once_with_the_answers_of_its_projects(name: str, template: Path, compare: Compare) -> None:
+    path, edits, words, lines = EDITS[name]
     for old, new in edits.items():
         replace(template / path, old, new)
     found, said = compare()
@@ -124,105 +118,80 @@ def test_an_edit_is_shown_once_with_the_answers_of_its_projects(
 
 
 def test_groups_are_apart_and_the_largest_is_first(template: Path, compare: Compare) -> None:
+    """A file that comes, goes or may be executed is shown, too."""
     replace(template / "partials/red.jinja", "partial\n", "part\n")
     replace(template / MAIN, "begin\n", "start\n")
-    found, words = compare()
-    assert words == ["", "colour=red"]
-    assert body(found.groups[0].diff) == ["-begin", "+start"]
-    assert body(found.groups[1].diff) == ["-partial", "+part"]
-    # The lines around the edits of a group are those of the old file, whatever other groups edit.
-    assert "\n red at once\n partial\n" in found.groups[0].diff
-    assert "\n begin\n red at once\n" in found.groups[1].diff
-
-
-def test_a_file_that_comes_goes_or_may_be_executed_is_shown(template: Path, compare: Compare) -> None:
     (template / "template" / "{% if colour == 'blue' %}new.txt{% endif %}.jinja").write_text("new\n")
     (template / "template" / "{% if size == 'large' %}big.txt{% endif %}.jinja").unlink()
     (template / "template" / "run.sh").chmod(0o644)
     found, words = compare()
     shown = dict(zip(words, [group.diff for group in found.groups], strict=True))
-    assert shown[""] == "diff --git a/run.sh b/run.sh\nold mode 100755\nnew mode 100644\n"
-    assert (
-        "deleted file mode 100644\n--- a/big.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-big red\n"
-        in shown["colour=red size=large"]
-    )
-    assert body(shown["colour=green size=large"]) == ["-big green"]
+    assert words[0] == ""
+    assert body(shown[""]) == ["-begin", "+start"]
+    assert body(shown["colour=red"]) == ["-partial", "+part"]
+    # The lines around the edits of a group are those of the old file, whatever other groups edit.
+    assert "\n red at once\n partial\n" in shown[""]
+    assert "\n begin\n red at once\n" in shown["colour=red"]
+    assert "diff --git a/run.sh b/run.sh\nold mode 100755\nnew mode 100644\n" in shown[""]
+    gone = "deleted file mode 100644\n--- a/big.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-big red\n"
+    assert gone in shown["colour=red size=large"]
     assert "new file mode 100644\n--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+new\n" in shown["colour=blue"]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "notes"),
-    [
-        (
-            "blue: {value: blue}\n",
-            "blue: {value: blue}\n    pink: {value: pink}\n",
-            ["+ choice colour=pink", "+ 2 combinations came: colour=pink"],
-        ),
-        ("    green: {value: green}\n", "", ["- choice colour=green", "- 2 combinations went: colour=green"]),
-        (
-            "colour == 'blue'",
-            "colour == 'red'",
-            [
-                "- 1 combination became illegal: colour=red size=large",
-                "+ 1 combination became legal: colour=blue size=large",
-            ],
-        ),
-        ("default: small", "default: large", ["~ default of size: small -> large"]),
-    ],
-    ids=["a new choice", "a removed choice", "a validator", "a default"],
-)
-def test_what_comes_goes_or_becomes_legal_has_a_line(
-    old: str, new: str, notes: list[str], template: Path, compare: Compare
-) -> None:
+BLUE, GREEN, PINK = (f"    {colour}: {{value: {colour}}}\n" for colour in ("blue", "green", "pink"))
+NAME, FAST = "name: {type: str", "fast: {type: bool, help: Fast, default: false}\n"
+OF_FAST = "question fast (false, true; default false)"
+LEGAL = "- 1 combination became illegal: colour=red size=large\n+ 1 combination became legal: colour=blue size=large"
+NOTES: dict[str, tuple[str, str, str, list[str]]] = {
+    # an edit of copier.yml, the notes on it, and what it changes in projects
+    "a new choice": (BLUE, BLUE + PINK, "+ choice colour=pink\n+ 2 combinations came: colour=pink", []),
+    "a removed choice": (GREEN, "", "- choice colour=green\n- 2 combinations went: colour=green", []),
+    "a validator": ("colour == 'blue'", "colour == 'red'", LEGAL, []),
+    "a default": ("default: small", "default: large", "~ default of size: small -> large", []),
+    "a question": (NAME, FAST + NAME, f"+ {OF_FAST}\n+ 5 combinations came: fast=true", ["+fast: false"]),
+    "a removed question": (FAST, "", f"- {OF_FAST}\n- 5 combinations went: fast=true", ["-fast: false"]),
+}
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_what_comes_goes_or_becomes_legal_has_a_line(name: str, template: Path, compare: Compare) -> None:
+    """A question that comes or goes is compared at its default."""
+    old, new, notes, lines = NOTES[name]
     (template / "partials" / "pink.jinja").write_text("pink\n")
+    if name == "a removed question":
+        replace(template / "copier.yml", NAME, FAST + NAME)
+        commit_all(template)
     replace(template / "copier.yml", old, new)
     found, words = compare()
-    assert (words, found.notes) == ([], notes)
+    assert ("\n".join(found.notes), words) == (notes, [""] if lines else [])
+    assert [line for group in found.groups for line in body(group.diff)] == lines
 
 
-@pytest.mark.parametrize(("added", "sign", "verb"), [(True, "+", "came"), (False, "-", "went")])
-def test_a_question_that_comes_or_goes_is_compared_at_its_default(
-    added: bool, sign: str, verb: str, template: Path, compare: Compare
-) -> None:
-    before = (template / "copier.yml").read_text()
-    question = f"{before}fast: {{type: bool, help: Fast, default: false}}\n"
-    for text in (before, question) if added else (question, before):
-        commit_all(template)
-        (template / "copier.yml").write_text(text)
-    found, words = compare()
-    assert words == [""]
-    assert body(found.groups[0].diff) == [f"{sign}fast: false"]
-    told = [f"{sign} question fast (false, true; default false)", f"{sign} 5 combinations {verb}: fast=true"]
-    assert (found.notes, len(found.compared)) == (told, 5)
-
-
-def test_the_edits_together_make_the_new_project_of_the_old_one(
-    template: Path, tmp_path: Path, compare: Compare
-) -> None:
-    replace(template / MAIN, "line 3\n", "line three\n")
-    replace(template / MAIN, "line 7\n", "")
-    replace(template / MAIN, "line 9\n", "line nine\nand a half\n")
-    replace(template / MAIN, "line 13\n", "line 13\ninserted\n")
-    replace(template / MAIN, "cool\n", "cold\n")
+def test_the_edits_together_make_the_new_project(template: Path, tmp_path: Path, compare: Compare) -> None:
+    for old, new in (("line 7\n", ""), ("line 9\n", "line nine\nand a half\n"), ("cool\n", "cold\n")):
+        replace(template / MAIN, old, new)
     replace(template / "template/{{ name }}/plain.txt", "two\n", "two")
     (template / "template" / "latin.txt").write_bytes(b"caf\xe9\n")
     (template / "template" / "run.sh").unlink()
     found, _ = compare()
     for old_one, new_one in found.pairing.pairs:
-        projects = [tmp_path / side / new_one.name for side in ("before", "after")]
-        for side, combination, project in zip(("old", "new"), (old_one, new_one), projects, strict=True):
-            render(project, dict(combination.answers), template=tmp_path / "snapshots" / side)
+        before, after = tmp_path / "before" / new_one.name, tmp_path / "after" / new_one.name
+        render(before, dict(old_one.answers), template=tmp_path / "snapshots" / "old")
+        render(after, dict(new_one.answers), template=tmp_path / "snapshots" / "new")
         for group in found.groups:
             if new_one in group.combinations:
-                apply(projects[0], group.diff)
-        assert tree_digest(projects[0]) == tree_digest(projects[1])
+                apply(before, group.diff)
+        assert tree_digest(before) == tree_digest(after)
     assert len(found.groups) == 2
+
+
+UNDEFINED = r"red-small: template/main\.txt\.jinja, line 1: 'nothing' is undefined"
 
 
 @pytest.mark.parametrize(
     ("path", "old", "new", "reason"),
     [
-        (MAIN, "begin\n", "{{ nothing }}\n", r"red-small: template/main\.txt\.jinja, line 1: 'nothing' is undefined"),
+        (MAIN, "begin\n", "{{ nothing }}\n", UNDEFINED),
         (MAIN, "end\n", "\n{% if %}\n", r"red-small: template/main\.txt\.jinja, line \d+: Expected an expression"),
         ("copier.yml", "_envops: {", "_envops: [", r"copier\.yml: while parsing"),
     ],
@@ -235,26 +204,6 @@ def test_a_template_that_cannot_be_rendered_is_told_with_the_place(
         compare("colour=red", "size=small")
 
 
-def test_every_filter_selects_what_it_describes() -> None:
-    values = range(3), range(2)
-    questions = [
-        Question(key, key, 0, tuple(Choice(value, str(value), False) for value in choices))
-        for key, choices in zip("ab", values, strict=True)
-    ]
-    combinations = [Combination((("a", a), ("b", b))) for a, b in itertools.product(*values)]
-    for size in range(1, len(combinations) + 1):
-        for chosen in itertools.combinations(combinations, size):
-            others = [combination for combination in combinations if combination not in chosen]
-            words = describe(chosen, combinations, questions)
-            if words.startswith("all but "):
-                assert select(combinations, words.removeprefix("all but ").split(), questions) == others
-            elif words.startswith("such as "):
-                listed = words.removeprefix("such as ").removesuffix(", ...").split(", ")
-                assert select(combinations, listed, questions) == list(chosen[:3])
-            else:
-                assert select(combinations, words.split(), questions) == list(chosen)
-
-
 def apply(project: Path, diff: str) -> None:
     command = ["git", "apply", "-"]
     subprocess.run(command, cwd=project, input=diff.encode(errors="surrogateescape"), check=True)
@@ -262,25 +211,15 @@ def apply(project: Path, diff: str) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [
-        ("", "colour=red"),
-        ("", "colour=green"),
-        ("size=large", ""),
-        ("colour=blue", "size=large"),
-        ("", "name='my own' size=large"),
-        ("name=other", "name=another colour=green"),
-    ],
+    [("size=large", "colour=green"), ("", "name='my own' size=large"), ("name=other", "name=another colour=green")],
 )
 def test_git_applies_what_is_shown(template: Path, tmp_path: Path, old: str, new: str) -> None:
     diff = compare_answers(read_side(old), read_side(new), template=template)
     assert "_src_path" not in diff, "where the template was found is no difference"
     for name, side in (("old", old), ("new", new)):
         render(tmp_path / name, read_side(side), template=template)
-    before = (tmp_path / "old" / ".copier-answers.yml").read_text()
-    assert "\n_commit: " in before
-    assert "\n_src_path: " in before
-    if diff:
-        apply(tmp_path / "old", diff)
+    assert "\n_src_path: " in (tmp_path / "old" / ".copier-answers.yml").read_text()
+    apply(tmp_path / "old", diff)
     assert tree_digest(tmp_path / "old") == tree_digest(tmp_path / "new")
 
 
@@ -289,33 +228,9 @@ def test_one_side_is_compared_with_the_defaults_and_counts_are_those_of_the_diff
     assert ddp_template("diff", "amp=torch").stdout == ddp_template("diff", "", "amp=torch").stdout != ""
     shown, counted = ddp_template("diff", *sides), ddp_template("diff", "--stat", *sides)
     rows = re.findall(r"^ *\+(\d+) +-(\d+)  (\S+)$", counted.stdout, flags=re.MULTILINE)
-    changed = body(shown.stdout)
-    assert sum(int(row[0]) for row in rows) == sum(line.startswith("+") for line in changed)
-    assert sum(int(row[1]) for row in rows) == sum(line.startswith("-") for line in changed)
+    for place, sign in enumerate("+-"):
+        assert sum(int(row[place]) for row in rows) == sum(line.startswith(sign) for line in body(shown.stdout))
     assert [row[2] for row in rows] == re.findall(r"^diff --git a/(\S+)", shown.stdout, flags=re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["luncher=slurm"], "luncher is no question of the template"),
-        (["launcher=ssh"], "'ssh' is not in ['torchrun', "),
-        (["launcher=slurm", "backend=mpi"], "needs launcher=mpirun"),
-        (["launcher"], "launcher is no KEY=VALUE"),
-        (["project_name=My project"], "project is no KEY=VALUE"),
-        (["project_name='My project"], "No closing quotation"),
-        (["amp=torch amp=apex"], "amp is given twice"),
-        (["amp=torch", "launcher=slurm", "logging=csv"], "several answers of one are one argument"),
-        (["--since=--all"], "'--all' is no revision that this clone has"),
-        (["--since", "nothing"], "'nothing' is no revision that this clone has"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_in_one_line(arguments: list[str], reason: str) -> None:
-    done = ddp_template("diff", *arguments, code=2)
-    assert done.stdout == ""
-    line = re.fullmatch(r"error: ([^\n]+)\n", done.stderr)
-    assert line, done.stderr
-    assert reason in line[1]
 
 
 def test_the_command_groups_what_changed(
@@ -327,9 +242,8 @@ def test_the_command_groups_what_changed(
     replace(template / MAIN, "cool\n", "cold\n")
     (template / "template" / "run.sh").unlink()
     diff_command.show_since("HEAD", [], stat=True, template=template)
-    assert capfd.readouterr() == (
+    assert capfd.readouterr().out == (
         "since HEAD: 5 of 5 combinations change\n"
         "\nin all 5 projects\n+0 -1  run.sh (deleted file mode 100755)\n"
-        "\nin 3 of 5 projects: colour=green,blue\n+1 -1  main.txt\n",
-        "",
+        "\nin 3 of 5 projects: colour=green,blue\n+1 -1  main.txt\n"
     )

@@ -76,9 +76,8 @@ def take_steps(_: int, project: Path, options: dict[str, Any], optimizer: str) -
             with Operations() as operations:
                 train.train_step(run, loaded, lr=1e-3)
             assert {"aten._fused_adamw_.default", "aten.convolution_backward.default"} <= operations.names
-            assert {*operations.crossings} <= {
-                ("aten._to_copy.default", False)
-            }, "counts that are numbers, every 64 batches"
+            # Counts that are numbers come every 64 batches.
+            assert {*operations.crossings} <= {("aten._to_copy.default", False)}
 
 
 @pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"precision": "fp16", "ema_decay": 0.9}], ids=str)

@@ -2,10 +2,8 @@
 
 import os
 import socket
-import subprocess
 import sys
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,9 @@ import torch
 
 from tests.conftest import Package, Render
 from tests.support.hardware import nvidia_smi, quota
-from tests.support.processes import scaled
+from tests.support.processes import output_of, scaled
 
 CGROUPS = "sys/fs/cgroup"
-OF_V1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
 TWO = "echo GPU-a, 00000000:03:00.0, 550.54.14; echo GPU-b, 00000000:04:00.0, 550.54.14"
 BOTH = ["GPU-a 00000000:03:00.0", "GPU-b 00000000:04:00.0"]
 
@@ -41,44 +38,43 @@ def lay(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(text)
 
 
-# What a process is in, what its cgroups say (version 2 as one text, version 1 as two), and the least quota.
-QUOTAS: list[tuple[str, dict[str, str | tuple[str, ...]], float | None]] = [
-    ("0::/\n", {"": "150000 100000\n"}, 1.5),
-    ("0::/\n", {"": "max 100000\n"}, None),
-    ("0::/pod/one\n", {"pod": "200000 100000\n", "pod/one": "max 100000\n"}, 2),
-    ("0::/pod/one\n", {"pod": "90000 100000", "pod/one": "50000 10000"}, 0.9),
-    ("0::/docker/a/one\n", {"": "300000 100000", "one": "100000 50000"}, 2),
-    ("0::/pod\n", {"pod": "", "other": "10000 100000"}, None),
-    ("4:cpu,cpuacct:/docker/a\n3:cpuset:/\n", {"cpu,cpuacct": ("50000\n", "100000\n")}, 0.5),
-    ("4:cpuacct,cpu:/a\n0::/\n", {"cpu,cpuacct/a": ("-1\n", "100000\n")}, None),
-    ("1:cpu:/a/b\n0::/\n", {"cpu/a": ("300000", "100000"), "cpu/a/b": ()}, 3),
+def v1(group: str, quota: str, period: str) -> dict[str, str]:
+    """What a cgroup of version 1 says; one of version 2 says it in one file."""
+    return {f"{group}/cpu.cfs_quota_us": quota, f"{group}/cpu.cfs_period_us": period}
+
+
+# What a process is in, what its cgroups say, and the least quota.
+QUOTAS: list[tuple[str, dict[str, str], float | None]] = [
+    ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+    ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+    ("0::/pod/one\n", {"pod/cpu.max": "200000 100000\n", "pod/one/cpu.max": "max 100000\n"}, 2),
+    ("0::/pod/one\n", {"pod/cpu.max": "90000 100000", "pod/one/cpu.max": "50000 10000"}, 0.9),
+    ("0::/docker/a/one\n", {"cpu.max": "300000 100000", "one/cpu.max": "100000 50000"}, 2),
+    ("0::/pod\n", {"pod/cpu.max": "", "other/cpu.max": "10000 100000"}, None),
+    ("4:cpu,cpuacct:/docker/a\n3:cpuset:/\n", v1("cpu,cpuacct", "50000\n", "100000\n"), 0.5),
+    ("4:cpuacct,cpu:/a\n0::/\n", v1("cpu,cpuacct/a", "-1\n", "100000\n"), None),
+    ("1:cpu:/a/b\n0::/\n", v1("cpu/a", "300000", "100000") | {"cpu/a/b/x": ""}, 3),
     ("", {}, None),
 ]
 
 
-def lay_groups(folder: Path, process: str, groups: dict[str, str | tuple[str, ...]]) -> None:
-    """Write what a process is in, and what the cgroups say."""
-    lay(folder, {"proc/self/cgroup": process})
-    for group, limits in groups.items():
-        names = dict(zip(OF_V1, limits, strict=False)) if isinstance(limits, tuple) else {"cpu.max": limits}
-        lay(folder, {f"{CGROUPS}/{group}/{name}": text for name, text in names.items()} or {f"{CGROUPS}/{group}/x": ""})
-
-
 @pytest.mark.parametrize(("process", "groups", "least"), QUOTAS)
 def test_the_least_quota_of_a_process_counts(
-    process: str, groups: dict[str, Any], least: float | None, hardware: Any, tmp_path: Path
+    process: str, groups: dict[str, str], least: float | None, hardware: Any, tmp_path: Path
 ) -> None:
     """Of version 1 or 2, of its own cgroup or one around it, in a container that sees only some of them or not."""
-    lay_groups(tmp_path, process, groups)
+    lay(tmp_path, {"proc/self/cgroup": process})
+    lay(tmp_path / CGROUPS, groups)
     assert min(hardware.quotas().values(), default=None) == least
     cores = len(os.sched_getaffinity(0))
     assert hardware.ranks_on_cpus() == max(1, int(min(least or cores, cores)))
 
 
 def test_two_processes_name_a_quota_that_they_share_alike(hardware: Any, tmp_path: Path) -> None:
+    lay(tmp_path / CGROUPS, {f"{group}/cpu.max": "100000 100000" for group in ("a", "a/one", "a/two")})
     found = []
     for group in ("one", "two"):
-        lay_groups(tmp_path, f"0::/a/{group}\n", dict.fromkeys(("a", "a/one", "a/two"), "100000 100000"))
+        lay(tmp_path, {"proc/self/cgroup": f"0::/a/{group}\n"})
         found.append(hardware.quotas())
     assert [len(each) for each in found] == [2, 2]
     assert len(found[0].keys() & found[1].keys()) == 1
@@ -94,8 +90,7 @@ def test_a_real_quota_is_found_and_launch_sh_starts_a_rank_for_each_core(project
             "sys.argv = ['', '--nproc-per-node=auto', 'train.py']; launcher.get_ready(); print(sys.argv[1])"
         )
         script = f'echo $$ >{join}; exec {sys.executable} -c "{words}"'
-        done = subprocess.run(["bash", "-c", script], cwd=project(), capture_output=True, text=True, check=True)
-        assert done.stdout.split() == ["[1.5]", "--nproc-per-node=1"]
+        assert output_of(["bash", "-c", script], project()).split() == ["[1.5]", "--nproc-per-node=1"]
 
 
 @pytest.mark.parametrize(
@@ -104,81 +99,58 @@ def test_a_real_quota_is_found_and_launch_sh_starts_a_rank_for_each_core(project
         (TWO, BOTH, "550.54.14"),
         (f"{TWO}; exit 14", BOTH, "550.54.14"),
         ("echo 550.54.14, GPU-a, 40960 MiB; echo", ["GPU-a"], "550.54.14"),
-        ("echo GPU-a, 550.54.14", ["GPU-a"], "550.54.14"),
         ("echo uuid, pci.bus_id; echo [N/A], 00000000:03:00.0, 550.54.14", ["00000000:03:00.0"], "550.54.14"),
         ("echo '| N/A  GPU-Util |'; echo '|  0  A100  Off | 00000000:03:00.0 Off |'", ["00000000:03:00.0"], "none"),
-        ("echo No devices were found; exit 6", [], "none"),
         ("echo Failed to initialize NVML: Driver/library version mismatch; exit 18", [], "none"),
         (r"printf '\377\376\n'; exit 1", [], "none"),
         ("kill -SEGV $$", [], "none"),
-        ("", [], "none"),
         ("echo GPU-a, 00000000:03:00.0, 550.54.14; sleep 60", [], "none"),
     ],
 )
 def test_nvidia_smi_may_say_anything(script: str, gpus: list[str], driver: str, hardware: Any, tmp_path: Path) -> None:
+    """It may be missing, or no program, too."""
+    assert hardware.nvidia_gpus() == ([], "none")
     nvidia_smi(tmp_path, script)
     began = time.monotonic()
     assert hardware.nvidia_gpus(patience=scaled(1)) == (gpus, driver)
     assert time.monotonic() - began < 30
-
-
-def test_nvidia_smi_may_be_no_program(hardware: Any, tmp_path: Path) -> None:
     for mode, words in ((0o644, "#!/bin/sh\n"), (0o755, "no program"), (0o755, "#!/nowhere\n")):
         (tmp_path / "nvidia-smi").write_text(words)
         (tmp_path / "nvidia-smi").chmod(mode)
         assert hardware.nvidia_gpus() == ([], "none")
-    (tmp_path / "nvidia-smi").unlink()
-    assert hardware.nvidia_gpus() == ([], "none")
 
 
 def test_gpus_are_those_that_nvidia_smi_tells(hardware: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia_smi(tmp_path, TWO)
     assert hardware.gpus_and_driver("auto") == (BOTH, "550.54.14")
-    for visible, gpus in (
-        ("1", BOTH[1:]),
-        ("GPU-a", BOTH[:1]),
-        ("", []),
-        ("-1", []),
-        ("1,-1,0", BOTH[1:]),
-        ("1, 0", BOTH[::-1]),
-        ("0,2", BOTH[:1]),
-        ("GPU-c,0", []),
-        ("MIG-c", ["MIG-c"]),
-    ):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    visible = {"1": BOTH[1:], "GPU-a": BOTH[:1], "": [], "-1": [], "1,-1,0": BOTH[1:], "1, 0": BOTH[::-1]}
+    for value, gpus in (visible | {"0,2": BOTH[:1], "GPU-c,0": [], "MIG-c": ["MIG-c"]}).items():
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         assert hardware.gpus_and_driver("auto") == (gpus, "550.54.14")
     assert hardware.gpus_and_driver("cpu") == ([], "none")
     nvidia_smi(tmp_path, "exit 9")
     assert hardware.gpus_and_driver("auto") == ([], "none")
 
 
-INTEL = "DRIVER=xe\nPCI_CLASS=38000\nPCI_ID=8086:0BD5\nPCI_SUBSYS_ID=8086:0000\nPCI_SLOT_NAME="
+PCI = "sys/bus/pci/devices/0000:4d:00.0/uevent"
+INTEL = "DRIVER=xe\nPCI_CLASS=38000\nPCI_ID=8086:0BD5\nPCI_SUBSYS_ID=8086:0000\nPCI_SLOT_NAME=0000:4d:00.0\n"
+ON_BOARD = INTEL.replace("38000", "30000").replace("4d:00.0", "00:02.0")
 KFD = "sys/class/kfd/kfd/topology/nodes"
-AMD = {
-    f"{KFD}/{number}/properties": f"cpu_cores_count {cores}\nsimd_count {units}\n"
-    for number, cores, units in ((0, 64, 0), (1, 0, 440))
-}
+AMD = {f"{KFD}/0/properties": "cpu_cores_count 64\nsimd_count 0\n", f"{KFD}/1/properties": "simd_count 440\n"}
+VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed"
+OF_DRIVER = {"proc/driver/nvidia/gpus/0000:03:00.0/information": "", "proc/driver/nvidia/version": VERSION}
 
 
 @pytest.mark.parametrize(
     ("files", "shown"),
     [
         ({}, {}),
-        (
-            {"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidiactl": "", "dev/nvidia-uvm": ""},
-            {"2 x NVIDIA GPU (driver none)": "CUDA"},
-        ),
-        (
-            {
-                "proc/driver/nvidia/gpus/0000:03:00.0/information": "",
-                "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed",
-            },
-            {"1 x NVIDIA GPU (driver 470.82.01)": "CUDA"},
-        ),
+        (dict.fromkeys(("dev/nvidia0", "dev/nvidia1", "dev/nvidiactl"), ""), {"2 x NVIDIA GPU (driver none)": "CUDA"}),
+        (OF_DRIVER, {"1 x NVIDIA GPU (driver 470.82.01)": "CUDA"}),
         (AMD | {"dev/kfd": ""}, {"1 x AMD GPU": "ROCm"}),
-        ({"sys/bus/pci/devices/0000:00:02.0/uevent": INTEL.replace("38000", "30000") + "0000:00:02.0\n"}, {}),
-        ({"sys/bus/pci/devices/0000:4d:00.0/uevent": INTEL + "0000:4d:00.0\n"}, {"1 x Intel GPU": ""}),
-        ({"sys/bus/pci/devices/0000:4d:00.0/uevent": INTEL.replace("38000", "20000") + "0000:4d:00.0\n"}, {}),
+        ({PCI: INTEL}, {"1 x Intel GPU": ""}),
+        ({PCI.replace("4d:00.0", "00:02.0"): ON_BOARD}, {}),
+        ({PCI: INTEL.replace("38000", "20000")}, {}),
         ({"sys/class/accel/accel0/device/uevent": "DRIVER=intel_vpu\n"}, {}),
         ({"sys/class/accel/accel0/device/uevent": "DRIVER=habanalabs\n"}, {"1 x accelerator": ""}),
         ({f"dev/accel{number}": "" for number in range(4)}, {"4 x TPU": ""}),
@@ -193,119 +165,60 @@ def test_devices_that_a_system_has(files: dict[str, str], shown: dict[str, str],
     assert hardware.accelerators() == shown
 
 
-@pytest.mark.parametrize("value", ["", "-1", " ", "NoDevFiles"])
-def test_hidden_devices_are_not_named(
-    value: str, hardware: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lay(tmp_path, {"dev/nvidia0": "", f"{KFD}/1/properties": "simd_count 440\n"})
-    nvidia, amd = {"1 x NVIDIA GPU (driver none)": "CUDA"}, {"1 x AMD GPU": "ROCm"}
-    assert hardware.accelerators() == nvidia | amd
-    for variable, left in (("HIP", nvidia), ("ROCR", nvidia), ("CUDA", {})):
-        with monkeypatch.context() as patch:
-            patch.setenv(f"{variable}_VISIBLE_DEVICES", value)
-            assert hardware.accelerators() == left
-
-
-def build_of_torch(patch: pytest.MonkeyPatch, version: str, cuda: str | None, hip: str | None) -> None:
-    for module, name, value in (
-        (torch, "__version__", version),
-        (torch.version, "cuda", cuda),
-        (torch.version, "hip", hip),
-    ):
-        patch.setattr(module, name, value)
-
-
-@pytest.mark.parametrize(
-    ("build", "files", "words"),
-    [
-        (
-            ("2.13.0+cpu", None, None),
-            {"dev/nvidia0": ""},
-            "1 x NVIDIA GPU (driver none) cannot be used by torch 2.13.0+cpu, built for CPUs: "
-            "install the build of torch for CUDA, or give --device cpu",
-        ),
-        (
-            ("2.13.0+cu126", "12.6", None),
-            {"dev/nvidia0": "", "proc/driver/nvidia/version": "470.82.01"},
-            "1 x NVIDIA GPU (driver 470.82.01) cannot be used by torch 2.13.0+cu126, built for CUDA 12.6: "
-            "update the driver, see CUDA_VISIBLE_DEVICES, give the container its GPUs (docker run --gpus all), "
-            "or give --device cpu",
-        ),
-        (
-            ("2.13.0+rocm6", None, "6.4"),
-            {"dev/nvidia0": "", "dev/nvidia1": ""},
-            "2 x NVIDIA GPU (driver none) cannot be used by torch 2.13.0+rocm6, built for ROCm 6.4: "
-            "install the build of torch for CUDA, or give --device cpu",
-        ),
-        (
-            ("2.13.0+cpu", None, None),
-            {"dev/davinci0": ""},
-            "1 x Ascend NPU cannot be used by a run, which needs CUDA or ROCm: train elsewhere, or give --device cpu",
-        ),
-        (("2.13.0+cpu", None, None), {}, ""),
-    ],
+OR_CPU = "or give --device cpu"
+FOR_CUDA = f"install the build of torch for CUDA, {OR_CPU}"
+SEE_DRIVER = (
+    f"update the driver, see CUDA_VISIBLE_DEVICES, give the container its GPUs (docker run --gpus all), {OR_CPU}"
 )
+ELSEWHERE = f"cannot be used by a run, which needs CUDA or ROCm: train elsewhere, {OR_CPU}"
+OLD_DRIVER = {"dev/nvidia0": "", "proc/driver/nvidia/version": "470.82.01"}
+TWO_GPUS = {"dev/nvidia0": "", "dev/nvidia1": ""}
+
+
+UNUSED: list[tuple[str | None, str | None, dict[str, str], str, str, str]] = [
+    # what torch is built for, the files of a system, its devices, the build, and the remedy
+    (None, None, {"dev/nvidia0": ""}, "1 x NVIDIA GPU (driver none)", "CPUs", FOR_CUDA),
+    ("12.6", None, OLD_DRIVER, "1 x NVIDIA GPU (driver 470.82.01)", "CUDA 12.6", SEE_DRIVER),
+    (None, "6.4", TWO_GPUS, "2 x NVIDIA GPU (driver none)", "ROCm 6.4", FOR_CUDA),
+    (None, None, {"dev/davinci0": ""}, "1 x Ascend NPU", "", ELSEWHERE),
+    (None, None, {}, "", "", ""),
+]
+
+
+@pytest.mark.parametrize("case", UNUSED, ids=lambda case: case[3])
 def test_the_line_names_the_devices_the_build_and_the_remedy(
-    build: tuple[str, str | None, str | None],
-    files: dict[str, str],
-    words: str,
-    hardware: Any,
-    package: Package,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    case: Any, hardware: Any, package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cuda, hip, files, devices, build, remedy = case
     placement = package("runtime.placement")
     lay(tmp_path, files)
-    build_of_torch(monkeypatch, *build)
-    assert placement.unused_devices("auto").partition(": ")[2] == words
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    used = f"cannot be used by torch {torch.__version__}, built for {build}: {remedy}" if build else remedy
+    assert placement.unused_devices("auto").partition(": ")[2] == f"{devices} {used}".strip()
     assert placement.unused_devices("cpu") == ""
 
 
-def test_other_devices_are_named(hardware: Any, package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchrun would start a rank for each, and all of them would compute on the CPU."""
-    placement, launcher = package("runtime.placement"), package("runtime.launcher")
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("xpu"))
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    assert placement.unused_devices("auto").partition(": ")[2] == (
-        "4 x xpu cannot be used by a run, which needs CUDA or ROCm: train elsewhere, or give --device cpu"
-    )
-    monkeypatch.setattr(sys, "argv", ["", AUTO])
-    monkeypatch.setenv(launcher.THREADS, "")  # which it sets: not for the tests after this one
-    launcher.get_ready()
-    assert sys.argv[1] == f"--nproc-per-node={len(os.sched_getaffinity(0))}"
-
-
-def test_words_of_torch_about_an_old_driver_do_not_come_again(
-    hardware: Any, package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("kind", "ranks"), [("cuda", 3), ("xpu", len(os.sched_getaffinity(0)))])
+def test_auto_is_a_rank_for_each_gpu(
+    kind: str, ranks: int, hardware: Any, package: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    placement = package("runtime.placement")
-    lay(tmp_path, {"dev/nvidia0": ""})
-
-    def fail() -> bool:
-        warnings.warn("CUDA initialization: The NVIDIA driver on your system is too old", stacklevel=1)
-        return False
-
-    monkeypatch.setattr(torch.cuda, "is_available", fail)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert not placement.uses_gpu("auto")
-        with pytest.raises(placement.UserError, match="1 x NVIDIA GPU"):
-            placement.uses_gpu("cuda")
-
-
-def test_auto_is_a_rank_for_each_gpu(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
-    launcher = package("runtime.launcher")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    for words, expected in ((AUTO, "--nproc-per-node=3"), ("--nproc-per-node=2", "--nproc-per-node=2")):
-        monkeypatch.setattr(sys, "argv", ["", words])
-        monkeypatch.setenv(launcher.THREADS, "")
+    """Of devices of another kind, torchrun would start a rank for each, and all would compute on the CPU."""
+    placement, launcher = package("runtime.placement"), package("runtime.launcher")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: kind == "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3 * (kind == "cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device(kind))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    if kind == "xpu":
+        assert placement.unused_devices("auto").partition(": ")[2] == f"3 x xpu {ELSEWHERE}"
+    monkeypatch.setenv(launcher.THREADS, "")  # which it sets: not for the tests after this one
+    for words, expected in (("auto", ranks), ("2", 2)):
+        monkeypatch.setattr(sys, "argv", ["", f"--nproc-per-node={words}"])
         launcher.get_ready()
-        assert sys.argv[1] == expected
+        assert sys.argv[1] == f"--nproc-per-node={expected}"
 
 
-AUTO = "--nproc-per-node=auto"
 WATCH = """
 import sys, time
 from threading import Thread
@@ -321,13 +234,8 @@ print("done")
 def test_a_launcher_ends_when_machine_0_is_silent(project: Render, free_port: int) -> None:
     """By itself, without the programs of the shell, and not before: it may listen on and off."""
     command = [sys.executable, "-c", WATCH, f"127.0.0.1:{free_port}"]
-    with subprocess.Popen([*command, "1", "60"], cwd=project(), stdout=-1, stderr=-1, text=True) as launcher:
-        out, err = launcher.communicate(timeout=scaled(60))
-    assert (launcher.returncode, out) == (69, "watching\n")
-    assert err == (
-        f"error: 127.0.0.1:{free_port} has been out of reach for more than 1 s: "
-        "launch.sh --doctor examines the machines\n"
-    )
+    silent = output_of([*command, "1", "60"], project(), code=69, timeout=60)
+    gone = f"error: 127.0.0.1:{free_port} has been out of reach for more than 1 s"
+    assert silent == f"watching\n{gone}: launch.sh --doctor examines the machines\n"
     with socket.create_server(("127.0.0.1", free_port)):
-        done = subprocess.run([*command, "1", "3"], cwd=project(), capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("watching\ndone\n", "")
+        assert output_of([*command, "1", "3"], project()) == "watching\ndone\n"

@@ -1,4 +1,4 @@
-"""What launcher=kubernetes adds to a project: manifests that the API takes, an image, and a snapshot of the code."""
+"""What launcher=kubernetes adds: manifests that the API takes, an image as Slurm's, and a snapshot of the code."""
 
 import re
 import sys
@@ -38,9 +38,26 @@ def test_each_manifest_is_what_the_api_understands(package_name: str, project: R
     assert job["spec"]["runtimeRef"] == {"kind": "TrainingRuntime", "name": runtime["metadata"]["name"]}
 
 
+def commands(text: str) -> list[str]:
+    """The lines that pip and git come in, without what joins them."""
+    return re.findall(r"^(?:RUN|    (?:&& )?) *((?:pip|uv|git) .*?)(?: \\)?$", text, re.MULTILINE)
+
+
 @pytest.mark.parametrize("amp", ["none", "apex"])
-def test_the_linter_finds_nothing_in_the_dockerfile(amp: str, project: Render) -> None:
-    output_of([Path(sys.executable).with_name("hadolint"), "Dockerfile"], project(launcher="kubernetes", amp=amp))
+def test_images_of_docker_and_apptainer_are_sound_and_have_the_same(amp: str, project: Render, tmp_path: Path) -> None:
+    place = project(launcher="kubernetes", amp=amp)
+    output_of([Path(sys.executable).with_name("hadolint"), "Dockerfile"], place)
+    docker = (place / "Dockerfile").read_text()
+    assert "FROM python:3.12\n" in docker
+    definition = (project(launcher="slurm", amp=amp) / "apptainer.def").read_text()
+    head, *parts = re.split(r"^%(\w+)\n", definition, flags=re.MULTILINE)
+    sections = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert head.splitlines()[:2] == ["Bootstrap: docker", "From: python:3.12"]
+    assert sections.keys() == {"files", "post", *(["environment"] if amp == "apex" else [])}
+    for name in sections.keys() - {"files"}:
+        (tmp_path / "script.sh").write_text(f"set -e  # as Apptainer runs it\n{sections[name]}")
+        output_of([Path(sys.executable).with_name("shellcheck"), "--shell=sh", "--norc", "script.sh"], tmp_path)
+    assert commands(sections["post"]) == commands(docker) != []
 
 
 def test_the_code_of_the_ranks_is_that_of_torchrun(project: Render) -> None:
@@ -82,34 +99,28 @@ def test_a_job_has_the_code_as_it_was_and_the_command_as_it_is(submitted: tuple[
     assert cluster.image != first, "another code has another image"
     assert (first / "changed").read_text() == "as it was"
     assert "project/predict.py" in git(project, "diff", "--name-only"), "nothing is staged that was not"
-
-
-def test_without_git_a_job_has_all_but_what_is_made_there(submitted: tuple[Path, Cluster]) -> None:
-    project, cluster = submitted
     (project / "runs").mkdir()
-    (project / "runs" / "train.log").touch()
     cluster.submit(project, "true", GIT_DIR="/nowhere")
     names = {path.name for path in cluster.image.iterdir()}
-    assert {"train.py", ".commit", "kubernetes"} <= names
+    assert {"train.py", ".commit", "kubernetes"} <= names, "without git, all but what is made there"
     assert "runs" not in names
 
 
 @pytest.mark.parametrize(
-    ("command", "variables", "registry", "line"),
+    ("command", "name", "registry", "line"),
     [
-        ([], {}, "test", "error: name the command that the nodes run, such as ./launch.sh"),
-        (["true"], {"NAME": "A_b"}, "test", "error: NAME is A_b: give at most 45 of a-z, 0-9 and -"),
-        (["true"], {"NAME": "n" * 46}, "test", "error: NAME is nnn"),
-        (["true"], {}, "example.com", "error: the image in kubernetes/job.yaml is an example: name a repository of"),
+        ([], "", "test", "error: name the command that the nodes run, such as ./launch.sh"),
+        (["true"], "A_b", "test", "error: NAME is A_b: give at most 45 of a-z, 0-9 and -"),
+        (["true"], "n" * 46, "test", "error: NAME is nnn"),
+        (["true"], "", "example.com", "error: the image in kubernetes/job.yaml is an example: name a repository of"),
     ],
-    ids=["no command", "a name", "a long name", "no registry"],
 )
 def test_a_mistake_is_named_in_one_line(
-    command: list[str], variables: dict[str, str], registry: str, line: str, submitted: tuple[Path, Cluster]
+    command: list[str], name: str, registry: str, line: str, submitted: tuple[Path, Cluster]
 ) -> None:
     project, cluster = submitted
     replace(project / "kubernetes" / "job.yaml", "registry.test", f"registry.{registry}")
-    printed = cluster.submit(project, *command, code=2, **variables)
+    printed = cluster.submit(project, *command, code=2, **({"NAME": name} if name else {}))
     assert printed.splitlines()[-1].startswith(line)
     assert not (cluster.folder / "job.json").exists()
 

@@ -2,10 +2,9 @@
 
 import importlib
 import logging
-import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -43,46 +42,37 @@ class OneByOne(Dataset[Any]):
         return torch.tensor(index)
 
 
-class Pair(OneByOne):
-    """Whole batches as lists, which stand for samples."""
+class Whole(OneByOne):
+    """The same, which can return many at once: as what make() makes of their indices."""
 
-    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
-        return [torch.tensor(indices), torch.tensor(indices)]
+    def __init__(self, make: Callable[[list[int]], Any] = torch.tensor) -> None:
+        super().__init__()
+        self.make = make
 
-
-class InMemory(OneByOne):
-    """The same, which can return many at once."""
-
-    def __getitems__(self, indices: list[int]) -> torch.Tensor:
-        return torch.tensor(indices)
-
-
-def batches(loading: ModuleType, dataset: Dataset[Any], sampler: Any, **options: Any) -> Any:
-    return loading.DeviceBatches(dataset, sampler, loading.Config(**options), torch.device("cpu"))
-
-
-def workers(loading: ModuleType, dataset: Dataset[Any], **options: Any) -> int:
-    found: int = batches(loading, dataset, [loading.Batch([0], (0,))], **options).workers
-    return found
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self.make(indices)
 
 
 def test_data_outside_memory_has_workers_on_spare_cores(loading: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Subset gives batches of anything."""
-    assert workers(loading, InMemory()) == 0
-    assert workers(loading, Subset(Subset(InMemory(), range(9)), range(3))) == 0
-    assert workers(loading, OneByOne()) == CORES - 1
-    assert workers(loading, Subset(OneByOne(), range(3))) == CORES - 1
-    assert workers(loading, InMemory(), workers=2) == 2
-    assert workers(loading, OneByOne(), workers=0) == 0
+
+    def workers(dataset: Dataset[Any], **options: Any) -> int:
+        found: int = loading.DeviceBatches(dataset, [loading.Batch([0], (0,))], loading.Config(**options), CPU).workers
+        return found
+
+    assert workers(Whole()) == workers(Subset(Subset(Whole(), range(9)), range(3))) == 0
+    assert workers(OneByOne()) == workers(Subset(OneByOne(), range(3))) == CORES - 1
+    assert (workers(Whole(), workers=2), workers(OneByOne(), workers=0)) == (2, 0)
     monkeypatch.setattr(loading, "MOST_WORKERS", 3)
-    assert workers(loading, OneByOne()) == 3
+    assert workers(OneByOne()) == 3
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert workers(loading, OneByOne()) == 0
+    assert workers(OneByOne()) == 0
 
 
 def test_a_whole_batch_that_is_a_list_is_refused(loading: ModuleType) -> None:
+    pairs = Whole(lambda indices: [torch.tensor(indices), torch.tensor(indices)])
     with pytest.raises(loading.UserError, match="a list of 2 for 3 indices: return a tuple or dict"):
-        [*batches(loading, Pair(), [loading.Batch([1, 2, 3], (0,))])]
+        [*loading.DeviceBatches(pairs, [loading.Batch([1, 2, 3], (0,))], loading.Config(), CPU)]
 
 
 @pytest.fixture
@@ -121,8 +111,17 @@ GPU = torch.device("cuda")
 
 
 def test_a_gpu_copies_in_a_stream_of_its_own_for_which_the_step_waits(loading: ModuleType, asked: list[str]) -> None:
-    [*loading.DeviceBatches(InMemory(), [loading.Batch([1, 2], (0,))], loading.Config(), GPU)]
+    """What cannot be pinned is copied without, and as if it were on a GPU already."""
+    [*loading.DeviceBatches(Whole(), [loading.Batch([1, 2], (0,))], loading.Config(), GPU)]
     assert asked == ["pin 2", "copies: copy 2", "kept for training", "training waits for copies: copy 2"]
+    asked.clear()
+    elsewhere = Whole(lambda indices: (torch.ones(3).to_sparse(), torch.ones(4, device="meta")))
+    [*loading.DeviceBatches(elsewhere, [loading.Batch([1, 2], (0,))], loading.Config(), GPU)]
+    assert asked[:2] == ["training: copy 3", "training: copy 4"]
+    asked.clear()
+    batches = importlib.import_module("ddp_project.runtime.batches")
+    batches.Pinnable(elsewhere.make([1, 2])).pin_memory()  # as the loader does it, with workers
+    assert asked == []
 
 
 @pytest.mark.parametrize(
@@ -144,27 +143,9 @@ def test_workers_let_a_copy_begin_before_a_step_that_the_cpu_waits_for(
     assert [each for each in told if each.startswith(("copy", "wait", "step"))] == expected
 
 
-def test_what_cannot_be_pinned_comes_to_a_gpu_without_it(loading: ModuleType, asked: list[str]) -> None:
-    class Elsewhere(OneByOne):
-        def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-            return torch.ones(3).to_sparse(), torch.ones(4, device="meta")  # as if it were on a GPU already
-
-    [*loading.DeviceBatches(Elsewhere(), [loading.Batch([1, 2], (0,))], loading.Config(), GPU)]
-    assert asked[:2] == ["training: copy 3", "training: copy 4"]
-    asked.clear()
-    batches = importlib.import_module("ddp_project.runtime.batches")
-    batches.Pinnable(Elsewhere().__getitems__([1, 2])).pin_memory()  # as the loader does it, with workers
-    assert asked == []
-
-
 @pytest.mark.parametrize(("loading_takes", "training", "told"), [(0.004, 0.001, True), (0.0, 0.03, False)])
 def test_the_log_tells_of_a_loop_that_waits(
-    loading_takes: float,
-    training: float,
-    told: bool,
-    loading: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    loading_takes: float, training: float, told: bool, loading: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     now = [0.0]  # a clock that only sleep() moves: on a busy machine, another would show what else runs there
     monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
@@ -175,28 +156,9 @@ def test_the_log_tells_of_a_loop_that_waits(
     sampler = importlib.import_module("ddp_project.runtime.sampling").evaluation_batches(64, 1, world)
     sampler.global_micro_batch_size = 1
     windows = loading.TrainingBatches(OneByOne(loading_takes), sampler, loading.Config(workers=0, accum_steps=2), CPU)
-    sizes = []
     for window in windows:
-        sizes.append(len([*window]))
+        assert len([*window]) == 2
         time.sleep(training)
-    assert sizes == [2] * 32
     shares = re.findall(r"takes (\d+) % of the time", caplog.text)
     assert bool(shares) == told
     assert {*shares} <= {"89"}, "two samples of 4 ms are loaded for a step of 1 ms"
-
-
-def test_a_worker_whose_rank_is_gone_before_it_begins_ends(package: Package) -> None:
-    heard, says = os.pipe()
-    outlive_signals = package("runtime.loading").outlive_signals
-    if (rank := os.fork()) == 0:
-        rank = os.getpid()
-        if os.fork() == 0:
-            while os.getppid() == rank:
-                time.sleep(0.001)
-            outlive_signals(rank, 0)
-            os.write(says, b"still here")
-        os._exit(0)
-    os.close(says)
-    os.waitpid(rank, 0)
-    with open(heard, "rb") as pipe:
-        assert pipe.read() == b""

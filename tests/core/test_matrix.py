@@ -13,7 +13,7 @@ from generator.answers.combinations import Combination, assign, covering, rotate
 from generator.answers.questions import TEMPLATE
 from generator.cli.matrix import shard_sizes
 from generator.cli.render import write_projects
-from generator.render.project import RenderError
+from generator.render.project import RenderError, read_tree
 from generator.render.workers import Workers, legal_combinations
 from tests.conftest import Render
 from tests.support.cli import ddp_template
@@ -45,16 +45,10 @@ def test_a_covering_set_has_every_legal_pair_or_triple(strength: int, legal: lis
         asked = itertools.combinations(ANSWERS, strength)
         return {tuple((key, text(row[key])) for key in keys) for keys in asked for row in rows}
 
-    # Copier refuses one pair for each launcher but mpirun: with the backend mpi.
-    sizes = {key: len(values) for key, values in ANSWERS.items()}
-    possible = sum(math.prod(some) for some in itertools.combinations(sizes.values(), strength))
-    others = [size for key, size in sizes.items() if key not in ("launcher", "backend")]
-    refused = (sizes["launcher"] - 1) * (1 if strength == 2 else sum(others))
     chosen = covering(legal, strength)
     assert occurring(chosen) == occurring(legal)
-    assert len(occurring(chosen)) == possible - refused
     # No set is smaller than what the largest questions need.
-    least = math.prod(sorted(sizes.values())[-strength:])
+    least = math.prod(sorted(map(len, ANSWERS.values()))[-strength:])
     assert least <= len(chosen) <= 1.25 * least
     assert ddp_template("matrix", "--cover", str(strength), "--format", "names").stdout.split() == names(chosen)
 
@@ -86,48 +80,25 @@ def test_shards_are_disjoint_complete_and_balanced(parts: int, legal: list[Combi
         assert (sum(few), min(few) > 0) == (5, True), "no job has nothing to do"
 
 
-@pytest.fixture(scope="module")
-def extended(snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Combination]:
-    """All combinations if a maintainer adds logging=jsonl, whose validator refuses amp=apex with sync_bn=true."""
-    template = shutil.copytree(snapshot, tmp_path_factory.mktemp("extended") / "template")
-    choice = (
-        "    csv (metrics.csv):\n      value: csv\n    jsonl (json lines):\n      value: jsonl\n      validator: >-\n"
-        "        {% if sync_bn and amp == 'apex' %}not with apex and sync_bn{% endif %}\n"
-    )
-    replace(template / "copier.yml", "    csv (metrics.csv):\n      value: csv\n", choice)
-    with Workers() as workers:
-        return legal_combinations(template, workers)
-
-
 def test_a_new_choice_is_in_the_matrix_but_where_its_validator_refuses_it(
-    extended: list[Combination], legal: list[Combination]
+    snapshot: Path, legal: list[Combination], tmp_path: Path
 ) -> None:
-    extended_names = names(extended)
-    assert [name for name in extended_names if not name.endswith("-jsonl")] == names(legal)
+    """A maintainer adds logging=jsonl, which refuses amp=apex with sync_bn=true; most others stay in their shard."""
+    template = shutil.copytree(snapshot, tmp_path / "template")
+    csv = "    csv (metrics.csv):\n      value: csv\n"
+    validator = "{% if sync_bn and amp == 'apex' %}not with apex and sync_bn{% endif %}"
+    jsonl = f'    jsonl (json lines):\n      value: jsonl\n      validator: "{validator}"\n'
+    replace(template / "copier.yml", csv, csv + jsonl)
+    with Workers() as workers:
+        extended = legal_combinations(template, workers)
+    assert [name for name in names(extended) if not name.endswith("-jsonl")] == names(legal)
     consoles = [name.removesuffix("console") for name in names(legal) if name.endswith("-console")]
     expected = [f"{name}jsonl" for name in consoles if not name.endswith("-apex-true-")]
-    assert [name for name in extended_names if name.endswith("-jsonl")] == expected
+    assert [name for name in names(extended) if name.endswith("-jsonl")] == expected
     assert len(expected) == 5 * len(consoles) // 6
-
-
-@pytest.mark.parametrize("parts", [2, 4, 8])
-def test_a_new_choice_moves_few_combinations_to_another_shard(
-    parts: int, extended: list[Combination], legal: list[Combination]
-) -> None:
-    """Numbering the combinations anew would move (parts - 1) / parts of them."""
-    before, after = assign(legal, parts), {one.name: part for one, part in assign(extended, parts).items()}
-    assert len([one for one in legal if before[one] != after[one.name]]) <= len(legal) / 6
-
-
-def files_of(project: Path) -> dict[str, tuple[int, bytes]]:
-    """Mode and content of all files, by path, without the lines that say where the template was found."""
-    files = {}
-    for path in sorted(path for path in project.rglob("*") if path.is_file()):
-        content = path.read_bytes()
-        if path.name == ".copier-answers.yml":
-            content = re.sub(rb"^_.*\n", b"", content, flags=re.MULTILINE)
-        files[str(path.relative_to(project))] = path.stat().st_mode, content
-    return files
+    for parts in (2, 4, 8):  # numbering the combinations anew would move (parts - 1) / parts of them
+        before, after = assign(legal, parts), {one.name: part for one, part in assign(extended, parts).items()}
+        assert len([one for one in legal if before[one] != after[one.name]]) <= len(legal) / 6
 
 
 def test_chosen_projects_are_written_as_copier_writes_them(tmp_path: Path, project: Render) -> None:
@@ -140,7 +111,7 @@ def test_chosen_projects_are_written_as_copier_writes_them(tmp_path: Path, proje
     assert sorted(path.name for path in place.iterdir()) == sorted(listed)
     for name in listed:
         answers = dict(zip(ANSWERS, name.split("-"), strict=True))
-        assert files_of(place / name) == files_of(project(**answers))
+        assert read_tree(place / name) == read_tree(project(**answers))
         assert f"_src_path: {TEMPLATE}\n" in (place / name / ".copier-answers.yml").read_text()
     assert list((tmp_path / "some where").iterdir()) == [place]
     assert place.stat().st_mode == (tmp_path / "some where").stat().st_mode
@@ -150,48 +121,56 @@ def everything_in(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["matrix", "--format", "json"], " are more than the 256 jobs that GitHub allows in a matrix: divide them by"),
-        (["matrix", "--format", "xml"], "--format xml does not exist: choose table, json, names"),
-        (["matrix", "--shards", "0"], "--shards 0 is impossible: choose auto, or 1 to 256"),
-        (["matrix", "--shards", "257"], "--shards 257 is impossible: choose auto, or 1 to 256"),
-        (["matrix", "--shards", "many"], "--shards many is impossible: choose auto, or 1 to 256"),
-        (["matrix", "--shards", "2", "--shard", "1/2"], "--shard gives one part of a whole that --shards divides"),
-        (["matrix", "--shard", "3/2"], "--shard 3/2 does not exist: the first is 1/2, the last 2/2"),
-        (["matrix", "--shard", "1/257"], "--shard 1/257 has too many parts: there are 256 at most"),
-        (["matrix", "--shard", "²/4"], "--shard ²/4 is not I/N, such as 1/4"),
-        (["matrix", "--cover", "²"], "--cover ² is no number"),
-        (["matrix", "--cover", "7"], "--cover 7 is impossible: choose 1 to 6, the number of questions"),
-        (["matrix", "--rotate", "size"], "size is no question with choices: those are task, launcher, "),
-        (["matrix", "--since", "no such revision"], "'no such revision' is no revision that this clone has"),
-        (["matrix", "launcher=slurm,ssh"], "launcher=ssh is no choice: launcher may be torchrun, "),
-        (["matrix", "sync_bn=True"], "sync_bn=True is no choice: sync_bn may be false, true"),
-        (["matrix", "lancher=slurm"], "lancher is no question with choices: those are task, launcher, "),
-        (["matrix", "two\nlines"], "two lines is neither KEY=VALUE nor the name of a combination, such as "),
-        (["check", "launcher=slurm", "backend=mpi"], "no legal combination has launcher=slurm backend=mpi"),
-        (["check", "--shard", "5/4"], "--shard 5/4 does not exist"),
-        (["render", "full"], "full holds something already: choose a new or empty folder"),
-        (["render", "hidden"], "hidden holds something already: choose a new or empty folder"),
-        (["render", "full/file"], "full/file holds something already"),
-        (["render", "full/file/projects"], "full/file"),
-        (["render", ""], "holds something already"),
-        (["render", "."], "holds something already"),
-        (["render", "new/projects", "launcher=ssh"], "launcher=ssh is no choice"),
-    ],
-    ids=lambda value: " ".join(map(ascii, value)) if isinstance(value, list) else "",
-)
-def test_a_mistake_is_refused_in_one_line_and_writes_nothing(arguments: list[str], reason: str, tmp_path: Path) -> None:
+MISTAKES: list[tuple[str | list[str], str]] = [
+    ("matrix --format json", " are more than the 256 jobs that GitHub allows in a matrix: divide them by"),
+    ("matrix --format xml", "--format xml does not exist: choose table, json, names"),
+    ("matrix --shards 0", "--shards 0 is impossible: choose auto, or 1 to 256"),
+    ("matrix --shards 2 --shard 1/2", "--shard gives one part of a whole that --shards divides"),
+    ("matrix --shard 3/2", "--shard 3/2 does not exist: the first is 1/2, the last 2/2"),
+    ("matrix --shard 1/257", "--shard 1/257 has too many parts: there are 256 at most"),
+    ("matrix --shard ²/4", "--shard ²/4 is not I/N, such as 1/4"),
+    ("matrix --cover 7", "--cover 7 is impossible: choose 1 to 6, the number of questions"),
+    ("matrix --rotate size", "size is no question with choices: those are task, launcher, "),
+    (["matrix", "--since", "no such revision"], "'no such revision' is no revision that this clone has"),
+    ("matrix launcher=slurm,ssh", "launcher=ssh is no choice: launcher may be torchrun, "),
+    ("matrix sync_bn=True", "sync_bn=True is no choice: sync_bn may be false, true"),
+    (["matrix", "two\nlines"], "two lines is neither KEY=VALUE nor the name of a combination, such as "),
+    ("check launcher=slurm backend=mpi", "no legal combination has launcher=slurm backend=mpi"),
+    ("render full", "full holds something already: choose a new or empty folder"),
+    ("render full/file/projects", "full/file"),
+    (["render", ""], "holds something already"),
+    ("render new/projects launcher=ssh", "launcher=ssh is no choice"),
+    ("diff launcher=ssh", "'ssh' is not in ['torchrun', "),
+    (["diff", "launcher=slurm", "backend=mpi"], "needs launcher=mpirun"),
+    ("diff launcher", "launcher is no KEY=VALUE"),
+    (["diff", "project_name='My project"], "No closing quotation"),
+    (["diff", "amp=torch amp=apex"], "amp is given twice"),
+    ("diff amp=torch launcher=slurm logging=csv", "several answers of one are one argument"),
+    ("diff --since=--all", "'--all' is no revision that this clone has"),
+    ("new new --answer luncher=slurm", "luncher is no question of the template: its questions are project_name, "),
+    ("new new --answer _src_path=x", "_src_path is no question of the template"),
+    ("new new --answer backend=mpi", "this backend its ranks, so it needs launcher=mpirun (here it is torchrun)"),
+    ("new new --answer package_name=torch", "try torch_ddp"),
+    (["new", "new", "--answer", "author_name=a\nb"], "give one line of plain text"),
+    ("new new --answer sync_bn=maybe", "sync_bn=maybe is not understood"),
+    ("new new --answer launcher", "launcher is no KEY=VALUE, such as launcher=slurm"),
+    ("new new --answer launcher=slurm --answer launcher=spawn", "launcher is given twice"),
+    ("new hidden", "holds something already"),
+    ("new full/file/project", "file"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "reason"), MISTAKES, ids=lambda value: ascii(value))
+def test_a_mistake_is_refused_in_one_line_and_writes_nothing(
+    arguments: str | list[str], reason: str, tmp_path: Path
+) -> None:
     for folder in ("full", "hidden/.git"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "full" / "file").write_text("mine\n")
     before = everything_in(tmp_path)
-    done = ddp_template(*arguments, code=2, cwd=tmp_path)
+    done = ddp_template(*(arguments.split() if isinstance(arguments, str) else arguments), code=2, cwd=tmp_path)
     assert done.stdout == ""
-    line = re.fullmatch(r"error: ([^\n]{20,})\n", done.stderr)
-    assert line, done.stderr
-    assert reason in line[1]
+    assert re.fullmatch(rf"error: (?=.{{20,}})[^\n]*{re.escape(reason)}[^\n]*\n", done.stderr), done.stderr
     assert everything_in(tmp_path) == before
 
 

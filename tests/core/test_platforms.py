@@ -1,16 +1,18 @@
-"""Windows is refused, a clone with its line ends works, and a wheel has the whole package."""
+"""A project on Windows, in a clone and in a wheel, and its own tests after honest edits of its owner."""
 
 import os
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from generator.render.git import run
+from generator.update.replay import put_under_git
 from tests.conftest import Render
 from tests.support.processes import output_of
+from tests.support.projects.ports import TOGETHER, failures
 
 # Python on Windows: without the module and the signal that the project uses.
 ON_WINDOWS = """
@@ -33,14 +35,12 @@ def test_windows_is_refused_in_one_line(program: str, project: Render) -> None:
 
 def test_a_clone_with_the_line_ends_of_windows_has_scripts_that_run(own_project: Render, tmp_path: Path) -> None:
     place = own_project()
-    run(place, "init", "--quiet")
-    run(place, "add", "--all")
-    run(place, "commit", "--quiet", "--message", "Begin")
+    put_under_git(place)
     run(tmp_path, "clone", "--quiet", "--config", "core.autocrlf=true", str(place), "clone")
     assert b"\r\n" in (tmp_path / "clone" / "train.py").read_bytes()
-    assert (tmp_path / "clone" / "launch.sh").read_bytes() == (place / "launch.sh").read_bytes()
     data = next(place.glob("*/*.npz")).relative_to(place)
-    assert (tmp_path / "clone" / data).read_bytes() == (place / data).read_bytes()
+    for file in ("launch.sh", data):
+        assert (tmp_path / "clone" / file).read_bytes() == (place / file).read_bytes()
 
 
 def test_a_wheel_has_what_the_owner_adds(own_project: Render, tmp_path: Path) -> None:
@@ -49,8 +49,16 @@ def test_a_wheel_has_what_the_owner_adds(own_project: Render, tmp_path: Path) ->
         (place / "ddp_project" / file).parent.mkdir(exist_ok=True)
         (place / "ddp_project" / file).touch()
     build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", build, tmp_path], cwd=place, check=True, capture_output=True)
+    output_of([sys.executable, "-c", build, tmp_path], place)
     [wheel] = tmp_path.glob("*.whl")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if "dist-info" not in name}
     written = {str(path.relative_to(place)) for path in (place / "ddp_project").rglob("*") if path.is_file()}
     assert packed == {name for name in written if "__pycache__" not in name}
+
+
+@pytest.mark.parametrize("edits", TOGETHER, ids=lambda edits: edits[0].__name__)
+def test_a_project_passes_its_own_tests_after_honest_edits(edits: Any, own_project: Render) -> None:
+    project = own_project()
+    for edit in edits:
+        edit(project)
+    assert not failures(project, "tests/test_exact.py", "tests/test_export.py", "tests/test_loading.py")

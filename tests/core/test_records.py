@@ -1,44 +1,28 @@
-"""metrics.jsonl: every record once and in full precision, whatever it is called, over kills and full disks."""
+"""metrics.jsonl has every record once and in full precision, and report.html shows what it has."""
 
 import json
 import math
-import subprocess
+import os
+import re
+import signal
 import sys
 import time
+from collections.abc import Iterator
+from html import unescape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from generator.check.train.records import read_csv
 from tests.conftest import Package, Render
-from tests.support.ranks import train_on_ranks
+from tests.support.processes import output_of, wait_until
+from tests.support.ranks import kill_after, newest_step, start_ranks, train_on_ranks
 
 OPTIONS = ("--epochs", "3", "--log-every", "5", "--save-every", "5", "--keep", "99")
 OF_CLOCK = {"time", "samples_per_second"}
-NAMES = (
-    "a b",
-    'q"uote',
-    "recall@1",
-    "précision",
-    "of a file \udcff",
-    "\ud800",
-    "two\nlines",
-    "",
-    "step",
-    "time",
-    "event",
-)
-LOG = """\
-2026-01-01 00:00:00,000 rank 0 INFO world size 2, rank 0 on cpu
-2026-01-01 00:00:01,000 rank 0 INFO step 5  train/loss 3.5e+04  train/accuracy nan  lr 0.1
-2026-01-01 00:00:01,500 rank 0 INFO step 5  epoch 1  epoch/validation_loss inf
-2026-01-01 00:00:02,000 rank 0 INFO step 8  train/loss 9
-2026-01-01 00:00:03,000 rank 0 INFO world size 2, rank 0 on cuda:0
-2026-01-01 00:00:04,000 rank 0 INFO resumed from x.pt: epoch 1, step 5
-2026-01-01 00:00:05,000 rank 0 INFO step 7  train/loss 2.5
-2026-01-01 00:00:06,000 rank 0 INFO stopped after step 7; --resume goes on from here
-"""
+NAMES = ("a b", 'q"uote', "recall@1", "précision", "file \udcff", "\ud800", "two\nlines", "", "step", "time", "event")
 
 
 @pytest.fixture
@@ -83,64 +67,39 @@ def test_every_name_and_every_number_comes_back(records: Any, tmp_path: Path) ->
 
 
 def test_what_is_cut_back_is_found_from_the_end(records: Any, tmp_path: Path) -> None:
-    file, about = tmp_path / "metrics.jsonl", {"event": "stopped"}
-    lines = [json.dumps({"step": step, "time": step} | (about if step == 500_000 else {})) for step in range(500_001)]
-    file.write_text("\n".join([*lines, '{"step": 500001']))
-    started = time.perf_counter()
-    for step, last in ((499_990, 499_990), (499_980, 499_980), (499_980, 499_980)):
+    """And a million records are read in seconds."""
+    file, stopped = tmp_path / "metrics.jsonl", {"step": 1_000_000, "time": 1_000_000, "event": "stopped"}
+    lines = [json.dumps({"step": step, "time": 1.5, "lr": 0.1, "train/loss": 1 / 3}) for step in range(1_000_000)]
+    file.write_text("\n".join([*lines, json.dumps(stopped), '{"step": 1000001']))
+    started = time.process_time()
+    for step in (999_990, 999_980, 999_980):
         records.cut_back(file, step)
-        assert json.loads(file.read_bytes().splitlines()[-2])["step"] == last
-        assert json.loads(file.read_bytes().splitlines()[-1]) == {"step": 500_000, "time": 500_000, **about}
-    assert time.perf_counter() - started < 2, "it reads all of it"
+    assert time.process_time() - started < 1, "it reads all of it"
+    assert len(records.thinned(tmp_path).records()) < 2 * records.POINTS
+    assert time.process_time() - started < 5
+    *_, newest, event = file.read_bytes().splitlines()
+    assert (json.loads(newest)["step"], json.loads(event)) == (999_980, stopped)
     records.cut_back(file, 0)
-    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [0, 500_000]
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [0, 1_000_000]
 
 
 def test_little_is_kept_of_a_long_run_and_no_evaluation_is_lost(records: Any) -> None:
     thinned = records.Thinned()
     for step in range(1, 100_001):
-        thinned.add(json.dumps({"step": step, "time": step, "train/loss": step, "lr": 1}).encode())
+        rows = [{"train/loss": step, "lr": 1}]
         if step % 2500 == 0:
-            thinned.add(json.dumps({"step": step, "time": step, "epoch": step, "epoch/validation_loss": 1}).encode())
+            rows.append({"epoch": step, "epoch/validation_loss": 1})
         if step == 777:
-            thinned.add(json.dumps({"step": step, "time": step, "train/loss": step, "rare": 1}).encode())
+            rows.append({"rare": 1})
+        for row in rows:
+            thinned.add(json.dumps({"step": step, "time": step, **row}).encode())
     found = thinned.records()
     assert len(found) < 2 * records.POINTS
-    assert [one["step"] for one in found if "epoch" in one] == [*range(2500, 100_001, 2500)]
-    assert [one["step"] for one in found if "rare" in one] == [777]
-    steps = [one["step"] for one in found if "lr" in one]
-    assert (steps[0], steps[-1], len(steps) > records.POINTS / 2) == (1, 100_000, True)
-    gaps = {after - before for before, after in pairwise(steps[:-1])}
-    assert len(gaps) == 1, "evenly"
-
-
-def test_a_million_records_are_read_in_a_second_or_so(records: Any, tmp_path: Path) -> None:
-    record = {
-        "step": 1,
-        "time": 1.5,
-        "train/loss": 1 / 3,
-        "train/accuracy": 1 / 7,
-        "lr": 0.1,
-        "samples_per_second": 1e4 / 3,
-    }
-    (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(record)}\n" * 1_000_000)
-    started = time.process_time()
-    assert len(records.thinned(tmp_path).records()) == 1, "all lines are the same"
-    assert time.process_time() - started < 4
-
-
-def test_a_log_of_version_1_is_taken_over_once(records: Any, tmp_path: Path) -> None:
-    (tmp_path / "train.log").write_text(LOG + "2026-01-01 00:00:06,000 rank 0 INFO world size 2, now\n")
-    kept = records.Records(tmp_path)
-    kept.begin(7)
-    kept.add(7, {"event": "resumed"})
-    for _ in range(2):
-        found = [(one["step"], one.get("event", one.get("train/loss", one.get("epoch")))) for one in read(tmp_path)]
-        assert found[:-1] == [(0, "started"), (5, 35000.0), (5, 1.0), (5, "resumed"), (7, 2.5), (7, "stopped")]
-        records.Records(tmp_path).begin(7)
-    assert read(tmp_path)[0]["about"] == "world size 2, rank 0 on cpu"
-    assert math.isnan(read(tmp_path)[1]["train/accuracy"])
-    assert read(tmp_path)[2]["epoch/validation_loss"] == math.inf
+    steps = {name: [one["step"] for one in found if name in one] for name in ("epoch", "rare", "lr")}
+    assert (steps["epoch"], steps["rare"]) == ([*range(2500, 100_001, 2500)], [777])
+    first, *_, last = steps["lr"]
+    assert (first, last, len(steps["lr"]) > records.POINTS / 2) == (1, 100_000, True)
+    assert len({after - before for before, after in pairwise(steps["lr"][:-1])}) == 1, "evenly"
 
 
 def test_a_full_disk_costs_a_warning_alone(records: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -151,9 +110,8 @@ def test_a_full_disk_costs_a_warning_alone(records: Any, tmp_path: Path, caplog:
         own, kept.file = kept.file, full
         for step in (2, 3):
             kept.add(step, {"train/loss": 1.0})
-        assert [message.split("metrics.jsonl ")[1] for message in caplog.messages] == [
-            "could not be written: No space left on device"
-        ]
+        [message] = caplog.messages
+        assert message.endswith("metrics.jsonl could not be written: No space left on device")
         kept.file = own
         kept.add(4, {"train/loss": 1.0})
     assert [one["step"] for one in read(tmp_path)] == [1, 2, 3, 4]
@@ -163,15 +121,15 @@ def test_new_lines_are_read_once_and_a_file_that_was_cut_back_from_its_start(rec
     file = tmp_path / "metrics.jsonl"
     new = records.NewLines(file)
     assert [*new] == [], "there is no file yet"
-    file.write_bytes(b"1\n2\nhal")
-    assert [*new] == [b"1\n", b"2\n"]
-    file.write_bytes(b"1\n2\nhalf\n")
-    assert [*new] == [b"half\n"]
-    assert [*new] == []
-    file.write_bytes(b"1\n3\nother\nand more\n")
-    assert [*new] == [b"1\n", b"3\n", b"other\n", b"and more\n"], "it is longer than before, but another"
-    file.write_bytes(b"1\n")
-    assert [*new] == [b"1\n"]
+    for content, lines in (
+        (b"1\n2\nhal", [b"1\n", b"2\n"]),
+        (b"1\n2\nhalf\n", [b"half\n"]),
+        (b"1\n2\nhalf\n", []),
+        (b"1\n3\nother\nand more\n", [b"1\n", b"3\n", b"other\n", b"and more\n"]),  # longer than before, but another
+        (b"1\n", [b"1\n"]),
+    ):
+        file.write_bytes(content)
+        assert [*new] == lines
 
 
 REFUSING = ("recall@1", "recall_1", "a", "a/b", "x" * 300, "b/", "..", "two\nlines", "é@")
@@ -180,8 +138,8 @@ REFUSING = ("recall@1", "recall_1", "a", "a/b", "x" * 300, "b/", "..", "two\nlin
 def test_a_metric_that_mlflow_refuses_costs_no_other(
     package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A store of files takes no metric "a/b" beside a metric "a", and says that it has an internal error."""
     caplog.set_level("INFO")
-    # A store of files takes no metric "a/b" beside a metric "a", and says that it has an internal error.
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/store")
     tracking, kept = package("runtime.tracking", logging="mlflow"), package("runtime.records", logging="mlflow")
@@ -193,41 +151,14 @@ def test_a_metric_that_mlflow_refuses_costs_no_other(
         appended.add(step, metrics := {f"train/{name}": float(step) for name in REFUSING} | {"lr": 0.1})
         tracker.log(step, metrics)
     tracker.close()
-    run_id = (tmp_path / "mlflow_run_id").read_text()
-    names = [*tracker.client.get_run(run_id).data.metrics]
-    steps = {name: {one.step for one in tracker.client.get_metric_history(run_id, name)} for name in names}
+    run_id, client = (tmp_path / "mlflow_run_id").read_text(), tracker.client
+    names = client.get_run(run_id).data.metrics
+    steps = {name: {one.step for one in client.get_metric_history(run_id, name)} for name in names}
     assert all(found == {1, 2} for found in steps.values())
     assert {"train/recall_1", "train/a", "train/two_lines", "lr"} <= steps.keys()
     assert len(steps) == len(REFUSING), "all of the others and lr; no two together"
-    refused = [message for message in caplog.messages if "MLflow does not take train/a/b" in message]
-    assert len(refused) == 1
-    assert len([message for message in caplog.messages if "no metric 'train/recall@1'" in message]) == 1
-
-
-def test_mlflow_has_after_a_kill_what_was_measured_while_it_was_away(
-    package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/store")
-    tracking, kept = package("runtime.tracking", logging="mlflow"), package("runtime.records", logging="mlflow")
-    Config = package("config", logging="mlflow").Config
-    for start, resume in ((0, None), (3, "newest"), (5, "newest")):
-        appended = kept.Records(tmp_path)
-        appended.begin(start)
-        tracker = tracking.make_tracker(Config(run_dir=tmp_path, resume=resume), tracking.World(0, 0, 1, 1), start)
-        for step in range(start + 1, start + 5):
-            named_alike = {"f1@b": 0.9} | ({"f1#b": 0.1} if step > 3 else {})
-            appended.add(step, {"train/loss": 1 / step} | ({"epoch": step / 3} if step % 3 == 0 else {}) | named_alike)
-            if step == start + 1:
-                tracker.flush()  # the last that it has, if this start is killed
-    tracker.close()
-    run_id = (tmp_path / "mlflow_run_id").read_text()
-    history = {name: tracker.client.get_metric_history(run_id, name) for name in ("train/loss", "epoch")}
-    assert [(one.step, one.value) for one in history["train/loss"]] == [(step, 1 / step) for step in range(1, 10)]
-    assert [one.step for one in history["epoch"]] == [3, 6, 9]
-    alike = [name for name in tracker.client.get_run(run_id).data.metrics if name.startswith("f1")]
-    values = [[one.value for one in tracker.client.get_metric_history(run_id, name)] for name in sorted(alike)]
-    assert values == [9 * [0.9], 6 * [0.1]], "each has one name for the whole run"
+    for said in ("MLflow does not take train/a/b", "no metric 'train/recall@1'"):
+        assert len([message for message in caplog.messages if said in message]) == 1
 
 
 def test_wandb_is_told_no_step_twice_over_several_kills(package: Package, tmp_path: Path) -> None:
@@ -241,22 +172,85 @@ def test_wandb_is_told_no_step_twice_over_several_kills(package: Package, tmp_pa
     assert told == {"train/loss": 30, "epoch/\udcff": 24}
 
 
-def test_a_log_alone_is_drawn(project: Render, tmp_path: Path) -> None:
-    run_dir = tmp_path / "old"
-    run_dir.mkdir()
-    (run_dir / "train.log").write_text(LOG)
-    (run_dir / "config.json").write_text("{}")
-    done = subprocess.run(
-        [sys.executable, "-m", "ddp_project.runtime.report", str(run_dir)],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(project())},
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+LONG = ("--epochs", "40", "--save-every", "5", "--log-every", "4")
+KINDS = {"epoch/validation_": " validation", "epoch/train_": " epoch", "train/": " training"}
+
+
+Point = tuple[str, str, str, str]  # the metric, the run and what of it, the step and the value
+
+
+def points(page: Path) -> list[Point]:
+    found = []
+    for chart in re.findall(r"<figure>.*?</figure>", page.read_text()):
+        metric = re.findall(r"<b>(.*?)</b>", chart)[0]
+        for text in re.findall(r"<circle[^>]*><title>(.*?)</title>", chart):
+            curve, step, value = re.fullmatch(r"(.*), step (\S+): (\S+)", unescape(text)).groups()  # type: ignore[union-attr]
+            found.append((metric, curve, step, value))
+    return sorted(found)
+
+
+def recorded(*run_dirs: Path) -> list[Point]:
+    return sorted(point for run_dir in run_dirs for point in rows(run_dir) if point[0] != "epoch")
+
+
+def rows(run_dir: Path) -> Iterator[Point]:
+    for name, points in read_csv(run_dir).items():
+        prefix = next((prefix for prefix in KINDS if name.startswith(prefix)), "")
+        for step, value in points:
+            shown = f"{value:,.0f}" if value >= 1e4 else f"{value:.4g}"
+            yield name.removeprefix(prefix), run_dir.name + KINDS.get(prefix, ""), f"{step:,}", shown
+
+
+def test_the_page_shows_what_was_recorded_over_a_kill_and_a_stop(project: Render, tmp_path: Path) -> None:
+    run_dir = tmp_path / "a <b> & c"
+    assert kill_after(start_ranks(project(logging="csv"), run_dir, *LONG), run_dir, 30, 0.02)
+    assert not (run_dir / "report.html").exists(), "a run of less than a minute has its page in the end"
+    with open(run_dir / "metrics.jsonl", "a") as records:
+        records.write('{"step": 31, "time": 1.0, "train/lo')  # as a kill may leave it
+    first = min((run_dir / "checkpoints").glob("step-*.pt"))  # what was recorded after it is trained once more
+    ranks = start_ranks(project(logging="csv"), run_dir, *LONG, "--resume", str(first))
+    wait_until(lambda: newest_step(run_dir) >= 60, told=ranks[0].output.read_text)
+    os.kill(ranks[1].process.pid or 0, signal.SIGTERM)
+    for rank in ranks:
+        rank.ends_with(75, 60)
+    assert points(run_dir / "report.html") == recorded(run_dir)
+    train_on_ranks(project(logging="csv"), run_dir, *LONG, "--resume", "--max-steps", "100", "--lr", "0.001")
+    page = (run_dir / "report.html").read_text()
+    assert points(run_dir / "report.html") == recorded(run_dir)
+    log_text = (run_dir / "train.log").read_text()
+    resumed = re.findall(r"resumed from .* step (\d+)$", log_text, re.MULTILINE)
+    (stopped,) = re.findall(r"stopped after step (\d+);", log_text)
+    marks = [f"resumed at step {resumed[0]}", f"stopped at step {stopped}", f"resumed at step {resumed[1]}"]
+    assert ", ".join(marks) in page
+    assert "<td>--lr</td><td>0.001</td>" in page
+    assert "a &lt;b&gt; &amp; c" in page
+    assert "<b> &" not in page
+
+
+def test_what_is_not_finite_is_a_gap(package: Package, tmp_path: Path) -> None:
+    values = [4.0, math.nan, 2.0, 3.0, math.inf, -math.inf, 1.0]
+    with open(tmp_path / "metrics.jsonl", "w") as file:
+        for step, value in enumerate(values):
+            print(json.dumps({"step": step, "time": step, "train/loss": value, "train/x": math.nan}), file=file)
+    (tmp_path / "config.json").write_text("{}")
+    package("runtime.report").write_page([tmp_path], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert "old training, step 7: 2.5" in page
-    assert "step 8" not in page
-    assert "resumed at step 5, stopped at step 7" in page
-    assert "2026-01-01 00:00:03: world size 2, rank 0 on cuda:0" in page
-    assert {path.name for path in run_dir.iterdir()} == {"train.log", "config.json"}, "it may go on, with version 1"
+    (path,) = re.findall(r'<path d="(.*?)"', page)
+    assert re.sub(r"[\d.,]+", "", path) == "MMLM"
+    assert [value for *_, value in points(tmp_path / "report.html")] == ["4", "2", "3", "1"]
+    assert re.findall(r'dy="4">(.*?)<', page) == ["1", "2.5", "4"], "the scale"
+    assert not re.search(r"\b(nan|inf)\b", page)
+
+
+def test_runs_are_compared_on_one_page(project: Render, tmp_path: Path) -> None:
+    runs = [tmp_path / "one", tmp_path / "two"]
+    for run_dir, lr in zip(runs, ("0.001", "0.002"), strict=True):
+        train_on_ranks(project(logging="csv"), run_dir, "--max-steps", "5", "--lr", lr)
+    command = [sys.executable, "-m", "ddp_project.runtime.report"]
+    env = {**os.environ, "PYTHONPATH": str(project(logging="csv"))}
+    output_of([*command, *runs], tmp_path, env)
+    assert points(tmp_path / "report.html") == recorded(*runs)
+    text = (tmp_path / "report.html").read_text()
+    assert re.findall(r"<tr class=other><td>(.*?)</td>(.*?)</tr>", text)[0] == ("--lr", "<td>0.001</td><td>0.002</td>")
+    refused = output_of([*command, "nowhere"], tmp_path, env, code=2)
+    assert refused == "error: nowhere is no run with metrics.jsonl and config.json: name folders such as runs/*\n"

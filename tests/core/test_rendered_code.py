@@ -2,9 +2,8 @@
 
 import os
 import re
-import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from generator.answers.questions import TEMPLATE, read_ownership, read_questions
 from generator.render.project import RenderError, read_files, recorded_answers
 from tests.conftest import Render
+from tests.support.processes import output_of
 from tests.support.training import node_launcher
 
 Choice = tuple[str, Any]  # key of a question and the value of one of its choices
@@ -72,15 +72,7 @@ def first_legal(project: Render, choice: Choice) -> Path:
     raise AssertionError(f"Copier accepts {choice} beside no other choice")
 
 
-def name(choice: Choice) -> str:
-    return "default" if choice == DEFAULT else "-".join(map(str, choice))
-
-
-each_variant = pytest.mark.parametrize("choice", VARIANTS, ids=name)
-
-
-def python_files(project: Path) -> list[Path]:
-    return sorted(project.rglob("*.py"))
+each_variant = pytest.mark.parametrize("choice", VARIANTS, ids=lambda choice: "-".join(map(str, choice)))
 
 
 @each_variant
@@ -89,8 +81,7 @@ def test_shell_scripts_are_valid_and_can_be_started_as_the_readme_says(with_choi
     scripts = [path for path in project.rglob("*") if path.is_file() and path.read_bytes().startswith(b"#!")]
     for script in scripts:
         assert script.read_text().startswith("#!/usr/bin/env bash\n")
-    shellcheck = str(Path(sys.executable).with_name("shellcheck"))
-    subprocess.run([shellcheck, "--norc", *scripts], check=True)
+    output_of([Path(sys.executable).with_name("shellcheck"), "--norc", *scripts], project)
     readme = (project / "README.md").read_text()
     started = {project / script for script in re.findall(r"(?<![\w.])(?:\./|(?=kubernetes/))([\w./-]+\b)", readme)}
     assert {path for path in started if path.suffix != ".yaml"} <= set(scripts)
@@ -98,22 +89,13 @@ def test_shell_scripts_are_valid_and_can_be_started_as_the_readme_says(with_choi
         assert os.access(script, os.X_OK), f"{script.name} is not executable"
 
 
-def repeated_windows(path: Path, size: int = 6) -> dict[tuple[str, ...], list[int]]:
-    """Every sequence of this many lines that a file has more than once, blank ones left out, with their first lines."""
-    lines = [(number, line) for number, line in enumerate(path.read_text().splitlines(), start=1) if line.strip()]
-    places = defaultdict(list)
-    for start in range(len(lines) - size + 1):
-        window = lines[start : start + size]
-        places[tuple(line for _, line in window)].append(window[0][0])
-    return {window: numbers for window, numbers in places.items() if len(numbers) > 1}
-
-
 @each_variant
 def test_no_six_lines_occur_twice_in_a_file(with_choice: WithChoice, choice: Choice) -> None:
     """Where they do, an update can merge an edit into the wrong one of two functions, and say nothing."""
-    project = with_choice(choice)
-    repeated = {(path.name, *numbers) for path in python_files(project) for numbers in repeated_windows(path).values()}
-    assert not repeated
+    for path in with_choice(choice).rglob("*.py"):
+        lines = [line for line in path.read_text().splitlines() if line.strip()]
+        windows = Counter("\n".join(lines[start : start + 6]) for start in range(len(lines) - 5))
+        assert [window for window, count in windows.items() if count > 1] == [], path.name
 
 
 def code_and_settings(project: Path) -> dict[str, str]:
@@ -140,19 +122,14 @@ def test_there_is_no_trace_of_an_answer_that_was_not_given(with_choice: WithChoi
     project = with_choice(choice)
     given = {*recorded_answers(project).items()}
     given |= {(key, node_launcher(value)) for key, value in given if key == "launcher"}
-    found = []
+    lines = [
+        f"{path}:{number}: {line.strip()}"
+        for path, text in code_and_settings(project).items()
+        for number, line in enumerate(text.splitlines(), start=1)
+    ]
     for other, words in TRACES.items():
-        hits = [
-            f"{path}:{number}: {line.strip()}"
-            for path, text in code_and_settings(project).items()
-            for number, line in enumerate(text.splitlines(), start=1)
-            if re.search(words, line, re.IGNORECASE)
-        ]
-        if other in given:
-            assert hits, f"{words} does not occur where {other} was chosen"
-        else:
-            found += hits
-    assert not found, "\n".join(found)
+        hits = [line for line in lines if re.search(words, line.split(": ", 1)[1], re.IGNORECASE)]
+        assert bool(hits) == (other in given), f"{other}: {words} in {hits}"
 
 
 # What tells of the task beside the owner's files.
@@ -173,11 +150,8 @@ def test_another_task_changes_the_owners_files_alone(project: Render, others: di
 
 def test_the_default_project_is_short(with_choice: WithChoice) -> None:
     project = with_choice(DEFAULT)
-    lines = {path: len(path.read_text().splitlines()) for path in python_files(project) if path.parent.name != "tests"}
+    lines = {path: len(path.read_text().splitlines()) for path in project.rglob("*.py") if path.parent.name != "tests"}
     assert lines[project / "train.py"] <= MAXIMUM_OF_TRAIN
     assert sum(lines.values()) < MAXIMUM_OF_PROJECT
-
-
-def test_the_readme_names_the_version_of_torch_that_is_tested(project: Render) -> None:
     (tested,) = re.findall(r"^torch==(\S+)$", (TEMPLATE / "constraints.txt").read_text(), re.MULTILINE)
-    assert f"with torch {tested}: `pip install torch=={tested}`" in (project() / "README.md").read_text()
+    assert f"with torch {tested}: `pip install torch=={tested}`" in (project / "README.md").read_text()

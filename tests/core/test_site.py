@@ -1,21 +1,20 @@
 """What the preview and the page on the loop show is what Copier writes, byte for byte."""
 
 import html
-import json
 import re
-import subprocess
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from generator.answers.combinations import Combination, covering
-from generator.answers.questions import TEMPLATE, read_questions
+from generator.answers.questions import TEMPLATE
 from generator.render.git import git
 from generator.render.project import NAME, RenderError, read_files, run_copier
+from generator.update.replay import put_under_git
 from tests.conftest import Render
 from website.excerpts import Variants
-from website.preview import Preview
 from website.render import Template
 
 TEXTS: dict[str, Any] = {
@@ -27,24 +26,17 @@ TEXTS: dict[str, Any] = {
 
 
 def test_every_answer_makes_the_files_of_copier(snapshot: Path, legal: list[Combination], tmp_path: Path) -> None:
-    template = Template(snapshot, str(snapshot))
+    """And records the version as Copier does."""
+    repository = shutil.copytree(snapshot, tmp_path / "template")
+    put_under_git(repository)
+    git(repository, "tag", "v7.0.0")
     for number, combination in enumerate(covering(legal, 1)):
         answers = dict(combination.answers) | (TEXTS if number == 0 else {})
+        source, version = (repository, "v7.0.0") if number == 0 else (snapshot, None)
         project = tmp_path / f"Project {number}"
-        template.conf["dst_path"] = project
-        run_copier(project, answers, snapshot, defaults={})
+        template = Template(source, str(source), version, str(project))
+        run_copier(project, answers, source, defaults={}, version=version or "HEAD")
         assert template.render(template.ask(answers)) == read_files(project)
-
-
-def test_the_version_is_recorded_as_by_copier(snapshot: Path, tmp_path: Path) -> None:
-    repository = tmp_path / "template"
-    subprocess.run(["cp", "-r", snapshot, repository], check=True)
-    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "All"], ["tag", "v7.0.0"]):
-        git(repository, *arguments)
-    project = tmp_path / "project"
-    run_copier(project, {}, repository, defaults={}, version="v7.0.0")
-    template = Template(repository, str(repository), "v7.0.0", str(project))
-    assert template.render(template.ask({})) == read_files(project)
 
 
 @pytest.mark.parametrize(
@@ -63,16 +55,6 @@ def test_what_copier_refuses_is_refused_for_the_same_reason(
     assert reason in str(refused.value)
 
 
-def test_the_form_has_every_question_and_its_command_what_differs_from_the_defaults(snapshot: Path) -> None:
-    preview = Preview(Template(snapshot, "source"))
-    shown = json.loads(preview.show(json.dumps({"description": "it's", "launcher": "torchrun", "sync_bn": "true"})))
-    asked = {question["key"]: [choice["value"] for choice in question["choices"]] for question in shown["questions"]}
-    questions = read_questions(snapshot)
-    assert asked == {each.key: [str(choice.value).lower() for choice in each.choices] for each in questions}
-    answers = """--data 'description=it'"'"'s' --data sync_bn=true"""
-    assert shown["command"] == f"copier copy --defaults {answers} source myproj"
-
-
 @pytest.mark.parametrize(
     "answers", [{}, {"launcher": "slurm", "amp": "torch"}, {"launcher": "spawn", "amp": "apex"}, {"launcher": "ray"}]
 )
@@ -89,14 +71,3 @@ def test_the_page_on_the_loop_has_the_code_of_copier(answers: dict[str, str], sn
         text = html.unescape(re.sub(r"<[^>]*>", "", shown))
         assert len(text.splitlines()) > 1, sources
         assert text.encode() in files[path][1], sources
-
-
-def test_every_answer_can_be_chosen_on_the_page_on_the_loop(snapshot: Path) -> None:
-    variants = Variants(Template(snapshot, "source"))
-    counts = [len(each.choices) for each in read_questions(snapshot) if each.key in ("launcher", "amp")]
-    assert len(variants.projects) == counts[0] * counts[1]
-    sources = "runtime/launcher.py:read_world runtime/process_group.py:rank_process"
-    assert [variants.find(sources, key) for key in variants.projects].count(None) == 0
-    assert variants.find("runtime/launcher.py:read_world", "spawn-none") is None
-    with pytest.raises(LookupError, match="ray_nodes"):
-        variants.html("runtime/ray_nodes.py:main")

@@ -73,10 +73,8 @@ def test_the_copy_has_what_git_has_or_would_add(place: Path, launch: Launch, tmp
 @pytest.mark.parametrize("ignored", [False, True], ids=["no git", "a repository around it, which ignores it"])
 def test_without_git_the_copy_has_all_but_what_is_made_there(ignored: bool, place: Path, launch: Launch) -> None:
     if ignored:
+        (place.parent / ".gitignore").write_text("project\n")
         put_under_git(place.parent)
-        write(place.parent, ".git/info/exclude")
-        (place.parent / ".git" / "info" / "exclude").write_text("project\n")
-        run(place.parent, "rm", "-r", "--quiet", "--cached", "project")
     whole = files_in(place)
     write(place, "runs/1/train.log", "data/1.png", ".venv/bin/python", "ddp_project/__pycache__/a.pyc", "a.log")
     write(place, ".mypy_cache/1", "ddp_project.egg-info/PKG-INFO", "ddp_project/runs/kept.py")
@@ -84,39 +82,32 @@ def test_without_git_the_copy_has_all_but_what_is_made_there(ignored: bool, plac
     assert files_in(place / "runs" / "77" / "code") == whole | {"ddp_project/runs/kept.py", ".commit"}
 
 
-def test_data_among_the_code_is_refused_before_anything_is_submitted(
-    place: Path, launch: Launch, tmp_path: Path
+LARGE = "error: the code has 230 MiB, and more than 200 must be data: name the data in .gitignore\n"
+WAITING = "error: REQUEST cannot have --wait: sbatch would wait for a job that is still held\n"
+
+
+@pytest.mark.parametrize(("request_", "said"), [("", LARGE), ("--nodes=2 --wait", WAITING), ("-W", WAITING)])
+def test_what_cannot_be_submitted_is_refused_before(
+    request_: str, said: str, place: Path, launch: Launch, tmp_path: Path
 ) -> None:
-    with open(place / "images.tar", "wb") as file:
-        os.posix_fallocate(file.fileno(), 0, 230 << 20)
-    done = launch()
-    assert done.returncode == 2
-    limit = "more than 200 must be data: name the data in .gitignore"
-    assert done.stderr == f"error: the code has 230 MiB, and {limit}\n"
-    assert not (tmp_path / "calls").exists()
-    assert not (place / "runs").exists()
-
-
-def test_a_job_that_is_refused_leaves_nothing(place: Path, launch: Launch, tmp_path: Path) -> None:
-    assert launch(sbatch="exit 3").returncode == 3
-    assert files_in(place / "runs") == set()
-    assert (tmp_path / "calls").read_text().split()[0::4] == ["sbatch"]
-
-
-@pytest.mark.parametrize("request_", ["--nodes=2 --wait", "-W"])
-def test_to_wait_for_a_held_job_is_refused(request_: str, place: Path, launch: Launch, tmp_path: Path) -> None:
+    """Large data among the code, and waiting for a held job."""
+    if said == LARGE:
+        with open(place / "images.tar", "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 230 << 20)
     done = launch(REQUEST=request_)
-    said = "error: REQUEST cannot have --wait: sbatch would wait for a job that is still held\n"
     assert (done.returncode, done.stderr) == (2, said)
     assert not (place / "runs").exists()
     assert not (tmp_path / "calls").exists()
 
 
-def test_a_job_whose_copy_cannot_be_placed_is_cancelled(place: Path, launch: Launch, tmp_path: Path) -> None:
+def test_a_job_that_is_refused_leaves_nothing(place: Path, launch: Launch, tmp_path: Path) -> None:
+    """Nor one whose copy cannot be placed, which is cancelled."""
+    assert launch(sbatch="exit 3").returncode == 3
+    assert files_in(place / "runs") == set()
+    assert (tmp_path / "calls").read_text().split()[0::4] == ["sbatch"]
     write(place, "runs/77/train.log")  # of an older run
     done = launch()
-    assert done.returncode != 0
-    assert "runs/77" in done.stderr
+    assert (done.returncode != 0, "runs/77" in done.stderr) == (True, True)
     assert (tmp_path / "calls").read_text().endswith("scancel\n77\n")
     assert files_in(place / "runs") == {"77/train.log"}
 
@@ -134,9 +125,6 @@ def test_a_job_runs_its_copy_with_the_options_of_its_submission(place: Path, lau
     started = (tmp_path / "calls").read_text().split()
     ran = ["python", f"{copy}/train.py", "--config", f"{copy}/fast.yaml", f"--config={copy}/fast.yaml", *options[3:]]
     assert started[started.index("python") : started.index("scontrol")] == ran
-
-
-def test_a_job_without_a_copy_says_so(place: Path, launch: Launch) -> None:
-    done = launch(SLURM_JOB_ID="78", SLURM_SUBMIT_DIR=str(place), PYTHONPATH="")
-    assert done.stdout == f"{place}\n"
-    assert done.stderr.startswith("launch.sh: this job has no copy of the code")
+    alone = launch(SLURM_JOB_ID="79", SLURM_SUBMIT_DIR=str(place), PYTHONPATH="")
+    assert alone.stdout == f"{place}\n"
+    assert alone.stderr.startswith("launch.sh: this job has no copy of the code")

@@ -3,11 +3,9 @@
 import math
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import optuna
 import pytest
@@ -15,6 +13,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from tests.conftest import Package, Render
+from tests.support.processes import output_of
 
 # Ends with the next of the codes in its first option, as a run would: its records, its result, its line for the user.
 STAND_IN = """
@@ -36,8 +35,6 @@ whole[-1] = whole[-1][:-9]  # as a kill may leave it
 records.write_text("".join(whole))
 if code in (0, 65, 75):
     (run_dir / "result.json").write_text(json.dumps({"exit_code": code, "best": {"accuracy": 0.1 * launches}}))
-if code in (65, 2):
-    print("error: what is wrong")
 sys.exit(code)
 """
 COMPLETE, PRUNED, FAIL = (optuna.trial.TrialState[name] for name in ("COMPLETE", "PRUNED", "FAIL"))
@@ -48,87 +45,44 @@ def study_in(folder: Path) -> optuna.Study:
     return optuna.load_study(study_name="sweep", storage=JournalStorage(JournalFileBackend(str(file))))
 
 
-class Sweep:
-    """A sweep of the stand-in, in a folder of its own."""
-
-    def __init__(self, sweeping: Any, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.sweeping, self.folder, self.patch = sweeping, folder, patch
-        (folder / "stand_in.py").write_text(STAND_IN)
-
-    def run(self, *codes: str) -> int:
-        self.patch.chdir(self.folder)
-        self.patch.setattr(sys, "argv", ["sweep.py", "--trials", str(len(codes))])
-        self.patch.setattr(self.sweeping, "POLL", 0.01)
-        launch = [sys.executable, "stand_in.py"]
-        code: int = self.sweeping.main(lambda trial: [f"--codes={codes[trial.number]}"], launch, PRUNER)
-        return code
-
-    def study(self) -> optuna.Study:
-        return study_in(self.folder)
-
-    def launches(self, number: int) -> int:
-        return len((self.folder / "runs" / "sweep" / str(number) / "launches").read_text())
-
-
-PRUNER = optuna.pruners.NopPruner()
+Sweep = Callable[..., int]
 
 
 @pytest.fixture
 def sweep(package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweep]:
-    handler = signal.getsignal(signal.SIGTERM)
-    yield Sweep(package("runtime.sweeping"), tmp_path, monkeypatch)
+    """Sweeps with the stand-in in tmp_path, whose launches of each trial end with these codes."""
+    sweeping, handler = package("runtime.sweeping"), signal.getsignal(signal.SIGTERM)
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweeping, "POLL", 0.01)
+
+    def run(*codes: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["sweep.py", "--trials", str(len(codes))])
+        launch, pruner = [sys.executable, "stand_in.py"], optuna.pruners.NopPruner()
+        code: int = sweeping.main(lambda trial: [f"--codes={codes[trial.number]}"], launch, pruner)
+        return code
+
+    yield run
     signal.signal(signal.SIGTERM, handler)
 
 
-def test_a_trial_that_stops_or_loses_a_rank_goes_on(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep.run("0", "75,69,0") == 0
-    trials = sweep.study().trials
-    assert [(trial.state, trial.value) for trial in trials] == [(COMPLETE, 0.1), (COMPLETE, pytest.approx(0.3))]
+def test_a_sweep_goes_on_however_a_trial_ends(sweep: Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that stops or loses a rank is resumed, one that diverges is pruned, and one that crashes has failed."""
+    assert sweep("0", "75,69,0", "65", "1") == 0
+    trials = study_in(tmp_path).trials
+    assert [trial.state for trial in trials] == [COMPLETE, COMPLETE, PRUNED, FAIL]
+    assert [trial.value for trial in trials[:2]] == [0.1, pytest.approx(0.3)]
     reported = {epoch: 0.1 * epoch + 1e-9 for epoch in (1, 2, 3)}
     assert trials[1].intermediate_values == reported, "in full precision, without what is torn"
+    assert math.isnan(trials[2].intermediate_values[1]), "which each pruner of Optuna takes for the worst"
+    launches = [(tmp_path / "runs" / "sweep" / str(number) / "launches").read_text() for number in range(4)]
+    assert launches == ["x", "xxx", "x", "x"]
     best = capsys.readouterr().out.splitlines()[-1]
     assert best == "best accuracy 0.3: trial 1 in runs/sweep/1, --codes=75,69,0"
-
-
-def test_a_trial_that_diverges_or_crashes_does_not_end_the_sweep(sweep: Sweep) -> None:
-    assert sweep.run("65", "1", "0") == 0
-    trials = sweep.study().trials
-    assert [trial.state for trial in trials] == [PRUNED, FAIL, COMPLETE]
-    assert math.isnan(trials[0].intermediate_values[1]), "which each pruner of Optuna takes for the worst"
-    assert [sweep.launches(number) for number in range(3)] == [1, 1, 1]
-
-
-def test_a_refusal_ends_the_sweep_in_one_line(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep.run("2", "0") == 2
-    assert capsys.readouterr().err == "error: what is wrong\n"
-    assert sweep.run("2", "0") == 0, "what was refused is not tried again"
-    assert [trial.state for trial in sweep.study().trials] == [FAIL, COMPLETE]
-
-
-def test_only_a_trial_that_nobody_has_is_gone_on_with(sweep: Sweep) -> None:
-    sweep.run("0")
-    study = sweep.study()
-    left, others = study.ask(), study.ask()
-    left.suggest_float("lr", 0, 1)
-    lock = sweep.folder / "runs" / "sweep" / str(others.number) / "lock"
-    lock.parent.mkdir()
-    with subprocess.Popen(["flock", str(lock), "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdin
-        assert other.stdout
-        other.stdin.write(b"\n")
-        other.stdin.flush()
-        assert other.stdout.read(1), "it has the lock"
-        assert sweep.run("0", "0", "0") == 0
-        assert [trial.state.name for trial in study.trials] == ["COMPLETE", "COMPLETE", "RUNNING"]
-        other.stdin.close()
-    sweep.run("0", "0", "0")
-    assert [sweep.launches(number) for number in range(3)] == [1, 1, 1]
-    assert study.trials[1].params == left.params
 
 
 def test_a_missing_optuna_is_one_line(project: Render, tmp_path: Path) -> None:
     (tmp_path / "optuna.py").write_text("raise ModuleNotFoundError")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "sweep.py"], cwd=project(), env=env, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr == "error: sweep.py needs Optuna: pip install -e . --group sweep\n"
+    printed = output_of([sys.executable, "sweep.py"], project(), env, code=2)
+    assert printed == "error: sweep.py needs Optuna: pip install -e . --group sweep\n"

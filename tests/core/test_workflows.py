@@ -1,11 +1,10 @@
-"""The workflows on GitHub, here and in a rendered project: they are valid, and what they decide is right."""
+"""Workflows on GitHub are valid, and what they decide is right; the generator's imports are those of pyproject.toml."""
 
 import itertools
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +29,10 @@ RESULTS = ("success", "failure", "cancelled", "skipped")
 SOME, NONE = jobs_as_json([{"shard": "1/1", "combinations": 1}]), jobs_as_json([])
 
 
-each_workflow = pytest.mark.parametrize("name", NAMES)
-
-
 def read(name: str) -> dict[str, Any]:
-    """A workflow of this repository. YAML takes its key "on" for true."""
-    workflow: dict[Any, Any] = yaml.safe_load((FOLDER / name).read_text())
-    return {"on": workflow.pop(True), **workflow}
-
-
-def steps_of(name: str) -> Iterator[dict[str, Any]]:
-    for job in read(name)["jobs"].values():
-        yield from job["steps"]
+    """A workflow of this repository, whose key "on" YAML takes for true."""
+    workflow: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text())
+    return workflow
 
 
 def script_of(name: str, job: str) -> str:
@@ -68,32 +59,22 @@ def test_actionlint_finds_nothing_in_any_workflow_and_shellcheck_in_no_script(pr
         output_of([BIN / "shellcheck", "--shell=bash", "--norc", "script.sh"], tmp_path)
 
 
-@each_workflow
+def test_imports_point_one_way() -> None:
+    output_of([BIN / "lint-imports", "--no-cache"], TEMPLATE)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_workflow_may_do_little_and_uses_official_actions_alone(name: str) -> None:
     workflow = read(name)
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
     assert workflow["permissions"] == MAY.get(name, {"contents": "read"})
     assert set(workflow["concurrency"]) == {"group", "cancel-in-progress"}
     # GitHub puts expressions into a script as they are: a branch with a strange name would be run.
-    assert not [step["run"] for step in steps_of(name) if "${{" in step.get("run", "")]
-    used = [step["uses"] for step in steps_of(name) if "uses" in step]
+    assert not [step["run"] for step in steps if "${{" in step.get("run", "")]
+    used = [step["uses"] for step in steps if "uses" in step]
     assert used
     assert [action for action in used if not re.fullmatch(f"{OURS}|./.github/actions/install", action)] == []
-    for job in workflow["jobs"].values():
-        assert 0 < job["timeout-minutes"] <= 120
-        assert "permissions" not in job
-
-
-@pytest.mark.parametrize("name", ["ci.yml", "nightly.yml"])
-def test_the_last_job_needs_all_others_and_always_runs(name: str) -> None:
-    *others, last = read(name)["jobs"]
-    job = read(name)["jobs"][last]
-    assert last == "pass"
-    assert job["needs"] == others
-    assert job["if"] == "always()"
-    assert not [other for other in others if "continue-on-error" in read(name)["jobs"][other]]
-    *_, step = read(name)["jobs"]["tests"]["steps"]
-    assert step["env"]["NO_SKIPS"] == 1
-    assert "--preserve-env=PATH,NO_SKIPS " in step["run"]
+    assert all(job["timeout-minutes"] <= 120 and "permissions" not in job for job in workflow["jobs"].values())
 
 
 def passes(name: str, results: dict[str, str], outputs: dict[str, str], folder: Path) -> bool:
@@ -108,30 +89,34 @@ def passes(name: str, results: dict[str, str], outputs: dict[str, str], folder: 
     return done.returncode == 0
 
 
-def test_a_pull_request_passes_where_all_succeeded_or_nothing_was_to_check(tmp_path: Path) -> None:
+def test_a_pull_request_passes_where_nothing_was_to_check(tmp_path: Path) -> None:
+    """A job that did not succeed has no outputs; should it have some, they count for nothing."""
     passed = []
-    for tests, shards, check in itertools.product(RESULTS, repeat=3):
-        # A job that did not succeed has no outputs; should it have some, they count for nothing.
-        for matrix in (SOME, NONE, "") if shards == "success" else (SOME, NONE):
-            results = {"tests": tests, "shards": shards, "check": check}
-            if passes("ci.yml", results, {"matrix": matrix}, tmp_path):
-                passed.append((tests, shards, check, matrix))
-    assert passed == [
-        ("success", "success", "success", SOME),
-        ("success", "success", "success", ""),
-        ("success", "success", "skipped", NONE),
-    ]
+    for shards, check, matrix in itertools.product(RESULTS, RESULTS, (SOME, NONE, "")):
+        results = {"tests": "success", "shards": shards, "check": check}
+        if (shards == "success" or matrix) and passes("ci.yml", results, {"matrix": matrix}, tmp_path):
+            passed.append((shards, check, matrix))
+    assert passed == [("success", "success", SOME), ("success", "success", ""), ("success", "skipped", NONE)]
     assert read("ci.yml")["jobs"]["check"]["if"] == f"needs.shards.outputs.matrix != '{NONE}'"
 
 
-def test_a_night_runs_every_slice_and_passes_where_all_succeeded(tmp_path: Path) -> None:
-    slices = read("nightly.yml")["jobs"]["tests"]["strategy"]["matrix"]["slice"]
-    assert slices == [f"{number}/{len(slices)}" for number in range(1, len(slices) + 1)]
-    *jobs, _ = read("nightly.yml")["jobs"]
-    good = dict.fromkeys(jobs, "success")
-    assert passes("nightly.yml", good, {}, tmp_path)
-    for job, result in itertools.product(jobs, RESULTS[1:]):
-        assert not passes("nightly.yml", good | {job: result}, {}, tmp_path), f"{job}: {result}"
+@pytest.mark.parametrize("name", ["ci.yml", "nightly.yml"])
+def test_all_jobs_must_succeed_and_none_may_skip(name: str, tmp_path: Path) -> None:
+    """The last job depends on all others and always runs; a night runs every slice."""
+    jobs = read(name)["jobs"]
+    *others, last = jobs
+    assert (last, jobs[last]["needs"], jobs[last]["if"]) == ("pass", others, "always()")
+    assert not [other for other in others if "continue-on-error" in jobs[other]]
+    good, outputs = dict.fromkeys(others, "success"), {"matrix": SOME}
+    assert passes(name, good, outputs, tmp_path)
+    for job, result in itertools.product(others, RESULTS[1:]):
+        assert not passes(name, good | {job: result}, outputs, tmp_path), f"{job}: {result}"
+    *_, step = jobs["tests"]["steps"]
+    assert step["env"]["NO_SKIPS"] == 1
+    assert "--preserve-env=PATH,NO_SKIPS " in step["run"]
+    if name == "nightly.yml":
+        slices = jobs["tests"]["strategy"]["matrix"]["slice"]
+        assert slices == [f"{number}/{len(slices)}" for number in range(1, len(slices) + 1)]
 
 
 @pytest.fixture
@@ -179,26 +164,18 @@ def test_the_shards_are_handed_on_or_their_job_fails(name: str, matrix: str, bas
 
 @pytest.mark.parametrize(("name", "since"), [("ci.yml", "0a437a3"), ("ci.yml", ""), ("nightly.yml", "")])
 def test_a_shard_is_checked_and_reports_beside_its_projects(name: str, since: str, clone: Path) -> None:
-    place = clone / "check"
-    script = script_of(name, "check")
-    done = run(script, clone, TMPDIR=str(place), SHARD="2/4", SINCE=since, MATRIX="")
+    """The reports are uploaded also if a check fails, and other shards go on."""
+    job, place = read(name)["jobs"]["check"], clone / "check"
+    done = run(script_of(name, "check"), clone, TMPDIR=str(place), SHARD="2/4", SINCE=since, MATRIX="")
     assert done.returncode == 0, done.stderr
-    reports = [part for kind in ("junit.xml", "report.json", "report.html") for part in (kind, f"{place}/{kind}")]
-    reports[::2] = ["--junit", "--json", "--html"]
+    reports = ["--junit", f"{place}/junit.xml", "--json", f"{place}/report.json", "--html", f"{place}/report.html"]
     options = ["--no-cache"] if name == "nightly.yml" else ["--since", since] if since else []
     assert (clone / "called").read_text().splitlines() == ["check", "--shard", "2/4", *options, *reports]
-    failed = run(script, clone, TMPDIR=str(clone / "other"), SHARD="2/4", SINCE=since, MATRIX="broken")
+    failed = run(
+        script_of(name, "check"), clone, TMPDIR=str(clone / "other"), SHARD="2/4", SINCE=since, MATRIX="broken"
+    )
     assert failed.returncode == 2
-
-
-@each_workflow
-def test_reports_are_kept_also_where_a_check_fails(name: str) -> None:
-    for job in read(name)["jobs"].values():
-        checks = [step for step in job["steps"] if "ddp-template check" in step.get("run", "")]
-        uploads = [step for step in job["steps"] if "upload-artifact" in step.get("uses", "")]
-        assert len(checks) == len(uploads)
-        for check, upload in zip(checks, uploads, strict=True):
-            assert upload["if"] == "${{ !cancelled() }}"
-            assert upload["with"]["path"] == check["env"]["TMPDIR"]
-        if "strategy" in job:
-            assert job["strategy"]["fail-fast"] is False
+    [check] = [step for step in job["steps"] if "ddp-template check" in step.get("run", "")]
+    [upload] = [step for step in job["steps"] if "upload-artifact" in step.get("uses", "")]
+    assert (upload["if"], upload["with"]["path"]) == ("${{ !cancelled() }}", check["env"]["TMPDIR"])
+    assert job["strategy"]["fail-fast"] is False

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.gpu import read_trace
 from tests.conftest import Package, Render
 from tests.core.exact.test_processes import CLIP_NORM, OPTIONS, UNEVEN, recipe
-from tests.core.test_layout import assert_the_layout_may_change
+from tests.core.test_loop import assert_the_layout_may_change
 from tests.core.test_statistics import LAYERS
 from tests.support import reference
 from tests.support.forked_runs import relative_difference
