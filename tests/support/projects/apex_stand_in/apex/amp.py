@@ -1,7 +1,7 @@
 """Stands in for apex.amp where there is no GPU: its calls, on CPU tensors, with a loss scale that only falls.
 
-It refuses what apex refuses or silently gets wrong, and writes down each call. What it shares with apex, because
-programs depend on it:
+It refuses what apex refuses or silently gets wrong, and writes down the norm of what is stepped. What it shares with
+apex, because programs depend on it:
 
 - scale_loss() without delay_unscale sets gradients aside that are there already, and adds them after the backward pass.
   DistributedDataParallel does not see them then. With delay_unscale they stay, scaled, for the next backward pass.
@@ -30,8 +30,6 @@ from torch.optim import Optimizer
 
 
 class Handle:
-    """What initialize() knows and the other calls need."""
-
     def __init__(self, optimizers: list[Optimizer], opt_level: str) -> None:
         self.optimizers = optimizers
         self.with_masters = opt_level == "O2"
@@ -85,40 +83,22 @@ class Handle:
 
 
 def stepped_by(optimizer: Optimizer) -> list[nn.Parameter]:
-    """The weights that an optimizer steps."""
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 handle: Handle | None = None
 
 
-def current() -> Handle:
-    """The handle of initialize(), which must have been called."""
-    assert handle is not None, "amp.initialize() comes first"
-    return handle
-
-
-def write_down(call: str, **details: Any) -> None:
-    """Append a call to the record of this rank, where the test wants one."""
-    if "APEX_CALLS" in os.environ:
-        with open(f"{os.environ['APEX_CALLS']}-{os.environ['RANK']}", "a") as file:
-            file.write(json.dumps([call, details]) + "\n")
-
-
 def initialize(
     models: nn.Module, optimizers: list[Optimizer], *, opt_level: str = "O1"
 ) -> tuple[nn.Module, list[Optimizer]]:
-    """Prepare a model and its optimizers for the level."""
     global handle
     assert handle is None, "amp.initialize() comes once"
-    assert isinstance(models, nn.Module)
-    assert all(isinstance(optimizer, Optimizer) for optimizer in optimizers)
     assert opt_level in ("O1", "O2"), "the others are for apex itself"
     assert all(weight.dtype == torch.float32 for weight in models.parameters())
     wrapped = any(issubclass(type(each), DistributedDataParallel) for each in gc.get_objects())
     assert not wrapped, "amp.initialize() comes before DistributedDataParallel"
     handle = Handle(optimizers, opt_level)
-    write_down("initialize", opt_level=opt_level)
     if opt_level == "O1":
         patch_tensors()
     else:
@@ -133,7 +113,8 @@ def initialize(
 def patch_tensors() -> None:
     """Let sums and copies to the CPU be of float32, and refuse to add float64 to float32."""
     patched: Any = Tensor
-    patched.sum, patched.cpu = rounding(Tensor.sum), rounding(Tensor.cpu)
+    for name in ("sum", "cpu"):
+        setattr(patched, name, rounding(getattr(Tensor, name)))
     add = Tensor.__add__
 
     def refusing(self: Tensor, other: Any) -> Tensor:
@@ -145,7 +126,6 @@ def patch_tensors() -> None:
 
 
 def rounding(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a method that first makes float32 of float64."""
     return lambda self, *args, **kwargs: method(self.float() if self.dtype == torch.float64 else self, *args, **kwargs)
 
 
@@ -158,16 +138,12 @@ def cast_model(model: nn.Module) -> None:
     forward = model.forward
     model.forward = lambda batch: forward(batch.half()).float()
     untyped: Any = model
-    untyped.register_state_dict_post_hook(save_as_float32)
-
-
-def save_as_float32(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
-    """What state_dict() calls at its end."""
-    state.update({key: value.float() for key, value in state.items() if value.dtype == torch.float16})
+    untyped.register_state_dict_post_hook(
+        lambda module, state, *_: state.update({k: v.float() for k, v in state.items() if v.dtype == torch.float16})
+    )
 
 
 def patch_zero_grad(handle: Handle, optimizer: Optimizer) -> None:
-    """Make zero_grad() see to weights and masters."""
     patched: Any = optimizer
 
     def zero_grad() -> None:
@@ -191,7 +167,9 @@ def patch_step(handle: Handle, optimizer: Optimizer) -> None:
         stepped = stepped_by(optimizer)
         gradients = [each.grad for each in stepped if each.grad is not None]
         assert len(gradients) == len(stepped), "a weight without gradient"
-        write_down("step", norm=nn.utils.get_total_norm(gradients).item(), left_scaled=handle.left_scaled)
+        if "APEX_CALLS" in os.environ:
+            with open(f"{os.environ['APEX_CALLS']}-{os.environ['RANK']}", "a") as file:
+                file.write(json.dumps(["step", {"norm": nn.utils.get_total_norm(gradients).item()}]) + "\n")
         step()
         weights = {master: weight for weight, master in handle.halves}
         for master in weights.keys() & set(stepped):
@@ -202,12 +180,10 @@ def patch_step(handle: Handle, optimizer: Optimizer) -> None:
 
 
 def skip_next_step(optimizer: Optimizer) -> None:
-    """Make step() do nothing, once."""
     patched: Any = optimizer
     step = optimizer.step
 
     def skip_step() -> None:
-        write_down("skip_step")
         patched.step = step
 
     patched.step = skip_step
@@ -216,13 +192,9 @@ def skip_next_step(optimizer: Optimizer) -> None:
 @contextmanager
 def scale_loss(loss: Tensor, optimizers: list[Optimizer], *, delay_unscale: bool = False) -> Iterator[Tensor]:
     """Yield the scaled loss for a backward pass, and unscale the gradients afterwards unless that is delayed."""
-    handle = current()
-    assert isinstance(loss, Tensor)
-    assert loss.numel() == 1
+    assert handle is not None, "amp.initialize() comes first"
     assert loss.requires_grad
     assert optimizers == handle.optimizers
-    assert isinstance(delay_unscale, bool)
-    write_down("scale_loss", delay_unscale=delay_unscale)
     set_aside: dict[nn.Parameter, Tensor | None] = {}
     if not delay_unscale and not handle.left_scaled:
         handle.make_masters()
@@ -235,23 +207,16 @@ def scale_loss(loss: Tensor, optimizers: list[Optimizer], *, delay_unscale: bool
 
 
 def master_params(optimizer: Optimizer) -> Iterator[Tensor]:
-    """The weights that the optimizer steps."""
-    write_down("master_params")
-    for group in optimizer.param_groups:
-        yield from group["params"]
+    yield from stepped_by(optimizer)
 
 
 def state_dict() -> dict[str, Any]:
-    """The state of the loss scale."""
-    handle = current()
-    write_down("state_dict")
+    assert handle is not None, "amp.initialize() comes first"
     return OrderedDict(loss_scaler0={"loss_scale": handle.scale, "unskipped": handle.unskipped})
 
 
 def load_state_dict(state_dict: dict[str, Any]) -> None:
-    """Put back what state_dict() gave."""
-    handle = current()
-    write_down("load_state_dict", state=state_dict)
+    assert handle is not None, "amp.initialize() comes first"
     if state_dict.keys() != {"loss_scaler0"}:
         raise RuntimeError(f"unexpected keys: {', '.join(state_dict)}")
     handle.scale = state_dict["loss_scaler0"]["loss_scale"]
