@@ -1,89 +1,55 @@
-"""Stands in for apex.amp where there is no GPU: its calls, on CPU tensors, with a loss scale that only falls.
+"""Stands in for apex.amp at O1 where there is no GPU: its calls, on CPU tensors, with a loss scale that only falls.
 
-It refuses what apex refuses or silently gets wrong, and writes down the norm of what is stepped. What it shares with
-apex, because programs depend on it:
+It refuses what apex refuses or silently gets wrong. What it shares with apex, because programs depend on it:
 
 - scale_loss() without delay_unscale sets gradients aside that are there already, and adds them after the backward pass.
   DistributedDataParallel does not see them then. With delay_unscale they stay, scaled, for the next backward pass.
-- Under O2 the optimizer steps float32 masters of float16 weights. They replace the weights in optimizer.param_groups
-  when they are first needed: by a backward pass or by zero_grad(), not by initialize().
-- Under O2 zero_grad() detaches gradients in place, which torch refuses for gradients that are views of DDP's buckets.
 - After gradients that are not finite, it halves the scale and replaces optimizer.step() by a function that takes no
-  step but puts the real one back, whenever it is called. Under O2, the masters' gradients have any value then.
-- Under O1, Tensor.sum() and Tensor.cpu() make float32 of float64, and float64 cannot be added to float32.
+  step but puts the real one back, whenever it is called.
+- Tensor.sum() and Tensor.cpu() make float32 of float64, and float64 cannot be added to float32.
 - state_dict() holds the scale and how long it has been good, and load_state_dict() takes nothing else.
 """
 
 import gc
-import json
-import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 
 class Handle:
-    def __init__(self, optimizers: list[Optimizer], opt_level: str) -> None:
+    def __init__(self, optimizers: list[Optimizer]) -> None:
         self.optimizers = optimizers
-        self.with_masters = opt_level == "O2"
-        self.halves: list[tuple[nn.Parameter, nn.Parameter]] = []  # float16 weights, each with its float32 master
         self.scale = 1024.0
         self.unskipped = 0
         self.left_scaled = False  # gradients, by a backward pass with delay_unscale
 
-    def make_masters(self) -> None:
-        """Put float32 copies in the place of float16 weights, once."""
-        if not self.with_masters or self.halves:
-            return
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                for i, weight in enumerate(group["params"]):
-                    if weight.dtype == torch.float16:
-                        master = nn.Parameter(weight.detach().float())
-                        group["params"][i] = master
-                        if weight in optimizer.state:
-                            optimizer.state[master] = optimizer.state.pop(weight)
-                        self.halves.append((weight, master))
-            optimizer.load_state_dict(optimizer.state_dict())  # moments get the type of their weight
-
     def weights(self) -> list[nn.Parameter]:
-        """Those that the backward pass leaves gradients at."""
-        masters = {master: weight for weight, master in self.halves}
-        return [masters.get(each, each) for optimizer in self.optimizers for each in stepped_by(optimizer)]
+        """Those that have gradients."""
+        stepped = [weight for optimizer in self.optimizers for weight in master_params(optimizer)]
+        return [weight for weight in stepped if weight.grad is not None]
 
     def unscale(self, set_aside: dict[nn.Parameter, Tensor | None]) -> None:
-        """Return the weights that the optimizers step their true gradients."""
-        masters = dict(self.halves)
+        """Return the weights their true gradients."""
         for weight in self.weights():
-            if weight.grad is None:
-                continue
-            stepped = masters.get(weight, weight)
-            before = set_aside.get(weight) if stepped is weight else stepped.grad
-            gradient = weight.grad.float().div_(self.scale)  # in place where it is float32: DDP's bucket keeps it
-            stepped.grad = gradient if before is None else gradient.add_(before)
+            assert weight.grad is not None
+            weight.grad.div_(self.scale)  # in place: DDP's bucket keeps it
+            if (before := set_aside.get(weight)) is not None:
+                weight.grad.add_(before)
         self.unskipped += 1
 
     def overflows(self) -> bool:
         """Whether a gradient is not finite. If so, halve the scale and let each optimizer skip a step."""
-        if all(bool(weight.grad.isfinite().all()) for weight in self.weights() if weight.grad is not None):
+        if all(weight.grad is not None and bool(weight.grad.isfinite().all()) for weight in self.weights()):
             return False
         self.scale, self.unskipped = self.scale / 2, 0
-        for _, master in self.halves:
-            master.grad = torch.full_like(master, float(os.environ["RANK"]))  # of apex's, nobody knows the value
         for optimizer in self.optimizers:
             skip_next_step(optimizer)
         return True
-
-
-def stepped_by(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 handle: Handle | None = None
@@ -94,19 +60,12 @@ def initialize(
 ) -> tuple[nn.Module, list[Optimizer]]:
     global handle
     assert handle is None, "amp.initialize() comes once"
-    assert opt_level in ("O1", "O2"), "the others are for apex itself"
+    assert opt_level == "O1", "the others are for apex itself"
     assert all(weight.dtype == torch.float32 for weight in models.parameters())
     wrapped = any(issubclass(type(each), DistributedDataParallel) for each in gc.get_objects())
     assert not wrapped, "amp.initialize() comes before DistributedDataParallel"
-    handle = Handle(optimizers, opt_level)
-    if opt_level == "O1":
-        patch_tensors()
-    else:
-        cast_model(models)
-    for optimizer in optimizers:
-        if opt_level == "O2":
-            patch_zero_grad(handle, optimizer)
-        patch_step(handle, optimizer)
+    handle = Handle(optimizers)
+    patch_tensors()
     return models, optimizers
 
 
@@ -129,56 +88,6 @@ def rounding(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda self, *args, **kwargs: method(self.float() if self.dtype == torch.float64 else self, *args, **kwargs)
 
 
-def cast_model(model: nn.Module) -> None:
-    """Compute in float16 but for BatchNorm, take and return float32, and save float32."""
-    for module in model.modules():
-        if not isinstance(module, _BatchNorm):
-            for weight in module.parameters(recurse=False):
-                weight.data = weight.data.half()
-    forward = model.forward
-    model.forward = lambda batch: forward(batch.half()).float()
-    untyped: Any = model
-    untyped.register_state_dict_post_hook(
-        lambda module, state, *_: state.update({k: v.float() for k, v in state.items() if v.dtype == torch.float16})
-    )
-
-
-def patch_zero_grad(handle: Handle, optimizer: Optimizer) -> None:
-    patched: Any = optimizer
-
-    def zero_grad() -> None:
-        handle.make_masters()
-        for weight in handle.weights():
-            if weight.grad is not None:
-                weight.grad.detach_()
-                weight.grad.zero_()
-        for _, master in handle.halves:
-            master.grad = None
-
-    patched.zero_grad = zero_grad
-
-
-def patch_step(handle: Handle, optimizer: Optimizer) -> None:
-    """Make step() write down the norm of what it applies, and bring masters back to the weights."""
-    patched: Any = optimizer
-    step = optimizer.step
-
-    def real_step() -> None:
-        stepped = stepped_by(optimizer)
-        gradients = [each.grad for each in stepped if each.grad is not None]
-        assert len(gradients) == len(stepped), "a weight without gradient"
-        if "APEX_CALLS" in os.environ:
-            with open(f"{os.environ['APEX_CALLS']}-{os.environ['RANK']}", "a") as file:
-                file.write(json.dumps(["step", {"norm": nn.utils.get_total_norm(gradients).item()}]) + "\n")
-        step()
-        weights = {master: weight for weight, master in handle.halves}
-        for master in weights.keys() & set(stepped):
-            weights[master].data.copy_(master.data)
-            master.grad = None
-
-    patched.step = real_step
-
-
 def skip_next_step(optimizer: Optimizer) -> None:
     patched: Any = optimizer
     step = optimizer.step
@@ -197,7 +106,6 @@ def scale_loss(loss: Tensor, optimizers: list[Optimizer], *, delay_unscale: bool
     assert optimizers == handle.optimizers
     set_aside: dict[nn.Parameter, Tensor | None] = {}
     if not delay_unscale and not handle.left_scaled:
-        handle.make_masters()
         for weight in handle.weights():
             set_aside[weight], weight.grad = weight.grad, None
     yield loss.float() * handle.scale
@@ -206,13 +114,14 @@ def scale_loss(loss: Tensor, optimizers: list[Optimizer], *, delay_unscale: bool
     handle.left_scaled = delay_unscale
 
 
-def master_params(optimizer: Optimizer) -> Iterator[Tensor]:
-    yield from stepped_by(optimizer)
+def master_params(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
 
 
 def state_dict() -> dict[str, Any]:
     assert handle is not None, "amp.initialize() comes first"
-    return OrderedDict(loss_scaler0={"loss_scale": handle.scale, "unskipped": handle.unskipped})
+    return {"loss_scaler0": {"loss_scale": handle.scale, "unskipped": handle.unskipped}}
 
 
 def load_state_dict(state_dict: dict[str, Any]) -> None:
