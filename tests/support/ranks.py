@@ -241,25 +241,29 @@ def gradients_beside_buckets(rank: int, project: Path, options: dict[str, Any]) 
 
     Returns for both the most bytes of gradients that lie outside the buckets between two micro-batches.
     """
-    found = {"in buckets": 0, "fresh": 0}
-    for kind in found:
+    found = {}
+    for kind in ("in buckets", "fresh"):
         train, run = make_run(rank, project, "ddp_project", options | {"run_dir": options["run_dir"] / kind})
         if kind == "fresh":
             run.ddp.module.in_buckets = False
             run.ddp.zero_grad()
-        between: dict[int, int] = {}  # places and bytes of the gradients before each micro-batch
-
-        def before_micro_batch(*_: Any, run: Any = run, between: dict[int, int] = between) -> None:
-            storages = [each.grad.untyped_storage() for each in run.model.parameters() if each.grad is not None]
-            between.update((storage.data_ptr(), storage.nbytes()) for storage in storages)
-
-        def before_step(*_: Any, run: Any = run, between: dict[int, int] = between, kind: str = kind) -> None:
-            buckets = {each.grad.untyped_storage().data_ptr() for each in run.model.parameters()}
-            beside = sum(size for place, size in between.items() if place not in buckets)
-            between.clear()
-            found[kind] = max(found[kind], beside)
-
-        run.model.register_forward_pre_hook(before_micro_batch)
-        run.optimizer.register_step_pre_hook(before_step)
-        train.train_epoch(run)
+        found[kind] = most_beside_buckets(train, run)
     return found | {"weights": sum(4 * weight.numel() for weight in run.model.parameters())}
+
+
+def most_beside_buckets(train: Any, run: Any) -> int:
+    between: dict[int, int] = {}  # places and bytes of the gradients before each micro-batch
+    most = [0]
+
+    def storages() -> list[torch.UntypedStorage]:
+        return [each.grad.untyped_storage() for each in run.model.parameters() if each.grad is not None]
+
+    def before_step(*_: Any) -> None:
+        buckets = {storage.data_ptr() for storage in storages()}
+        most.append(sum(size for place, size in between.items() if place not in buckets))
+        between.clear()
+
+    run.model.register_forward_pre_hook(lambda *_: between.update((one.data_ptr(), one.nbytes()) for one in storages()))
+    run.optimizer.register_step_pre_hook(before_step)
+    train.train_epoch(run)
+    return max(most)

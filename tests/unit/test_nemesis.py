@@ -16,7 +16,7 @@ from generator.chaos.exit_rules import unexpected_failure
 from generator.chaos.faults import DONE, FAULTS, KILLED, LOST, REFUSED, Need, possible_faults
 from generator.chaos.job import Job, environment
 from generator.chaos.memory import SharedMemory
-from generator.chaos.nemesis import HANGS_AFTER, Nemesis, StartResult, Verdict, took_effect
+from generator.chaos.nemesis import HANGS_AFTER, Nemesis, Verdict, took_effect
 from generator.chaos.schedule import TOGETHER, TRAINING, Fault, Schedule, Start, draw, shrink
 from generator.cli.chaos import NEEDS
 from tests.support.cli import ddp_template
@@ -115,22 +115,6 @@ def test_a_run_that_ends_otherwise_is_told_and_kept(weights: list[str], wrong: l
         (tmp_path / "again").mkdir()
         with pytest.raises(UnsuitableProject, match=r"two runs without a fault differ: model is another$"):
             nemesis_of(Weights(["one", "another", "a third"]), tmp_path / "again").run(CALM)
-
-
-@pytest.mark.parametrize(
-    ("kinds", "wrong"), [(possible_faults(), ["loss is not recorded at step 5"]), (possible_faults(*NEEDS), [])]
-)
-def test_a_launcher_may_kill_what_records(kinds: list[str], wrong: list[str], tmp_path: Path) -> None:
-    nemesis = nemesis_of(Weights([]), tmp_path, read=lambda run_dir: {"loss": [(10, 0.5)]})
-    nemesis.logger, nemesis.kinds = "wandb", kinds
-    nemesis.baseline = Baseline(tmp_path, {"loss": [(5, 1.0), (10, 0.5)]}, 1.0, 0.1, 3.0)
-    nemesis.second = nemesis.baseline
-    save(tmp_path, STEPS)
-    start = Start(2, {}, [fault("stop")])
-    verdict = Verdict(
-        Schedule(0, [start]), [StartResult(start, [*start.faults], 75, 1.0), StartResult(start, [], 0, 1.0)]
-    )
-    assert nemesis._wrong_at_the_end(tmp_path, verdict) == wrong
 
 
 def test_the_file_of_the_project_that_was_changed_is_named(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
             "nullcontext() if $LAST else $NO_SYNC", "nullcontext()", "takes 2 collectives, and should take 1"
         ),
         "gradients are not averaged": edited(
-            "run.ddp($BATCH)", "run.ddp.module($BATCH)", "different weights after step 1"
+            "run.ddp($BATCH)", "run.ddp.module($BATCH)", "change weights by the optimizer alone"
         ),
         "the optimizer does not step": edited(
             "run.optimizer.step()", "pass", r"the ranks took \[0, 0\] optimizer steps"
