@@ -18,13 +18,11 @@ OPENMPI_ARGUMENTS = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "non
 
 
 def openmpi_mpirun() -> str | None:
-    """Return the path of Open MPI's launcher, or None if there is none."""
     # Version 4 calls itself Open MPI only under the very name of mpirun.
     return _find(("mpirun.openmpi", "mpirun"), ("Open MPI", "OpenRTE"))
 
 
 def mpich_mpirun() -> str | None:
-    """Return the path of MPICH's launcher, Hydra, or None if there is none."""
     return _find(("mpirun.mpich", "mpiexec.hydra", "mpirun"), ("HYDRA",))
 
 
