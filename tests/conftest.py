@@ -53,7 +53,6 @@ sys.dont_write_bytecode = True
 
 @pytest.fixture(scope="session")
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The template as it is in the working tree, outside git."""
     return take_snapshot(tmp_path_factory.mktemp("template") / "snapshot")
 
 
@@ -115,7 +114,6 @@ def ports() -> Iterator[int]:
 
 @pytest.fixture
 def free_port(ports: Iterator[int]) -> int:
-    """One of them."""
     return next(ports)
 
 

@@ -50,8 +50,6 @@ def mount_own_shm() -> None:
 
 @dataclass
 class ForkedJob(Job):
-    """Ranks that nothing started but the test."""
-
     run_dir: Path
     started: list[Rank]
     failed: float | None = None  # time.monotonic() at which a rank had failed
@@ -73,7 +71,6 @@ class ForkedJob(Job):
         return next((number for number, rank in enumerate(self.started) if rank.process.pid == process.pid), None)
 
     def processes(self) -> list[psutil.Process]:
-        """Return those of the sessions of the ranks."""
         sessions = {rank.process.pid for rank in self.started}
         found = []
         for process in psutil.process_iter():

@@ -85,13 +85,11 @@ class Program:
 
 
 def words(options: Mapping[str, object]) -> list[str]:
-    """Return options as the command line takes them; one of None, such as resume, stands alone."""
     given = [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
     return [word for word in given if word != "None"]
 
 
 def one_after_another(programs: Sequence[Program]) -> list[Ended]:
-    """Run programs in turn, as long as they end with the codes that are expected."""
     ends: list[Ended] = []
     for program in programs:
         ends.append(run_forked(program.run()))
@@ -167,7 +165,6 @@ def small(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Render:
 
 
 def owned_by(project: Path, model: str, place: Path) -> Path:
-    """Copy a project, with an owner's model, and the data of the reference."""
     shutil.copytree(project, place)
     (place / "ddp_project" / "data.py").write_text(reference.DATA)
     (place / "ddp_project" / "model.py").write_text(model)

@@ -52,7 +52,6 @@ def see_gpus(*uuids: str) -> None:
 
 
 def nvidia_smi(folder: Path, script: str) -> None:
-    """Write a program of this name that does what a script of sh says."""
     program = folder / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)

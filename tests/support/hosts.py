@@ -45,7 +45,6 @@ def ip(*arguments: str) -> str:
 
 
 def missing(*programs: str) -> str | None:
-    """Say what is not here that two hosts need, or these programs beside them."""
     for program in ("ip", *programs):
         if shutil.which(program) is None:
             return f"there is no {program}: run tests/clusters/install.sh"
@@ -72,7 +71,6 @@ def made_host(name: str, address: str = "") -> Iterator[Host]:
 
 
 def connect(host: Host, other: Host, link: str, address: str) -> None:
-    """Make a link from a host to another one, which has this link and address there."""
     ip("link", "add", LINK, "netns", host.name, "type", "veth", "peer", "name", link, "netns", other.name)
     for end, name, own in ((host, LINK, host.address), (other, link, address)):
         ip("-n", end.name, "address", "add", f"{own}/24", "dev", name)

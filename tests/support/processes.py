@@ -81,8 +81,6 @@ def started(
 
 @dataclass
 class Session:
-    """What was shown in a terminal, and how its command ended."""
-
     shown: str
     code: int
 
@@ -145,7 +143,6 @@ def output_of(
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there, and no zombie that nobody has waited for."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

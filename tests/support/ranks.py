@@ -34,13 +34,10 @@ Entry = Callable[[], None]
 
 @dataclass
 class Rank:
-    """A rank that was started, and the file that takes what it prints."""
-
     process: BaseProcess
     output: Path
 
     def kill(self) -> None:
-        """Send KILL, and return when it is gone."""
         self.process.kill()
         self.process.join()
 
@@ -58,12 +55,10 @@ def own_run_dir(run_dir: Path, rank: int) -> Path:
 
 
 def run_train() -> None:
-    """What a rank does by default."""
     runpy.run_path(os.path.abspath("train.py"), run_name="__main__")  # as processes that it spawns must find it
 
 
 def project_module(name: str) -> Any:
-    """Import a module of the project whose rank this is."""
     return importlib.import_module(f"ddp_project.{name}")
 
 
@@ -89,7 +84,6 @@ def errors_in(printed: Iterable[str]) -> list[str]:
 
 
 def error_in(printed: Iterable[str]) -> str:
-    """The one line of error there."""
     [error] = errors_in(printed)
     return error
 
@@ -167,7 +161,6 @@ def train_on_ranks(
 
 
 def assert_same_state(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """Compare all that decides how two runs go on, bit for bit."""
     for part in ("model", "optimizer", "ranks", "progress"):
         assert differences(one[part], other[part]) == [], part
 
@@ -178,7 +171,6 @@ def names(run_dir: Path) -> list[str]:
 
 
 def newest_step(run_dir: Path) -> int:
-    """The step of the newest numbered checkpoint; 0 where there is none."""
     return max((int(file.stem[5:]) for file in (run_dir / "checkpoints").glob("step-*.pt")), default=0)
 
 
@@ -222,7 +214,6 @@ def make_run(rank: int, project: Path, package: str, options: dict[str, Any], de
 
 
 def collectives_of_an_epoch(rank: int, project: Path, options: dict[str, Any]) -> dict[str, int]:
-    """Count the collectives that torch's profiler sees while an epoch is trained."""
     train, run = make_run(rank, project, "ddp_project", options)
     with torch.profiler.profile() as profile:
         assert train.train_epoch(run)
@@ -230,7 +221,6 @@ def collectives_of_an_epoch(rank: int, project: Path, options: dict[str, Any]) -
 
 
 def weights_of_an_epoch_on_a_gpu(rank: int, project: Path, options: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Train an epoch, on a GPU that both ranks share, and return the weights and BatchNorm's statistics."""
     train, run = make_run(rank, project, "ddp_project", options, "cuda:0")
     train.train_epoch(run)
     return {name: value.cpu() for name, value in run.model.state_dict().items()}

@@ -40,7 +40,6 @@ BATCH_NORM_MODEL = MODEL.replace("8), nn.Tanh()", "8, bias=False), nn.BatchNorm1
 
 
 def data() -> tuple[Tensor, Tensor]:
-    """The images and labels of DATA."""
     rng = torch.Generator().manual_seed(7)
     return torch.randn(SAMPLES, FEATURES, generator=rng), torch.randint(0, CLASSES, (SAMPLES,), generator=rng)
 
@@ -54,8 +53,6 @@ def model(*, batch_norm: bool = False) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train: the options of the program, by other names."""
-
     batch: int  # samples of an optimizer step
     micro_batch: int  # samples that the last, shorter step of an epoch is a multiple of
     epochs: int
@@ -78,7 +75,6 @@ def windows(recipe: Recipe, orders: Sequence[Sequence[int]]) -> Iterator[tuple[S
 
 
 def take_step(network: nn.Module, optimizer: torch.optim.Optimizer, lr: float, clip_norm: float) -> float:
-    """Apply the gradients, and return their norm before it is clipped."""
     norm = nn.utils.clip_grad_norm_(network.parameters(), clip_norm or math.inf).item()
     for group in optimizer.param_groups:
         group["lr"] = lr

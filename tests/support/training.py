@@ -31,7 +31,6 @@ NEEDS_GPU = pytest.mark.skipif(not HAS_GPU, reason="there is no GPU")
 
 
 def node_launcher(launcher: str) -> str:
-    """Return what starts the ranks of one machine, as copier.yml computes it."""
     computed = yaml.safe_load((TEMPLATE / "copier.yml").read_text())["node_launcher"]["default"]
     rendered: str = jinja2.Template(computed).render(launcher=launcher)
     return rendered
@@ -69,13 +68,11 @@ def train(
     code: int | None = 0,
     timeout: float = 300,
 ) -> str:
-    """Run train.py and return all that it printed. Fails where it ends with another exit code (None: any will do)."""
     command = [*launch_command(launcher, processes, run_dir.parent), *ON_CPU, "--run-dir", str(run_dir), *options]
     return output_of(command, project, {**os.environ, **(env or {})}, code=code, timeout=timeout)
 
 
 def launched(project: Path, run_dir: Path, *options: str, **variables: str) -> Started:
-    """Start launch.sh on two processes; what they print goes to output.log beside the run directory."""
     command = ["./launch.sh", *ON_CPU, "--run-dir", str(run_dir), *options]
     env = {**os.environ, "PATH": PATH, "NPROC_PER_NODE": "2", **variables}
     return started(command, project, run_dir.parent / "output.log", env)
@@ -117,7 +114,6 @@ def checkpoint(run_dir: Path, name: str = "last.pt") -> dict[str, Any]:
 
 
 def assert_same_weights(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """Compare the models of two checkpoints bit for bit."""
     assert differences(one["model"], other["model"]) == []
 
 
@@ -135,7 +131,6 @@ def differences(one: Any, other: Any, place: str = "") -> list[str]:
 
 
 def module_of(file: Path) -> ModuleType:
-    """Import a file of a rendered project that imports nothing of the project itself."""
     spec = importlib.util.spec_from_file_location(f"rendered_{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None

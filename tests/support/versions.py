@@ -32,7 +32,6 @@ def workers() -> Iterator[Workers]:
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """A folder in memory, where there is room."""
     with scratch_folder(2**30) as folder:
         yield folder
 
@@ -91,7 +90,6 @@ def made_up(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> MadeUp:
 
 @pytest.fixture
 def ready(made_up: MadeUp) -> MadeUp:
-    """A history of which 1.1.0 can be released."""
     (made_up.folder / "CHANGELOG.md").write_text(SECTION)
     (made_up.folder / "pyproject.toml").write_text('[project]\nversion = "1.1.0"\n')
     commit_all(made_up.folder)

@@ -43,7 +43,6 @@ def test_goals_are_compared_within_rounds_and_with_the_loops_that_they_name() ->
 
 @pytest.mark.parametrize("left", ["nothing", "speed.json"])
 def test_what_was_not_measured_says_so(left: str, tmp_path: Path) -> None:
-    """Also one of the networks alone."""
     if left == "speed.json":
         (tmp_path / left).write_text(json.dumps({"machine": {"frameworks": {"torch": "2.13.0"}}, "measurements": []}))
     parts = speed_tables(tmp_path)

@@ -10,7 +10,6 @@ ROW = re.compile(r"^\| ([^|]+) \| `(tests/[\w/]+\.py)::(test_\w+)` \|$", re.MULT
 
 
 def functions_of(file: str) -> set[tuple[str, str]]:
-    """The test functions of a file, which may be gone."""
     path = TEMPLATE / file
     body = ast.parse(path.read_text()).body if path.exists() else []
     names = (node.name for node in body if isinstance(node, ast.FunctionDef))
@@ -18,7 +17,6 @@ def functions_of(file: str) -> set[tuple[str, str]]:
 
 
 def test_every_test_proves_one_guarantee_and_every_guarantee_has_its_test() -> None:
-    """Each file that a table names has all of its tests in a row."""
     pages = "".join(file.read_text() for file in sorted(Path(TEMPLATE, "tests", "guarantees").glob("*.md")))
     rows = ROW.findall(pages)
     assert len(rows) == len(re.findall("^[|].*::", pages, re.MULTILINE)), "each row is | guarantee | `FILE::TEST` |"

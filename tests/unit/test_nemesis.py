@@ -66,8 +66,6 @@ def fault(kind: str, number: int = 0) -> Fault:
 
 @dataclass
 class Weights:
-    """What the runs of a nemesis end with, one after the other."""
-
     of_runs: list[str]
 
     def start(self, run_dir: Path, processes: int, options: Sequence[str]) -> Job:
@@ -231,8 +229,6 @@ def test_a_seed_draws_the_same_everywhere_and_what_cannot_be_here_is_left_out(mo
 
 @dataclass
 class HarmlessNemesis:
-    """A nemesis whose faults never happen."""
-
     def drawn(self, seed: int) -> Schedule:
         return Schedule(7, [Start(2, {}, [fault("kill a rank", 3)])])
 

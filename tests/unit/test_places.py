@@ -28,7 +28,6 @@ class Shape:
 
 
 def edit_at(line: int, indent: int, new: str = CODE) -> Edit:
-    """An edit of CODE before a line, from 1, in the block of this indentation."""
     edits = choose_edits([ChangedFile("a.py", CODE, new)])
     return next(edit for edit in edits if (edit.place.line + 1, len(edit.place.indent)) == (line, indent))
 

@@ -29,7 +29,6 @@ VARIANTS: dict[str, tuple[dict[str, object], dict[str, Any], Sequence[int]]] = {
 
 
 def stopped_at(whole: Program, *stops: int) -> list[Program]:
-    """The same run, stopped after each of these steps and resumed."""
     whole = replace(whole, run_dir=whole.run_dir.with_name("stopped-" + "-".join(map(str, stops))))
     starts = [*(replace(whole, options=whole.options | {"max_steps": stop}) for stop in stops), whole]
     return [starts[0], *(replace(start, options=start.options | {"resume": None}) for start in starts[1:])]
@@ -75,7 +74,6 @@ def test_a_batch_that_is_fetched_ahead_changes_nothing(small: Render, tmp_path: 
 
 
 def test_stopped_several_times_it_trains_on_the_same_samples(small: Render, tmp_path: Path) -> None:
-    """Twice within one epoch, at its end, and in each of the others."""
     whole = Program(small(TELLING, logging="csv"), tmp_path / "whole", OPTIONS)
     stopped = stopped_at(whole, 1, 3, 5, 8, 9, 14)
     [[undisturbed], starts] = run_all([[whole], stopped])

@@ -20,7 +20,6 @@ OTHER = "other_project"  # beside the project, for rank 1
 
 
 def be_different() -> None:
-    """Let rank 1 have another learning rate, project or torch."""
     if os.environ["RANK"] == "1":
         match os.environ["DIFFERS"]:
             case "option":

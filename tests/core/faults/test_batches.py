@@ -98,7 +98,6 @@ def with_full_memory() -> torch.Tensor:
 
 
 def with_few_files() -> torch.Tensor:
-    """A sample of a worker that can open no further file."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     return torch.ones(2)
 

@@ -16,7 +16,6 @@ SAVED = (2, 4, 6)
 
 @pytest.fixture(scope="module")
 def saved(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of a run with three checkpoints."""
     run_dir = tmp_path_factory.mktemp("saved") / "run"
     train_on_ranks(project(), run_dir, "--max-steps", str(SAVED[-1]), "--save-every", "2", "--keep", "3")
     return run_dir
@@ -63,7 +62,6 @@ def test_all_ranks_go_on_from_the_newest_whole_one(kept: int, run_dir: Path, pro
 
 
 def refused(project: Path, run_dir: Path, *options: str) -> str:
-    """Start a run that must end with code 2 on both ranks, and return its one line of error."""
     return error_in(train_on_ranks(project, run_dir, *options, code=2))
 
 

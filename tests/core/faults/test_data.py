@@ -63,7 +63,6 @@ class Stream(IterableDataset[Any]):
 
 
 def load_what_is_asked_for(config: Any, load: Any, kind: str) -> Any:
-    """Stand for an owner's load_data()."""
     training, validation = load(config)
     match kind:
         case "one set":

@@ -70,14 +70,11 @@ class FailingModel(nn.Module):
 
 
 class FailingWhole(Failing):
-    """The same, a whole batch at a time."""
-
     def __getitems__(self, indices: list[int]) -> Any:
         return tuple(map(torch.stack, zip(*(self[index] for index in indices), strict=True)))
 
 
 def train_what_fails() -> None:
-    """Be a rank of a project whose owner has made a mistake."""
     dataset = FailingWhole if "several" in os.environ["FAILS"] else Failing
     if "sample" in os.environ["FAILS"]:
         wrap("data.load_data", lambda load: lambda config: tuple(map(dataset, load(config))))

@@ -172,7 +172,6 @@ def write_csv(file: Path, rows: list[Any], header: Any = HEADER) -> Path:
 
 
 def some_rows(number: int) -> list[list[float]]:
-    """Rows of which the last column depends on the others."""
     height, width, noise = np.random.default_rng(0).normal(size=(3, number))
     columns = [170 + 10 * height, width / 100, 1000 + 300 * height * width + 50 * noise]
     rows: list[list[float]] = np.round(np.stack(columns, axis=1), 4).tolist()

@@ -166,7 +166,6 @@ def test_a_layer_that_the_last_micro_batch_leaves_out(options: dict[str, Any], s
 
 
 def test_parameters_may_wait_for_their_time_in_a_group_without_a_rate(small: Render, tmp_path: Path) -> None:
-    """The remedy that the error names."""
     groups = "{'params': model.classifier.parameters()}, {'params': model.features.parameters(), 'lr_scale': 0}"
     project = changed(
         small(), tmp_path / "project", "pass", f"AdamW([{groups}])", "optimizer.param_groups[1]['lr_scale'] = 1.0"

@@ -9,8 +9,6 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Guide:
-    """The commands of the page, as they stand."""
-
     start: str
     finish: str
     take_over: str
@@ -80,13 +78,11 @@ def put_in(new: str, code: str) -> str:
 
 
 def first_line(node: ast.stmt) -> int:
-    """Return the first line of a statement, with its decorators."""
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     return min([node.lineno, *(each.lineno for each in decorators)])
 
 
 def name_of(node: ast.stmt) -> str | None:
-    """Return the name that a statement defines, if it does."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return node.name
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):

@@ -55,14 +55,12 @@ OTHER_DEFAULTS: dict[str, object] = {
 
 
 def failures(project: Path, *tests: str) -> str:
-    """Run tests of a project, or all, and return what they say if one fails."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", *tests]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=hang_timeout(120))
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
 def options(project: Path, defaults: Mapping[str, object]) -> None:
-    """Give options other defaults, in the documented way."""
     imports = "from pathlib import Path\n" if any(isinstance(value, Path) for value in defaults.values()) else ""
     lines = "".join(f"    {name}: object = {value!r}\n" for name, value in defaults.items())
     extend(project / OPTIONS, f"\n{lines}".replace("PosixPath", "Path"), imports=imports)
@@ -74,7 +72,6 @@ def other_defaults(project: Path) -> None:
 
 
 def smoothing_in_training(project: Path) -> None:
-    """Smooth the labels while the model trains, and only then."""
     smoothing = "label_smoothing=0.1 * model.training"
     loss = f'F.cross_entropy($$$A, reduction="sum", {smoothing})'
     Rewrite("F.cross_entropy($$$A, reduction=$X)", loss, "compute").apply(project / TASK)
@@ -93,14 +90,12 @@ def metric_without_samples(project: Path) -> None:
 
 
 def another_best(project: Path) -> None:
-    """Let the loss decide, and predict nothing."""
     Rewrite("BEST = $X", 'BEST = "loss"').apply(project / TASK)
     Rewrite("HIGHER_IS_BETTER = $X", "HIGHER_IS_BETTER = False").apply(project / TASK)
     extend(project / TASK, "\n\ndel predict\n")
 
 
 def asks_for_the_rank(project: Path) -> None:
-    """Use the process group in compute()."""
     ranks = '{},\n"ranks": Mean(float(torch.distributed.get_rank() >= 0), 1)'
     Rewrite('"accuracy": $X', ranks, "compute").apply(project / TASK)
 

@@ -64,12 +64,9 @@ class Unknown(AssertionError):
 
 @dataclass
 class Cluster:
-    """Takes jobs, as kubernetes/submit.sh submits them."""
-
     folder: Path
 
     def submit(self, project: Path, *command: str, code: int = 0, **variables: str) -> str:
-        """Run the project's kubernetes/submit.sh, and return what it prints."""
         programs = self.folder / "bin"
         programs.mkdir(parents=True, exist_ok=True)
         for name, text in (("docker", DOCKER), ("kubectl", KUBECTL.format(kubectl=shutil.which("kubectl")))):
@@ -94,8 +91,6 @@ class Cluster:
 
 @dataclass
 class Pod:
-    """A node of a job."""
-
     host: hosts.Host
     process: subprocess.Popen[bytes]
     output: Path
@@ -103,7 +98,6 @@ class Pod:
 
     @property
     def code(self) -> int | None:
-        """The exit code of its container, once it has ended."""
         code = self.process.poll()
         return 128 - code if code is not None and code < 0 else code
 
@@ -144,7 +138,6 @@ class JobSet:
         return "".join(file.read_text() for file in sorted(self.cluster.folder.glob("*.log")))
 
     def start(self, late: float = 0) -> None:
-        """Start the pods, node 0 some seconds after the others."""
         (self.cluster.folder / "hosts").write_text("127.0.0.1 localhost\n")
         self.pods = []
         for number in reversed(range(len(self.hosts))):
@@ -228,7 +221,6 @@ class JobSet:
         return codes
 
     def delete(self) -> None:
-        """Delete the pods, and wait until nothing is left of them."""
         for pod in self.pods:
             if pod.code is None:
                 pod.signal(signal.SIGTERM)

@@ -38,8 +38,6 @@ SETTINGS = {
 
 
 class RayCluster:
-    """A cluster of nodes that have one CPU each."""
-
     def __init__(self) -> None:
         self.variables = {**os.environ, "PATH": PATH, **SETTINGS, MARK: str(os.getpid())}
         command = [sys.executable, "-m", "tests.support.schedulers.ray"]
@@ -107,7 +105,6 @@ class RayCluster:
         return self.processes("drive")
 
     def ranks(self) -> list[int]:
-        """Return the ranks of all jobs, which torchrun starts by python -u."""
         return self.processes("-u", "--run-dir")
 
 
@@ -131,7 +128,6 @@ def start_nodes(folder: str) -> Generator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Start a node, and one more for each line of standard input."""
     # Ray's sockets lie there, and a path of a socket has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
         nodes = start_nodes(folder)

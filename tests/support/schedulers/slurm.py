@@ -26,10 +26,7 @@ class Job:
 
 
 class Cluster(SlurmCluster):
-    """A cluster to which tests give jobs."""
-
     def submit(self, *arguments: str | Path) -> int:
-        """Give a job to sbatch, and return its number."""
         answer = self.run("sbatch", "--parsable", *arguments).stdout
         return int(answer.split(";")[0])
 
@@ -41,7 +38,6 @@ class Cluster(SlurmCluster):
         return int(said.removeprefix("Submitted batch job ").partition(":")[0])
 
     def job(self, job_id: int) -> Job:
-        """Return the present state of a job, also of one that ended."""
         text = self.run("scontrol", "--oneliner", "show", "job", str(job_id)).stdout
         fields = dict(re.findall(r"(?:^|\s)([A-Z][\w/:]*)=(\S*)", text))
         code, number = map(int, fields["ExitCode"].split(":"))

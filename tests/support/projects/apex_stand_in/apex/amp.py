@@ -29,7 +29,6 @@ class Handle:
         self.left_scaled = False  # gradients, by a backward pass with delay_unscale
 
     def weights(self) -> list[nn.Parameter]:
-        """Those that have gradients."""
         stepped = [weight for optimizer in self.optimizers for weight in master_params(optimizer)]
         return [weight for weight in stepped if weight.grad is not None]
 
@@ -70,7 +69,6 @@ def initialize(
 
 
 def patch_tensors() -> None:
-    """Let sums and copies to the CPU be of float32, and refuse to add float64 to float32."""
     patched: Any = Tensor
     for name in ("sum", "cpu"):
         setattr(patched, name, rounding(getattr(Tensor, name)))
@@ -100,7 +98,6 @@ def skip_next_step(optimizer: Optimizer) -> None:
 
 @contextmanager
 def scale_loss(loss: Tensor, optimizers: list[Optimizer], *, delay_unscale: bool = False) -> Iterator[Tensor]:
-    """Yield the scaled loss for a backward pass, and unscale the gradients afterwards unless that is delayed."""
     assert handle is not None, "amp.initialize() comes first"
     assert loss.requires_grad
     assert optimizers == handle.optimizers
