@@ -139,23 +139,16 @@ def start_ranks(
 
 
 def train_on_ranks(
-    project: Path,
-    run_dir: Path,
-    *options: str,
-    processes: int = 2,
-    code: int = 0,
-    env: Mapping[str, str] | None = None,
-    timeout: float = 120,
-    entry: Entry = run_train,
+    project: Path, run_dir: Path, *options: str, code: int = 0, timeout: float = 120, **how: Any
 ) -> list[str]:
-    """Train and return what each rank printed. Fails if a rank ends with another code, or if not rank 0 writes."""
-    ranks = start_ranks(project, run_dir, *options, processes=processes, env=env, entry=entry)
+    """Start ranks, and return what each printed. Fails if one ends with another code, or if not rank 0 writes."""
+    ranks = start_ranks(project, run_dir, *options, **how)
     try:
         printed = [rank.ends_with(code, timeout) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    for number in range(1, processes):
+    for number in range(1, len(ranks)):
         assert not own_run_dir(run_dir, number).exists(), f"rank {number} wrote files"
     return printed
 

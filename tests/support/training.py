@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import jinja2
+import psutil
 import pytest
 import torch
 import yaml
@@ -94,18 +95,16 @@ def wait_for_steps(run_dir: Path) -> None:
 def ranks_of(run_dir: Path) -> list[int]:
     """The process numbers of the ranks: the leaves of those that name the run directory, or that such a one spawned."""
     parents, commands = {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes()
-            parents[int(folder.name)] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:
-            continue
-        commands[int(folder.name)] = command
-    named = {pid for pid, command in commands.items() if str(run_dir).encode() in command}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            commands[process.pid] = " ".join(process.cmdline())
+            parents[process.pid] = process.ppid()
+    named = {pid for pid, command in commands.items() if str(run_dir) in command}
     for _ in ("ranks", "their loader workers"):
-        spawned = {pid for pid, command in commands.items() if b"multiprocessing.spawn" in command}
-        named |= {pid for pid in spawned if parents[pid] in named}
-    return sorted(pid for pid in named if pid not in {parents[other] for other in named})
+        named |= {
+            pid for pid, command in commands.items() if parents.get(pid) in named and "multiprocessing.spawn" in command
+        }
+    return sorted(named - {parents.get(pid) for pid in named})
 
 
 def checkpoint(run_dir: Path, name: str = "last.pt") -> dict[str, Any]:

@@ -154,7 +154,7 @@ def test_predict_says_what_the_model_sees_in_an_image(of_images: Modules, images
         shares = network(of_images("data").read_image(file, 8)[None]).softmax(dim=1)[0]
     assert found["class"] == sorted(COLOURS)[shares.argmax()]
     assert found["probability"] == shares.max()
-    renamed = model.Network(["a", "b", "c"], 32, 8)
+    renamed = model.Network(["1" * len(name) for name in sorted(COLOURS)], 32, 8)
     renamed.load_state_dict(network.state_dict())
     assert renamed.classes == sorted(COLOURS)
     (images / "nonsense.png").write_text("nonsense")

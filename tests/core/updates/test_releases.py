@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -133,6 +134,16 @@ def test_what_was_told_of_checkpoints_counts_for_all_older_versions(tmp_path: Pa
     (tmp_path / "CHANGELOG.md").write_text(f"{told}\n{older}\n## 1.0.0\n")
     assert tells_of_checkpoints(tmp_path, "v1.0.0")
     assert not tells_of_checkpoints(tmp_path, "v1.1.0")
+
+
+def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command of a made-up history on that history itself."""
+    for name in ("generator", "README.md"):
+        subprocess.run(["cp", "-r", str(TEMPLATE / name), str(folder)], check=True)
+    (folder / ".gitignore").write_text("__pycache__/\n.cache/\n")
+    commit_all(folder)
+    command = [sys.executable, "-c", "from generator.cli.main import app; app()", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,16 @@ from tools.rewriting import Rewrite
 
 
 class Mutant(NamedTuple):
-    name: str
+    mistake: str
     stage: str  # of the check that must find it
     file: str
     edit: Rewrite
     words: str  # a regular expression of what the failure must hold
     answers: dict[str, object]
+
+    @property
+    def name(self) -> str:
+        return self.mistake.replace(" ", "-")
 
 
 def edited(pattern: str, replacement: str, words: str, function: str = "", **answers: str) -> tuple[Any, ...]:
@@ -142,7 +146,7 @@ MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
     },
 }
 MUTANTS = [
-    Mutant(mistake.replace(" ", "-"), stage, file, *edit)
+    Mutant(mistake, stage, file, *edit)
     for (stage, file), mistakes in MISTAKES.items()
     for mistake, edit in mistakes.items()
 ]

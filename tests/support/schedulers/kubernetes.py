@@ -106,6 +106,10 @@ class Pod:
         for child in psutil.Process(self.process.pid).children():
             child.send_signal(number)
 
+    def delete(self) -> None:
+        if self.code is None:
+            self.signal(signal.SIGTERM)
+
 
 @dataclass
 class JobSet:
@@ -222,8 +226,7 @@ class JobSet:
 
     def delete(self) -> None:
         for pod in self.pods:
-            if pod.code is None:
-                pod.signal(signal.SIGTERM)
+            pod.delete()
         for pod in self.pods:
             try:
                 pod.process.wait(hang_timeout(pod.grace))
