@@ -16,7 +16,7 @@ from generator.chaos.exit_rules import unexpected_failure
 from generator.chaos.faults import DONE, FAULTS, KILLED, LOST, REFUSED, Need, possible_faults
 from generator.chaos.job import Job, environment
 from generator.chaos.memory import SharedMemory
-from generator.chaos.nemesis import HANGS_AFTER, Nemesis, Verdict, took_effect
+from generator.chaos.nemesis import HANGS_AFTER, Nemesis, took_effect
 from generator.chaos.schedule import TOGETHER, TRAINING, Fault, Schedule, Start, draw, shrink
 from generator.cli.chaos import NEEDS
 from tests.support.cli import ddp_template
@@ -225,22 +225,6 @@ def test_a_seed_draws_the_same_everywhere_and_what_cannot_be_here_is_left_out(mo
         assert [each for each in fitted.faults if FAULTS[each.kind].need.name in ("DISK", "CLOCK", "LAUNCHER")] == []
         assert {each.number for each in fitted.faults} <= {each.number for each in drawn.faults}
         assert all(start.processes in (1, 2) and start.faults for start in fitted.starts)
-
-
-@dataclass
-class HarmlessNemesis:
-    def drawn(self, seed: int) -> Schedule:
-        return Schedule(7, [Start(2, {}, [fault("kill a rank", 3)])])
-
-    def run(self, schedule: Schedule) -> Verdict:
-        return Verdict(Schedule(7, []))
-
-
-def test_a_command_that_repeats_nothing_fails_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("generator.cli.chaos.prepare", lambda *about: HarmlessNemesis())
-    for numbers in ("3", "4"):
-        done = ddp_template("chaos", ".", "--seed", "7", "--only", numbers, code=1)
-        assert done.stderr.splitlines()[-1] == "none of these faults of seed 7 has happened here"
 
 
 @pytest.mark.parametrize("guilty", [{3}, {0, 7}, {1, 2, 5}])
