@@ -20,20 +20,17 @@ RANK = "torch.distributed.get_rank()"
 CHANGED = '''
 
 def changed_model(config: Config, build: Any = model_py.build_model) -> nn.Module:
-    """Change the network."""
     network: Any = build()
     {model}
     return network
 
 
 def changed_optimizer(model: Any, config: Config, build: Any = build_optimizer) -> Any:
-    """Change the optimizer, and remember both."""
     built.update(model=model, optimizer={optimizer})
     return built["optimizer"]
 
 
 def later(step: int, total_steps: int, config: Config, lr_at: Any = lr_at) -> float:
-    """Change what is trained."""
     if step == 2:
         model, optimizer = built["model"], built["optimizer"]
         {later}
