@@ -6,7 +6,7 @@ It refuses what apex refuses or silently gets wrong. What it shares with apex, b
   DistributedDataParallel does not see them then. With delay_unscale they stay, scaled, for the next backward pass.
 - After gradients that are not finite, it halves the scale and replaces optimizer.step() by a function that takes no
   step but puts the real one back, whenever it is called.
-- Tensor.sum() and Tensor.cpu() make float32 of float64, and float64 cannot be added to float32.
+- Tensor.sum() and Tensor.cpu() make float32 of float64, and float64 cannot be added to float32 or compared with it.
 - state_dict() holds the scale and how long it has been good, and load_state_dict() takes nothing else.
 """
 
@@ -72,14 +72,17 @@ def patch_tensors() -> None:
     patched: Any = Tensor
     for name in ("sum", "cpu"):
         setattr(patched, name, rounding(getattr(Tensor, name)))
-    add = Tensor.__add__
+    for name in ("__add__", "__gt__"):
+        setattr(patched, name, refusing(getattr(Tensor, name)))
 
-    def refusing(self: Tensor, other: Any) -> Tensor:
+
+def refusing(method: Callable[[Tensor, Any], Tensor]) -> Callable[[Tensor, Any], Tensor]:
+    def refuse(self: Tensor, other: Any) -> Tensor:
         if isinstance(other, Tensor) and {self.dtype, other.dtype} == {torch.float32, torch.float64}:
             raise NotImplementedError("do not know how to handle these types to promote")
-        return add(self, other)
+        return method(self, other)
 
-    patched.__add__ = refusing
+    return refuse
 
 
 def rounding(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
