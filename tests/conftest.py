@@ -9,6 +9,7 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,6 @@ sys.dont_write_bytecode = True
 
 @pytest.fixture(scope="session")
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The template as it is in the working tree, outside git."""
     return take_snapshot(tmp_path_factory.mktemp("template") / "snapshot")
 
 
@@ -65,22 +65,18 @@ def legal(snapshot: Path) -> list[Combination]:
 
 @pytest.fixture(scope="session")
 def all_names() -> list[str]:
-    """What `ddp-template matrix --format names` prints."""
     return ddp_template("matrix", "--format", "names").stdout.splitlines()
 
 
 @pytest.fixture(scope="session")
 def project(snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Render:
     """Return the project of some answers, such as project(launcher="spawn"), rendered once. Do not write to it."""
-    projects: dict[tuple[tuple[str, object], ...], Path] = {}
 
+    @cache
     def get(**answers: object) -> Path:
-        key = tuple(sorted(answers.items()))
-        if key not in projects:
-            place = tmp_path_factory.mktemp("projects") / "project"
-            render(place, answers, template=snapshot)
-            projects[key] = place
-        return projects[key]
+        place = tmp_path_factory.mktemp("projects") / "project"
+        render(place, answers, template=snapshot)
+        return place
 
     return get
 
@@ -118,7 +114,6 @@ def ports() -> Iterator[int]:
 
 @pytest.fixture
 def free_port(ports: Iterator[int]) -> int:
-    """One of them."""
     return next(ports)
 
 

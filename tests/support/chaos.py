@@ -4,6 +4,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from tests.support.ranks import Rank, run_train, start_ranks
 GRACE = 20.0  # seconds in which ranks end after the first has failed, as launchers have it
 OFTEN = 6  # times that a kind is drawn, of which it must happen once
 GROUP, OWN_SHM = "DDP_CHAOS_GROUP", "DDP_CHAOS_SHM"  # variables for run_in_session()
-CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # of Linux
+CLONE_NEWNS = 0x20000  # of Linux
 
 
 def run_in_session() -> None:
@@ -40,32 +41,23 @@ def run_in_session() -> None:
 
 def mount_own_shm() -> None:
     """Have a /dev/shm that this process and those that it starts see alone. Python has unshare() from 3.12 on."""
-    system = ctypes.CDLL(None, use_errno=True)
-    shm = SHM.encode()
-    for failed in (
-        system.unshare(CLONE_NEWNS),
-        system.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None),
-        system.mount(b"ddp-chaos", shm, b"tmpfs", 0, None),
-    ):
-        if failed:
-            raise OSError(ctypes.get_errno(), "no /dev/shm of its own")
+    if ctypes.CDLL(None).unshare(CLONE_NEWNS):
+        raise OSError("no /dev/shm of its own")
+    for words in (("--make-rprivate", "/"), ("-t", "tmpfs", "ddp-chaos", SHM)):
+        subprocess.run(["mount", *words], check=True)
 
 
 @dataclass
 class ForkedJob(Job):
-    """Ranks that nothing started but the test."""
-
     run_dir: Path
     started: list[Rank]
     failed: float | None = None  # time.monotonic() at which a rank had failed
     late: set[int | None] = field(default_factory=set)  # process IDs of ranks that were killed because others failed
 
     def launchers(self) -> list[psutil.Process]:
-        """Return none."""
         return []
 
     def ranks(self) -> list[psutil.Process]:
-        """Return those that are alive."""
         alive = []
         for rank in self.started:
             with suppress(psutil.NoSuchProcess):
@@ -78,7 +70,6 @@ class ForkedJob(Job):
         return next((number for number, rank in enumerate(self.started) if rank.process.pid == process.pid), None)
 
     def processes(self) -> list[psutil.Process]:
-        """Return those of the sessions of the ranks."""
         sessions = {rank.process.pid for rank in self.started}
         found = []
         for process in psutil.process_iter():
@@ -99,12 +90,11 @@ class ForkedJob(Job):
                 rank.process.kill()
         if None in codes:
             return None
-        return (
-            self.first if self.failed is not None and self.first > 0 else 128 - min([*failures, 128]) if failures else 0
-        )
+        if failures and self.first < 0:
+            return 128 - min(failures)
+        return self.first if failures else 0
 
     def output(self) -> str:
-        """Return what all ranks have printed."""
         printed = [rank.output.read_text(errors="replace") for rank in self.started if rank.output.exists()]
         killed = [rank for rank in self.started if rank.process.exitcode == -signal.SIGKILL]
         told = [rank for rank in killed if rank.process.pid not in self.late]

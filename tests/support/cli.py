@@ -53,7 +53,6 @@ def check_report(
 
 
 def members(session: int) -> list[str]:
-    """The processes of a session that are not yet gone."""
     listed = subprocess.run(["ps", "-ww", "-o", "stat=,pid=,args=", "-s", str(session)], capture_output=True, text=True)
     return [line for line in listed.stdout.splitlines() if not line.startswith("Z")]
 

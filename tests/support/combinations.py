@@ -24,5 +24,4 @@ def names(combinations: Sequence[Combination]) -> list[str]:
 
 
 def name_of(answers: dict[str, Any]) -> str:
-    """The name of a combination, made without the generator."""
     return "-".join(json.dumps(value).strip('"') for value in answers.values())

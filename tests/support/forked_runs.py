@@ -25,28 +25,25 @@ from tools.rewriting import Rewrite, extend
 AT_ONCE = 4  # sequences; ranks wait for each other now and then
 
 # Appended to data.py: 119 = 7 x 17 training samples and 10 to evaluate on, which neither 2 nor 4 processes divide well.
-EXCERPT = '''
+EXCERPT = """
 
 def first_samples(config: Any, load: Any = load_data) -> tuple[Dataset[Any], Dataset[Any]]:
-    """Give the first samples of both sets."""
     training, validation = load(config)
     return Subset(training, range(119)), Subset(validation, range(10))
 
 
 load_data = first_samples
-'''
+"""
 # Appended to data.py: every rank prints which samples it trains on, a line for each micro-batch.
-TELLING = '''
+TELLING = """
 
 def told(self: Dataset[Any], indices: list[int]) -> Any:
-    """Say which samples are fetched, of which of the two sets."""
     if len(indices) > 1:  # at the start, single samples are compared with those of other ranks
         print("fetched", "training" if self is sets[0] else "validation", *indices, flush=True)
     return given(self, indices)
 
 
 def telling(config: Any, load: Any = load_data) -> Any:
-    """Remember which set is which."""
     sets[:] = load(config)
     return tuple(sets)
 
@@ -55,7 +52,7 @@ sets: list[Any] = []
 given = Subset.__getitems__
 Subset.__getitems__ = told
 load_data = telling
-'''
+"""
 # update.py then keeps counts and decisions on the device, which fused optimizers can do on a CPU, too.
 AS_ON_A_GPU = Rewrite('self.on_cpu = device.type == "cpu"', "self.on_cpu = False")
 
@@ -73,7 +70,6 @@ class Program:
     env: dict[str, str] = field(default_factory=dict)
 
     def ended_as_expected(self, ended: Ended) -> bool:
-        """Whether every rank ended with the code."""
         return ended.codes == [self.code] * self.world_size
 
     def run(self) -> Run:
@@ -89,13 +85,11 @@ class Program:
 
 
 def words(options: Mapping[str, object]) -> list[str]:
-    """Return options as the command line takes them; one of None, such as resume, stands alone."""
     given = [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
     return [word for word in given if word != "None"]
 
 
 def one_after_another(programs: Sequence[Program]) -> list[Ended]:
-    """Run programs in turn, as long as they end with the codes that are expected."""
     ends: list[Ended] = []
     for program in programs:
         ends.append(run_forked(program.run()))
@@ -170,21 +164,21 @@ def small(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Render:
     return get
 
 
+def owned_by(project: Path, model: str, place: Path) -> Path:
+    shutil.copytree(project, place)
+    (place / "ddp_project" / "data.py").write_text(reference.DATA)
+    (place / "ddp_project" / "model.py").write_text(model)
+    return place
+
+
 @pytest.fixture(scope="package")
 def plain_project(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project with logging=csv, and with an owner's model and data."""
-    place = shutil.copytree(project(logging="csv"), tmp_path_factory.mktemp("plain") / "project")
-    (place / "ddp_project" / "data.py").write_text(reference.DATA)
-    (place / "ddp_project" / "model.py").write_text(reference.MODEL)
-    return place
+    return owned_by(project(logging="csv"), reference.MODEL, tmp_path_factory.mktemp("plain") / "project")
 
 
 @pytest.fixture(scope="package")
-def batch_norm_project(plain_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with a model that has BatchNorm."""
-    place = shutil.copytree(plain_project, tmp_path_factory.mktemp("batch-norm") / "project")
-    (place / "ddp_project" / "model.py").write_text(reference.BATCH_NORM_MODEL)
-    return place
+def batch_norm_project(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return owned_by(project(logging="csv"), reference.BATCH_NORM_MODEL, tmp_path_factory.mktemp("norm") / "project")
 
 
 @pytest.fixture(scope="package")

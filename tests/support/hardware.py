@@ -1,52 +1,28 @@
 """Hardware that this machine lacks: a quota on CPUs, a disk that is soon full, GPUs and their driver."""
 
-import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests.support.processes import wait_until
-
-PERIOD = 100_000  # microseconds
-
-
-def is_empty(group: Path) -> bool:
-    """Return whether no process is in a cgroup."""
-    return not (group / "cgroup.procs").read_text()
+from generator.chaos.quota import cpu_quota
 
 
 @contextmanager
 def quota(cores: float) -> Iterator[Path | None]:
     """Yield the file that takes the ID of a process, which then shares a quota; None where this machine has none."""
-    name = f"ddp-template-{os.getpid()}"
-    for top, setting, value in (
-        ("cpu", "cpu.cfs_quota_us", f"{cores * PERIOD:.0f}"),
-        ("cpu,cpuacct", "cpu.cfs_quota_us", f"{cores * PERIOD:.0f}"),
-        (".", "cpu.max", f"{cores * PERIOD:.0f} {PERIOD}"),
-    ):
-        group = Path("/sys/fs/cgroup", top, name)
-        with suppress(OSError):
-            if not (group.parent / "cgroup.procs").exists():
-                continue
-            group.mkdir()
-            try:
-                (group / setting).write_text(value)
-            except OSError:
-                group.rmdir()
-                continue
-            try:
-                yield group / "cgroup.procs"
-            finally:
-                wait_until(partial(is_empty, group))
-                group.rmdir()
-            return
-    yield None
+    with ExitStack() as stack:
+        try:
+            group = stack.enter_context(cpu_quota())
+            group.limit(cores)
+        except OSError:
+            yield None
+        else:
+            yield group.folder / "cgroup.procs"
 
 
 @contextmanager
@@ -76,7 +52,6 @@ def see_gpus(*uuids: str) -> None:
 
 
 def nvidia_smi(folder: Path, script: str) -> None:
-    """Write a program of this name that does what a script of sh says."""
     program = folder / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)

@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 LINK = "veth0"
@@ -17,18 +17,6 @@ class Host:
 
     name: str
     address: str
-
-    def set_up(self) -> None:
-        """Make the host, without a link. Raises CalledProcessError if that is not allowed."""
-        ip("netns", "add", self.name)
-        ip("-n", self.name, "link", "set", "lo", "up")
-
-    def tear_down(self) -> None:
-        """End all that runs on the host, and take it away."""
-        for pid in self.processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        ip("netns", "delete", self.name)
 
     def command(self, *words: str) -> list[str]:
         """Return the command line that runs another one here; a process that it starts becomes that other one."""
@@ -57,7 +45,6 @@ def ip(*arguments: str) -> str:
 
 
 def missing(*programs: str) -> str | None:
-    """Say what is not here that two hosts need, or these programs beside them."""
     for program in ("ip", *programs):
         if shutil.which(program) is None:
             return f"there is no {program}: run tests/clusters/install.sh"
@@ -69,17 +56,32 @@ def missing(*programs: str) -> str | None:
 
 
 @contextmanager
+def made_host(name: str, address: str = "") -> Iterator[Host]:
+    """Make a host without a link; end all that runs on it in the end, and take it away."""
+    host = Host(f"ddp-{os.getpid()}-{name}", address)
+    ip("netns", "add", host.name)
+    try:
+        ip("-n", host.name, "link", "set", "lo", "up")
+        yield host
+    finally:
+        for pid in host.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        ip("netns", "delete", host.name)
+
+
+def connect(host: Host, other: Host, link: str, address: str) -> None:
+    ip("link", "add", LINK, "netns", host.name, "type", "veth", "peer", "name", link, "netns", other.name)
+    for end, name, own in ((host, LINK, host.address), (other, link, address)):
+        ip("-n", end.name, "address", "add", f"{own}/24", "dev", name)
+        ip("-n", end.name, "link", "set", name, "up")
+
+
+@contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Make two hosts and the link between them; take them away with all that runs on them, whatever has happened."""
-    one, other = (Host(f"ddp-{os.getpid()}-{number}", f"10.77.0.{number + 1}") for number in range(2))
-    with ExitStack() as made:
-        for host in (one, other):
-            host.set_up()
-            made.callback(host.tear_down)
-        ip("link", "add", LINK, "netns", one.name, "type", "veth", "peer", "name", LINK, "netns", other.name)
-        for host in (one, other):
-            ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", LINK)
-            host.set_link("up")
+    """Make two hosts and the link between them. Raises CalledProcessError if that is not allowed."""
+    with made_host("0", "10.77.0.1") as one, made_host("1", "10.77.0.2") as other:
+        connect(one, other, LINK, other.address)
         yield one, other
 
 
@@ -89,19 +91,9 @@ def hosts_apart(mtu: int) -> Iterator[tuple[Host, Host]]:
 
     To a connection, such a way is a black hole: small packets pass, and large ones vanish.
     """
-    router = Host(f"ddp-{os.getpid()}-router", "")
-    one, other = (Host(f"ddp-{os.getpid()}-{number}", f"10.77.{number}.1") for number in (1, 2))
-    with ExitStack() as made:
-        for host in (one, other, router):
-            host.set_up()
-            made.callback(host.tear_down)
+    with made_host("1", "10.77.1.1") as one, made_host("2", "10.77.2.1") as other, made_host("router") as router:
         for number, host in enumerate((one, other), start=1):
-            link, near = f"link{number}", f"10.77.{number}.2"
-            ip("link", "add", LINK, "netns", host.name, "type", "veth", "peer", "name", link, "netns", router.name)
-            ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", LINK)
-            ip("-n", router.name, "address", "add", f"{near}/24", "dev", link)
-            ip("-n", router.name, "link", "set", link, "up")
-            host.set_link("up")
+            connect(host, router, f"link{number}", near := f"10.77.{number}.2")
             ip("-n", host.name, "route", "add", "default", "via", near)
         ip("-n", router.name, "link", "set", "link2", "mtu", str(mtu))
         router.run("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")

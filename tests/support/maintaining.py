@@ -2,12 +2,12 @@
 
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from generator.answers.questions import TEMPLATE
 
-ADDITIONS = TEMPLATE / "tests" / "additions"
 PAGE = TEMPLATE / "docs" / "maintaining.md"
 PART = re.compile(
     r"^## (?P<title>.+)$"
@@ -22,60 +22,52 @@ IN_FILE = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Block:
-    """Text that goes into a file."""
-
-    text: str
-    file: str
-    how: str  # below, above or instead of a line
-    which: str  # which lines are meant
-    line: str
-    indented: bool  # as the line that is meant
-
-    def follow(self, folder: Path) -> None:
-        """Do what the page says. Fails if the place is not there, or if there are others like it."""
-        file = folder / self.file
-        lines = file.read_text().splitlines(keepends=True)
-        places = [number for number, line in enumerate(lines) if self.is_meant(line.strip())]
-        expected = 2 if self.which == "both lines" else 1
-        assert len(places) == expected, f"{self.file} has {len(places)} lines {self.line}, and should have {expected}"
-        for place in reversed(places):
-            first, last = {"below": (1, 1), "above": (0, 0), "instead of": (0, 1)}[self.how]
-            indentation = re.match(" *", lines[place])
-            assert indentation is not None
-            lines[place + first : place + last] = [indentation[0] * self.indented + self.text]
-        file.write_text("".join(lines))
-
-    def is_meant(self, line: str) -> bool:
-        return line.startswith(self.line) if "begins" in self.which else line == self.line
-
-
-@dataclass(frozen=True)
-class Copies:
-    """Files that are copied to the same paths."""
-
-    source: Path
-
-    def follow(self, folder: Path) -> None:
-        """Copy them. Fails if one is not new."""
-        for file in filter(Path.is_file, self.source.rglob("*")):
-            copy = folder / file.relative_to(self.source)
-            assert not copy.exists(), f"{copy} is not new"
-            shutil.copyfile(file, copy)
+Step = Callable[[Path], None]
 
 
 @dataclass
 class Section:
-    """One change: what goes where, in this order, and the commands that check it."""
+    """One change: what to do in a clone, in this order, and the commands that check it."""
 
-    blocks: list[Block | Copies] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
 
     def follow(self, folder: Path) -> None:
-        """Make the change in a clone."""
-        for block in self.blocks:
-            block.follow(folder)
+        for step in self.steps:
+            step(folder)
+
+
+def put(text: str, said: str, *, indented: bool) -> Step:
+    """Put a text where the page says; it fails if the place is not there, or if there are others like it."""
+    place = IN_FILE.fullmatch(said)
+    assert place, f"this does not say where a block goes: {said}"
+    name, how, which, wanted = place.groups()
+    first, last = {"below": (1, 1), "above": (0, 0), "instead of": (0, 1)}[how]
+    expected = 2 if which == "both lines" else 1
+
+    def step(folder: Path) -> None:
+        lines = (folder / name).read_text().splitlines(keepends=True)
+        meant = str.startswith if "begins" in which else str.__eq__
+        places = [number for number, line in enumerate(lines) if meant(line.strip(), wanted)]
+        assert len(places) == expected, f"{name} has {len(places)} lines {wanted}, and should have {expected}"
+        for number in reversed(places):
+            indentation = lines[number].partition(lines[number].lstrip(" "))[0] if indented else ""
+            lines[number + first : number + last] = [indentation + text]
+        (folder / name).write_text("".join(lines))
+
+    return step
+
+
+def copy(source: Path) -> Step:
+    """Copy files to the same paths; it fails if one is not new."""
+
+    def step(folder: Path) -> None:
+        for file in filter(Path.is_file, source.rglob("*")):
+            place = folder / file.relative_to(source)
+            assert not place.exists(), f"{place} is not new"
+            shutil.copyfile(file, place)
+
+    return step
 
 
 def read_page() -> dict[str, Section]:
@@ -91,17 +83,11 @@ def read_page() -> dict[str, Section]:
         if part["title"]:
             section = sections[part["title"]] = Section()
         elif part["copied"]:
-            section.blocks.append(Copies(ADDITIONS / part["copied"]))
+            section.steps.append(copy(TEMPLATE / "tests" / "additions" / part["copied"]))
         elif part["item"]:
-            section.blocks.append(Block(f"{part['line']}\n", **place_of(part["item"]), indented=True))
+            section.steps.append(put(f"{part['line']}\n", part["item"], indented=True))
         elif part["language"]:
-            section.blocks.append(Block(part["text"], **place_of(part["said"]), indented=False))
+            section.steps.append(put(part["text"], part["said"], indented=False))
         else:
             section.commands += part["text"].splitlines()
-    return {title: section for title, section in sections.items() if section.blocks}
-
-
-def place_of(said: str) -> dict[str, str]:
-    place = IN_FILE.fullmatch(said)
-    assert place, f"this does not say where a block goes: {said}"
-    return place.groupdict()
+    return {title: section for title, section in sections.items() if section.steps}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 SQUARES = 300_000
 SPARE = 5  # what only a hang outlasts is so many times what is expected
@@ -70,9 +70,7 @@ def started(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a program in a session of its own, whose output goes to a file. Kills what is left of it at the end."""
     with open(output, "wb") as file:
-        process = subprocess.Popen(
-            command, cwd=folder, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        process = subprocess.Popen(command, cwd=folder, env=env, stdout=file, stderr=file, start_new_session=True)
     try:
         yield process
     finally:
@@ -83,20 +81,16 @@ def started(
 
 @dataclass
 class Session:
-    """What was shown in a terminal, and how its command ended."""
-
     shown: str
     code: int
 
     @property
     def plain(self) -> str:
-        """What was shown, without colours."""
-        return re.sub(r"\x1b\[[\d;]*m", "", self.shown)
+        return re.sub(r"\x1b\[[\d;]*m", "", self.shown)  # without colours
 
     @property
     def lines(self) -> list[str]:
-        """What was shown, without the ^C that a terminal echoes."""
-        return self.shown.replace("^C", "").replace("\r", "").strip().split("\n")
+        return self.shown.replace("^C", "").replace("\r", "").strip().split("\n")  # a terminal echoes ^C
 
 
 def run_in_terminal(
@@ -118,9 +112,8 @@ def run_in_terminal(
         late = time.monotonic() - started
         if late > scaled(limit):
             os.killpg(child, signal.SIGKILL)
-        if interrupt is not None and (
-            late > interrupt if isinstance(interrupt, float) else interrupt.encode() in shown
-        ):
+        now = late > interrupt if isinstance(interrupt, float) else (interrupt or "\0").encode() in shown
+        if interrupt is not None and now:
             os.write(terminal, INTERRUPT)
             interrupt = None
         if select.select([terminal], [], [], 0.01)[0]:
@@ -143,21 +136,13 @@ def output_of(
     timeout: float = 300,
 ) -> str:
     """Run a command and return all that it printed. Fails where it ends with another exit code (None: any will do)."""
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=hang_timeout(timeout),
-    )
+    both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(command, cwd=folder, env=env, timeout=hang_timeout(timeout), **both)
     assert code is None or done.returncode == code, f"exit code {done.returncode}:\n{done.stdout}"
-    return done.stdout
+    return str(done.stdout)
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there, and no zombie that nobody has waited for."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

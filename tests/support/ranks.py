@@ -34,13 +34,10 @@ Entry = Callable[[], None]
 
 @dataclass
 class Rank:
-    """A rank that was started, and the file that takes what it prints."""
-
     process: BaseProcess
     output: Path
 
     def kill(self) -> None:
-        """Send KILL, and return when it is gone."""
         self.process.kill()
         self.process.join()
 
@@ -58,12 +55,10 @@ def own_run_dir(run_dir: Path, rank: int) -> Path:
 
 
 def run_train() -> None:
-    """What a rank does by default."""
     runpy.run_path(os.path.abspath("train.py"), run_name="__main__")  # as processes that it spawns must find it
 
 
 def project_module(name: str) -> Any:
-    """Import a module of the project whose rank this is."""
     return importlib.import_module(f"ddp_project.{name}")
 
 
@@ -89,7 +84,6 @@ def errors_in(printed: Iterable[str]) -> list[str]:
 
 
 def error_in(printed: Iterable[str]) -> str:
-    """The one line of error there."""
     [error] = errors_in(printed)
     return error
 
@@ -145,29 +139,21 @@ def start_ranks(
 
 
 def train_on_ranks(
-    project: Path,
-    run_dir: Path,
-    *options: str,
-    processes: int = 2,
-    code: int = 0,
-    env: Mapping[str, str] | None = None,
-    timeout: float = 120,
-    entry: Entry = run_train,
+    project: Path, run_dir: Path, *options: str, code: int = 0, timeout: float = 120, **how: Any
 ) -> list[str]:
-    """Train and return what each rank printed. Fails if a rank ends with another code, or if not rank 0 writes."""
-    ranks = start_ranks(project, run_dir, *options, processes=processes, env=env, entry=entry)
+    """Start ranks, and return what each printed. Fails if one ends with another code, or if not rank 0 writes."""
+    ranks = start_ranks(project, run_dir, *options, **how)
     try:
         printed = [rank.ends_with(code, timeout) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    for number in range(1, processes):
+    for number in range(1, len(ranks)):
         assert not own_run_dir(run_dir, number).exists(), f"rank {number} wrote files"
     return printed
 
 
 def assert_same_state(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """Compare all that decides how two runs go on, bit for bit."""
     for part in ("model", "optimizer", "ranks", "progress"):
         assert differences(one[part], other[part]) == [], part
 
@@ -178,7 +164,6 @@ def names(run_dir: Path) -> list[str]:
 
 
 def newest_step(run_dir: Path) -> int:
-    """The step of the newest numbered checkpoint; 0 where there is none."""
     return max((int(file.stem[5:]) for file in (run_dir / "checkpoints").glob("step-*.pt")), default=0)
 
 
@@ -222,7 +207,6 @@ def make_run(rank: int, project: Path, package: str, options: dict[str, Any], de
 
 
 def collectives_of_an_epoch(rank: int, project: Path, options: dict[str, Any]) -> dict[str, int]:
-    """Count the collectives that torch's profiler sees while an epoch is trained."""
     train, run = make_run(rank, project, "ddp_project", options)
     with torch.profiler.profile() as profile:
         assert train.train_epoch(run)
@@ -230,7 +214,6 @@ def collectives_of_an_epoch(rank: int, project: Path, options: dict[str, Any]) -
 
 
 def weights_of_an_epoch_on_a_gpu(rank: int, project: Path, options: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Train an epoch, on a GPU that both ranks share, and return the weights and BatchNorm's statistics."""
     train, run = make_run(rank, project, "ddp_project", options, "cuda:0")
     train.train_epoch(run)
     return {name: value.cpu() for name, value in run.model.state_dict().items()}
@@ -241,25 +224,29 @@ def gradients_beside_buckets(rank: int, project: Path, options: dict[str, Any]) 
 
     Returns for both the most bytes of gradients that lie outside the buckets between two micro-batches.
     """
-    found = {"in buckets": 0, "fresh": 0}
-    for kind in found:
+    found = {}
+    for kind in ("in buckets", "fresh"):
         train, run = make_run(rank, project, "ddp_project", options | {"run_dir": options["run_dir"] / kind})
         if kind == "fresh":
             run.ddp.module.in_buckets = False
             run.ddp.zero_grad()
-        between: dict[int, int] = {}  # places and bytes of the gradients before each micro-batch
-
-        def before_micro_batch(*_: Any, run: Any = run, between: dict[int, int] = between) -> None:
-            storages = [each.grad.untyped_storage() for each in run.model.parameters() if each.grad is not None]
-            between.update((storage.data_ptr(), storage.nbytes()) for storage in storages)
-
-        def before_step(*_: Any, run: Any = run, between: dict[int, int] = between, kind: str = kind) -> None:
-            buckets = {each.grad.untyped_storage().data_ptr() for each in run.model.parameters()}
-            beside = sum(size for place, size in between.items() if place not in buckets)
-            between.clear()
-            found[kind] = max(found[kind], beside)
-
-        run.model.register_forward_pre_hook(before_micro_batch)
-        run.optimizer.register_step_pre_hook(before_step)
-        train.train_epoch(run)
+        found[kind] = most_beside_buckets(train, run)
     return found | {"weights": sum(4 * weight.numel() for weight in run.model.parameters())}
+
+
+def most_beside_buckets(train: Any, run: Any) -> int:
+    between: dict[int, int] = {}  # places and bytes of the gradients before each micro-batch
+    most = [0]
+
+    def storages() -> list[torch.UntypedStorage]:
+        return [each.grad.untyped_storage() for each in run.model.parameters() if each.grad is not None]
+
+    def before_step(*_: Any) -> None:
+        buckets = {storage.data_ptr() for storage in storages()}
+        most.append(sum(size for place, size in between.items() if place not in buckets))
+        between.clear()
+
+    run.model.register_forward_pre_hook(lambda *_: between.update((one.data_ptr(), one.nbytes()) for one in storages()))
+    run.optimizer.register_step_pre_hook(before_step)
+    train.train_epoch(run)
+    return max(most)

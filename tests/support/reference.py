@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +39,6 @@ BATCH_NORM_MODEL = MODEL.replace("8), nn.Tanh()", "8, bias=False), nn.BatchNorm1
 
 
 def data() -> tuple[Tensor, Tensor]:
-    """The images and labels of DATA."""
     rng = torch.Generator().manual_seed(7)
     return torch.randn(SAMPLES, FEATURES, generator=rng), torch.randint(0, CLASSES, (SAMPLES,), generator=rng)
 
@@ -54,8 +52,6 @@ def model(*, batch_norm: bool = False) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train: the options of the program, by other names."""
-
     batch: int  # samples of an optimizer step
     micro_batch: int  # samples that the last, shorter step of an epoch is a multiple of
     epochs: int
@@ -78,7 +74,6 @@ def windows(recipe: Recipe, orders: Sequence[Sequence[int]]) -> Iterator[tuple[S
 
 
 def take_step(network: nn.Module, optimizer: torch.optim.Optimizer, lr: float, clip_norm: float) -> float:
-    """Apply the gradients, and return their norm before it is clipped."""
     norm = nn.utils.clip_grad_norm_(network.parameters(), clip_norm or math.inf).item()
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -106,47 +101,29 @@ def train(
     orders: Sequence[Sequence[int]],
     ignored: int = -100,
     after_step: Callable[[Mapping[str, Tensor]], object] = id,
+    parts: int | None = None,
 ) -> tuple[dict[str, Tensor], list[float]]:
     """Train on whole batches, of which the samples of one class may not count.
 
-    Returns the weights, and the norm of the gradients of each step; after_step() gets the weights after each.
+    With parts, the network has BatchNorm, which sees each batch in so many parts, each with running statistics of its
+    own. Returns the weights with the means of the statistics, and the norm of the gradients of each step; after_step()
+    gets the weights after each.
     """
     images, labels = data()
-    network, norms = model(), []
+    network, norms = model(batch_norm=parts is not None), []
     optimizer = torch.optim.AdamW(network.parameters(), weight_decay=1e-2)
+    statistics = [{name: buffer.clone() for name, buffer in network.named_buffers()} for _ in range(parts or 1)]
     for samples, lr in windows(recipe, orders):
-        chosen = torch.tensor(samples)
-        F.cross_entropy(network(images[chosen]), labels[chosen], ignore_index=ignored).backward()
+        for own, chosen in zip(statistics, torch.tensor(samples).chunk(len(statistics)), strict=True):
+            for name, buffer in network.named_buffers():
+                buffer.copy_(own[name])
+            loss = F.cross_entropy(network(images[chosen]), labels[chosen], ignore_index=ignored)
+            (loss / len(statistics)).backward()
+            own.update({name: buffer.clone() for name, buffer in network.named_buffers()})
         norms.append(take_step(network, optimizer, lr, recipe.clip_norm))
         after_step(network.state_dict())
-    return dict(network.state_dict()), norms
-
-
-def train_in_parts(recipe: Recipe, orders: Sequence[Sequence[int]], parts: int) -> dict[str, Tensor]:
-    """Train a network with BatchNorm that sees each batch in so many parts, each with running statistics of its own.
-
-    Returns the weights, and the means of the statistics. With one part, this is BatchNorm over the whole batch.
-    """
-    images, labels = data()
-    network = model(batch_norm=True)
-    optimizer = torch.optim.AdamW(network.parameters(), weight_decay=1e-2)
-    statistics = [{name: buffer.clone() for name, buffer in network.named_buffers()} for _ in range(parts)]
-    for samples, lr in windows(recipe, orders):
-        for own, chosen in zip(statistics, torch.tensor(samples).chunk(parts), strict=True):
-            with statistics_of(network, own):
-                (F.cross_entropy(network(images[chosen]), labels[chosen]) / parts).backward()
-        take_step(network, optimizer, lr, recipe.clip_norm)
     means = {name: torch.stack([own[name].double() for own in statistics]).mean(dim=0) for name in statistics[0]}
-    return dict(network.state_dict()) | means
-
-
-@contextmanager
-def statistics_of(network: nn.Module, own: dict[str, Tensor]) -> Iterator[None]:
-    """Inside, the network has these buffers; what it makes of them is kept in the dictionary."""
-    for name, buffer in network.named_buffers():
-        buffer.copy_(own[name])
-    yield
-    own.update({name: buffer.clone() for name, buffer in network.named_buffers()})
+    return network.state_dict() | means, norms
 
 
 def evaluate(network: nn.Module, samples: Sequence[int]) -> dict[str, Any]:

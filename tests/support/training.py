@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import jinja2
+import psutil
 import pytest
 import torch
 import yaml
@@ -31,7 +32,6 @@ NEEDS_GPU = pytest.mark.skipif(not HAS_GPU, reason="there is no GPU")
 
 
 def node_launcher(launcher: str) -> str:
-    """Return what starts the ranks of one machine, as copier.yml computes it."""
     computed = yaml.safe_load((TEMPLATE / "copier.yml").read_text())["node_launcher"]["default"]
     rendered: str = jinja2.Template(computed).render(launcher=launcher)
     return rendered
@@ -69,13 +69,11 @@ def train(
     code: int | None = 0,
     timeout: float = 300,
 ) -> str:
-    """Run train.py and return all that it printed. Fails where it ends with another exit code (None: any will do)."""
     command = [*launch_command(launcher, processes, run_dir.parent), *ON_CPU, "--run-dir", str(run_dir), *options]
     return output_of(command, project, {**os.environ, **(env or {})}, code=code, timeout=timeout)
 
 
 def launched(project: Path, run_dir: Path, *options: str, **variables: str) -> Started:
-    """Start launch.sh on two processes; what they print goes to output.log beside the run directory."""
     command = ["./launch.sh", *ON_CPU, "--run-dir", str(run_dir), *options]
     env = {**os.environ, "PATH": PATH, "NPROC_PER_NODE": "2", **variables}
     return started(command, project, run_dir.parent / "output.log", env)
@@ -97,18 +95,16 @@ def wait_for_steps(run_dir: Path) -> None:
 def ranks_of(run_dir: Path) -> list[int]:
     """The process numbers of the ranks: the leaves of those that name the run directory, or that such a one spawned."""
     parents, commands = {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes()
-            parents[int(folder.name)] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:
-            continue
-        commands[int(folder.name)] = command
-    named = {pid for pid, command in commands.items() if str(run_dir).encode() in command}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            commands[process.pid] = " ".join(process.cmdline())
+            parents[process.pid] = process.ppid()
+    named = {pid for pid, command in commands.items() if str(run_dir) in command}
     for _ in ("ranks", "their loader workers"):
-        spawned = {pid for pid, command in commands.items() if b"multiprocessing.spawn" in command}
-        named |= {pid for pid in spawned if parents[pid] in named}
-    return sorted(pid for pid in named if pid not in {parents[other] for other in named})
+        named |= {
+            pid for pid, command in commands.items() if parents.get(pid) in named and "multiprocessing.spawn" in command
+        }
+    return sorted(named - {parents.get(pid) for pid in named})
 
 
 def checkpoint(run_dir: Path, name: str = "last.pt") -> dict[str, Any]:
@@ -117,7 +113,6 @@ def checkpoint(run_dir: Path, name: str = "last.pt") -> dict[str, Any]:
 
 
 def assert_same_weights(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """Compare the models of two checkpoints bit for bit."""
     assert differences(one["model"], other["model"]) == []
 
 
@@ -135,7 +130,6 @@ def differences(one: Any, other: Any, place: str = "") -> list[str]:
 
 
 def module_of(file: Path) -> ModuleType:
-    """Import a file of a rendered project that imports nothing of the project itself."""
     spec = importlib.util.spec_from_file_location(f"rendered_{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None

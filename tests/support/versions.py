@@ -32,41 +32,37 @@ def workers() -> Iterator[Workers]:
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """A folder in memory, where there is room."""
     with scratch_folder(2**30) as folder:
         yield folder
 
 
 class MadeUp:
-    """A repository of the template with versions that never were. Its working tree can be changed on."""
+    """A repository of the template with versions that never were, at first the template as it is, to be changed on."""
 
     def __init__(self, folder: Path, cache: Cache) -> None:
         self.folder = folder
         self.cache = cache  # of what Copier has said about the same questions
-        folder.mkdir()
+        take_snapshot(folder)
         run(folder, "init", "--quiet")
         (folder / FILE).write_text("")
+        self.release("1.0.0")
 
     def release(self, version: str) -> None:
         commit_all(self.folder)
         run(self.folder, "tag", f"v{version}")
-        with (self.folder / FILE).open("a") as file:
-            file.write(f"{version}: {run(self.folder, 'rev-parse', 'HEAD')}\n")
+        append(self.folder / FILE, f"{version}: {run(self.folder, 'rev-parse', 'HEAD')}\n")
 
     def replace(self, path: str, old: str, new: str) -> None:
-        """Replace a text, which must be there, in a file."""
         replace(self.folder / path, old, new)
 
 
 def change_many_files(versions: MadeUp) -> None:
     """Change the template as a new version may: lines in many files, and a new file."""
-    package = "template/{{package_name}}"
+    package, network = "template/{{package_name}}", "class $NAME(nn.Module): $$$BODY"
     for path, edit in {
         "template/train.py.jinja": Rewrite("run.model.eval()", "{}  # no dropout"),
         f"{package}/config.py.jinja": Rewrite("epochs: Count = $N", "epochs: Count = 21", "Config"),
-        "partials/tasks/digits/model.py.jinja": Rewrite(
-            "class $NAME(nn.Module): $$$BODY", "# The template's network.\n{}"
-        ),
+        "partials/tasks/digits/model.py.jinja": Rewrite(network, "# The template's network.\n{}"),
         f"{package}/runtime/checkpoint.py": Rewrite("first_whole($X)", "first_whole([*$X])"),
     }.items():
         edit.apply(versions.folder / path)
@@ -80,8 +76,6 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> History:
     """A made-up history: version 1.0.0 is the template as it is, and NEXT changes something in many files."""
     place = tmp_path_factory.mktemp("history")
     versions = MadeUp(place / "made-up", Cache(place / "cache-of-questions"))
-    shutil.copytree(take_snapshot(place / "snapshot"), versions.folder, dirs_exist_ok=True)
-    versions.release("1.0.0")
     change_many_files(versions)
     commit_all(versions.folder)
     run(versions.folder, "tag", NEXT)
@@ -91,15 +85,11 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> History:
 @pytest.fixture
 def made_up(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> MadeUp:
     """A history whose only version, 1.0.0, is the template as it is."""
-    versions = MadeUp(tmp_path / "made-up", Cache(tmp_path_factory.getbasetemp() / "cache-of-questions"))
-    shutil.copytree(take_snapshot(tmp_path / "snapshot"), versions.folder, dirs_exist_ok=True)
-    versions.release("1.0.0")
-    return versions
+    return MadeUp(tmp_path / "made-up", Cache(tmp_path_factory.getbasetemp() / "cache-of-questions"))
 
 
 @pytest.fixture
 def ready(made_up: MadeUp) -> MadeUp:
-    """A history of which 1.1.0 can be released."""
     (made_up.folder / "CHANGELOG.md").write_text(SECTION)
     (made_up.folder / "pyproject.toml").write_text('[project]\nversion = "1.1.0"\n')
     commit_all(made_up.folder)

@@ -1,4 +1,4 @@
-"""What the benchmark of a GPU reads out of a trace and of its runs, and which settings it measures again."""
+"""What the benchmark of a GPU reads out of a trace and of its runs."""
 
 import gzip
 import json
@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks.contenders.workloads import WORKLOADS
-from benchmarks.gpu import SETTINGS, rate, waits_of_a_step
+from benchmarks.gpu import rate, waits_of_a_step
 from benchmarks.runner import CommandError
-from tools.gpu import SPEED
 
 WORKLOAD = WORKLOADS["resnet_gpu"]
 
@@ -19,25 +18,20 @@ def event(name: str, category: str, begin: float, duration: float = 1.0) -> dict
     return {"ph": "X", "name": name, "cat": category, "ts": begin, "dur": duration}
 
 
-def trace(folder: Path, *events: dict[str, Any]) -> Path:
-    """A trace of three steps of 10 us, which the GPU takes 25 us later, with some more events."""
+def test_waits_are_counted_in_the_steps_of_the_cpu_but_the_last(tmp_path: Path) -> None:
+    """A trace of three steps of 10 us, which the GPU takes 25 us later."""
     steps = [event(f"ProfilerStep#{11 + i}", "user_annotation", 10.0 * i, 10.0) for i in range(3)]
     repeated = [step | {"cat": "gpu_user_annotation", "ts": step["ts"] + 25} for step in steps]
-    with gzip.open(folder / "trace.json.gz", "wt") as file:
-        json.dump({"traceEvents": [{"ph": "M", "name": "process_name"}, *steps, *repeated, *events]}, file)
-    return folder / "trace.json.gz"
-
-
-def test_waits_are_counted_in_the_steps_of_the_cpu_but_the_last(tmp_path: Path) -> None:
-    file = trace(
-        tmp_path,
+    calls = [
         event("cudaStreamSynchronize", "cuda_runtime", 3),
         event("cudaLaunchKernel", "cuda_runtime", 4),
         event("cudaEventSynchronize", "cuda_runtime", 13),
         event("cuStreamSynchronize", "cuda_driver", 14),
         event("cudaDeviceSynchronize", "cuda_runtime", 28),  # the profiler's own, in the last step
-    )
-    assert waits_of_a_step(file) == 3 / 2
+    ]
+    with gzip.open(tmp_path / "trace.json.gz", "wt") as file:
+        json.dump({"traceEvents": [{"ph": "M", "name": "process_name"}, *steps, *repeated, *calls]}, file)
+    assert waits_of_a_step(tmp_path / "trace.json.gz") == 3 / 2
 
 
 def test_a_rate_is_that_between_two_reports() -> None:
@@ -48,7 +42,3 @@ def test_a_rate_is_that_between_two_reports() -> None:
         rate(forwards[1:], WORKLOAD)
     with pytest.raises(CommandError, match="20 steps are too few"):
         rate(forwards[:20], WORKLOAD.shortened(20))
-
-
-def test_every_setting_has_a_step_of_its_own() -> None:
-    assert sorted(SPEED) == sorted(SETTINGS)

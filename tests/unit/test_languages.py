@@ -1,7 +1,6 @@
 """A page and its Chinese translation have the same structure, the same code, and the same links."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,28 +19,19 @@ def shape(text: str) -> list[str]:
     return [part for token in MARKDOWN.parse(text) for part in parts(token)]
 
 
-def parts(token: Token) -> Iterator[str]:
+def parts(token: Token) -> list[str]:
     if token.type == "fence" and token.info.startswith("{drawing}"):
-        yield token.info
-        yield from shape(token.content)
-    elif token.type == "fence" and token.info == "text":  # a list of files, each with what it is
-        yield "\n".join(
-            re.split("  +", line.rstrip())[bool(line.startswith(" "))] for line in token.content.splitlines()
-        )
-    elif token.type in ("fence", "html_block", "code_block"):
-        yield f"{token.info}\n{token.content}"
-    elif token.type == "inline":
-        yield from sorted(part for child in token.children or () for part in inline_parts(child))
-    else:
-        yield f"{token.type} {token.tag}"
-
-
-def inline_parts(token: Token) -> Iterator[str]:
-    """Code, links and images within a text; their order depends on the language."""
-    if token.type in ("code_inline", "html_inline"):
-        yield token.content
-    elif token.type in ("link_open", "image", "strong_open", "em_open"):
-        yield f"{token.tag} {token.attrGet('href') or token.attrGet('src')}".replace(".zh.", ".")
+        return [token.info, *shape(token.content)]
+    if token.type == "fence" and token.info == "text":  # a list of files, each with what it is
+        lines = token.content.splitlines()
+        return [re.split("  +", line.rstrip())[bool(line.startswith(" "))] for line in lines]
+    if token.type in ("fence", "html_block", "code_block", "code_inline", "html_inline"):
+        return [token.info, token.content]
+    if token.type in ("link_open", "image", "strong_open", "em_open"):
+        return [f"{token.tag} {token.attrGet('href') or token.attrGet('src')}".replace(".zh.", ".")]
+    if token.type == "inline":  # the order of its parts depends on the language
+        return sorted(part for child in token.children or () for part in parts(child))
+    return [token.tag] if token.block else []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

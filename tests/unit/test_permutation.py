@@ -64,11 +64,9 @@ def test_a_part_of_a_huge_order_costs_the_same_anywhere(
 
 def test_large_seeds_have_orders_of_their_own(shuffling: ModuleType) -> None:
     """NumPy's seeds are words of 32 bits, of which a longer seed has two."""
-    orders = [
-        shuffling.Permutation(100, seed, epoch)[np.arange(100)].tolist()
-        for seed, epoch in [(0, 0), (0, 1), (1, 0), (2**32, 0), (2**32, 1), (2**64 + 1, 0)]
-    ]
-    assert len({*map(tuple, orders)}) == len(orders)
+    pairs = [(0, 0), (0, 1), (1, 0), (2**32, 0), (2**32, 1), (2**64 + 1, 0)]
+    orders = {tuple(shuffling.Permutation(100, seed, epoch)[np.arange(100)]) for seed, epoch in pairs}
+    assert len(orders) == len(pairs)
 
 
 def test_the_order_never_changes(shuffling: ModuleType) -> None:

@@ -28,7 +28,6 @@ class Shape:
 
 
 def edit_at(line: int, indent: int, new: str = CODE) -> Edit:
-    """An edit of CODE before a line, from 1, in the block of this indentation."""
     edits = choose_edits([ChangedFile("a.py", CODE, new)])
     return next(edit for edit in edits if (edit.place.line + 1, len(edit.place.indent)) == (line, indent))
 
@@ -38,18 +37,8 @@ def edit_at(line: int, indent: int, new: str = CODE) -> Edit:
     [
         (8, 8, "{edited}", ""),
         (8, 8, CODE, "it is gone"),
-        (
-            8,
-            8,
-            CODE.replace("            radius += 1\n", "            {name} = 0\n            radius += 1\n"),
-            "it has moved",
-        ),
-        (
-            3,
-            0,
-            CODE.replace("import math\n", 'TEXT = """\n{name} = 0\n"""\nimport math\n'),
-            "it is no statement any more",
-        ),
+        (8, 8, CODE.replace(" " * 12 + "radius", " " * 12 + "{name} = 0\n" + " " * 12 + "radius"), "it has moved"),
+        (3, 0, CODE.replace("import", 'TEXT = """\n{name} = 0\n"""\nimport', 1), "it is no statement any more"),
         (3, 0, CODE.replace("    sides = 0", "    {name} = 0\n    sides = 0"), "it has moved to Shape"),
         (8, 8, CODE.replace("return 0\n", "return 0\n        {name} = 0 0\n"), "the file is no Python any more"),
         (8, 8, "<<<<<<< before updating\n{name} = 0\n=======\n>>>>>>> after updating\n", ""),

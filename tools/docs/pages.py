@@ -1,7 +1,7 @@
 """The parts of this repository's documentation that are made from the template, its checks and their measured cost."""
 
-import ast
 import re
+import runpy
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -86,17 +86,13 @@ def asking_table(what: str, questions: Mapping[str, str]) -> str:
     return f"| {what} | what it asks |\n|---|---|\n" + "".join(rows)
 
 
-def mutant_table(tests: str) -> str:
-    """Return the mistakes that must be found as a Markdown table, from the calls of Mutant() in their module."""
+def mutant_table(tests: Path) -> str:
+    """Return the mistakes that must be found as a Markdown table, from the list in their module."""
     rows = []
-    for node in ast.walk(ast.parse(tests)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Mutant":
-            mistake, file, _, *others = node.args  # the third says how to make it
-            stage, words, *special = map(ast.literal_eval, others)
-            shown = ", ".join(f"`{key}={value}`" for each in special for key, value in each.items())
-            name = Path(ast.literal_eval(file)).name  # wherever the package is
-            row = [ast.literal_eval(mistake), f"`{name}`", shown or "the defaults", f"`{stage}`", in_words(words)]
-            rows.append(f"| {' | '.join(row)} |\n")
+    for mutant in runpy.run_path(str(tests))["MUTANTS"]:
+        answers = ", ".join(f"`{key}={value}`" for key, value in mutant.answers.items()) or "the defaults"
+        file, words = Path(mutant.file).name, in_words(mutant.words)
+        rows.append(f"| {mutant.mistake} | `{file}` | {answers} | `{mutant.stage}` | {words} |\n")
     head = "| mistake | made in | answers | stage that fails | what it says, among other things |\n"
     return head + "|---|---|---|---|---|\n" + "".join(rows)
 
@@ -180,7 +176,7 @@ def fill(page: str, parts: Mapping[str, str]) -> str:
 
 def documented_files(template: Path = TEMPLATE) -> dict[Path, str]:
     """Return the content that each made file of the documentation should have, by its path in the repository."""
-    matrix = {"stages": asking_table("stage", STAGES), "mutants": mutant_table((template / MUTANTS).read_text())}
+    matrix = {"stages": asking_table("stage", STAGES), "mutants": mutant_table(template / MUTANTS)}
     parts = {
         **{page: measured_tables((template / page).read_text(), template / NUMBERS[page]) for page in NUMBERS},
         README: {"questions": question_table(read_questions(template))},

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from tests.conftest import Measured
 from tests.core.exact.test_resume import assert_ends_like, stopped_at
@@ -45,35 +46,45 @@ UNEVEN = Rewrite(
 )
 
 
+def largest_difference(program: Program, expected: dict[str, Tensor]) -> float:
+    weights = checkpoint(program.run_dir)["model"]
+    return max(float((weights[name] - expected[name]).abs().max()) for name in expected)
+
+
+@pytest.fixture
+def uneven_project(plain_project: Path, tmp_path: Path) -> Path:
+    project = shutil.copytree(plain_project, tmp_path / "project")
+    UNEVEN.apply(project / "ddp_project" / "task.py")
+    return project
+
+
 @pytest.mark.parametrize("clip_norm", [0.0, CLIP_NORM])
 @pytest.mark.parametrize("accum_steps", [1, 3])
 def test_uneven_counts_arrive_there_too(
-    accum_steps: int, clip_norm: float, plain_project: Path, orders: list[list[int]], tmp_path: Path, measured: Measured
+    accum_steps: int,
+    clip_norm: float,
+    uneven_project: Path,
+    orders: list[list[int]],
+    tmp_path: Path,
+    measured: Measured,
 ) -> None:
-    project = shutil.copytree(plain_project, tmp_path / "project")
-    UNEVEN.apply(project / "ddp_project" / "task.py")
     options = OPTIONS | {"accum_steps": accum_steps, "clip_norm": clip_norm}
-    programs = {size: Program(project, tmp_path / str(size), options, size) for size in (1, 2, 4)}
-    run_all([[program] for program in programs.values()])
+    programs = [Program(uneven_project, tmp_path / str(size), options, size) for size in (1, 2, 4)]
+    run_all([[program] for program in programs])
     expected, _ = reference.train(recipe(accum_steps, clip_norm), orders, ignored=0)
-    for size in programs:
-        weights = checkpoint(tmp_path / str(size))["model"]
-        difference = max((weights[name] - expected[name]).abs().max().item() for name in expected)
+    for program in programs:
+        difference, size = largest_difference(program, expected), program.world_size
         measured("uneven", f"world size {size}, --accum-steps {accum_steps}, --clip-norm {clip_norm}", difference)
         assert difference <= 1e-6, f"{size} processes"
 
 
-def test_uneven_counts_arrive_there_as_on_a_gpu(plain_project: Path, orders: list[list[int]], tmp_path: Path) -> None:
+def test_uneven_counts_arrive_there_as_on_a_gpu(uneven_project: Path, orders: list[list[int]], tmp_path: Path) -> None:
     """Over stops, too, after which a run ends as one without them, bit for bit. Clipping would hide a wrong divisor."""
-    project = shutil.copytree(plain_project, tmp_path / "project")
-    UNEVEN.apply(project / "ddp_project" / "task.py")
-    AS_ON_A_GPU.apply(project / "ddp_project" / "runtime" / "update.py")
-    whole = Program(project, tmp_path / "whole", OPTIONS | {"accum_steps": 3, "clip_norm": 0.0})
+    AS_ON_A_GPU.apply(uneven_project / "ddp_project" / "runtime" / "update.py")
+    whole = Program(uneven_project, tmp_path / "whole", OPTIONS | {"accum_steps": 3, "clip_norm": 0.0})
     stopped = stopped_at(whole, 4, 7)
     run_all([[whole], stopped])
-    expected, _ = reference.train(recipe(3, clip_norm=0.0), orders, ignored=0)
-    weights = checkpoint(whole.run_dir)["model"]
-    assert max((weights[name] - expected[name]).abs().max().item() for name in expected) <= 1e-6
+    assert largest_difference(whole, reference.train(recipe(3, clip_norm=0.0), orders, ignored=0)[0]) <= 1e-6
     assert_ends_like(whole, stopped[-1])
 
 
@@ -83,8 +94,8 @@ def test_batch_norm_sees_its_part(
     """Two processes equal a plain loop whose BatchNorm sees half batches, not one whose BatchNorm sees whole ones."""
     run_all([[Program(batch_norm_project, tmp_path / "run", OPTIONS)]])
     weights = checkpoint(tmp_path / "run")["model"]
-    same = relative_difference(weights, reference.train_in_parts(recipe(), orders, parts=2))
-    other = relative_difference(weights, reference.train_in_parts(recipe(), orders, parts=1))
+    same = relative_difference(weights, reference.train(recipe(), orders, parts=2)[0])
+    other = relative_difference(weights, reference.train(recipe(), orders, parts=1)[0])
     measured("batch_norm", "against a plain loop whose BatchNorm sees half batches", same)
     measured("batch_norm", "against a plain loop whose BatchNorm sees whole batches", other)
     assert same <= 1e-5

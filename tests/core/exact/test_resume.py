@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from generator.check.train.forking import Ended
 from generator.check.train.verification import OF_EVALUATIONS
 from tests.conftest import Render
 from tests.support.forked_runs import TELLING, Program, fetched, metrics, run_all, state
@@ -30,10 +29,8 @@ VARIANTS: dict[str, tuple[dict[str, object], dict[str, Any], Sequence[int]]] = {
 
 
 def stopped_at(whole: Program, *stops: int) -> list[Program]:
-    """The same run, stopped after each of these steps and resumed."""
-    run_dir = whole.run_dir.with_name("stopped-" + "-".join(map(str, stops)))
-    starts = [replace(whole, run_dir=run_dir, options=whole.options | {"max_steps": stop}) for stop in stops]
-    starts.append(replace(whole, run_dir=run_dir))
+    whole = replace(whole, run_dir=whole.run_dir.with_name("stopped-" + "-".join(map(str, stops))))
+    starts = [*(replace(whole, options=whole.options | {"max_steps": stop}) for stop in stops), whole]
     return [starts[0], *(replace(start, options=start.options | {"resume": None}) for start in starts[1:])]
 
 
@@ -50,19 +47,18 @@ def assert_ends_like(whole: Program, stopped: Program, *, best: bool = False) ->
     assert [step for step, _ in records["train/loss"]] == sorted({step for step, _ in records["train/loss"]})
 
 
-AHEAD = Rewrite("self.copies and self.workers", "True", "DeviceBatches.__iter__")
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_stopped_after_some_steps_it_ends_the_same(variant: str, small: Render, tmp_path: Path) -> None:
     answers, options, stops = VARIANTS[variant]
     assert_stops_change_nothing(small(logging="csv", **answers), options, stops, tmp_path)
 
 
-def assert_stops_change_nothing(project: Path, options: dict[str, Any], stops: Sequence[int], folder: Path) -> None:
-    """Compare a run with those that are stopped after each of some steps and resumed."""
+def assert_stops_change_nothing(
+    project: Path, options: dict[str, Any], stops: Sequence[int], folder: Path, stopped_project: Path | None = None
+) -> None:
+    """Compare a run with those that are stopped after each of some steps and resumed, in this project or another."""
     whole = Program(project, folder / "whole", OPTIONS | options)
-    sequences = [stopped_at(whole, stop) for stop in stops]
+    sequences = [stopped_at(replace(whole, project=stopped_project or project), stop) for stop in stops]
     run_all([[whole], *sequences])
     for programs in sequences:
         assert_ends_like(whole, programs[-1])
@@ -72,33 +68,24 @@ def test_a_batch_that_is_fetched_ahead_changes_nothing(small: Render, tmp_path: 
     """As workers let GPUs do it: in the middle of an epoch, before its last step, and at its end."""
     plain = small(logging="csv")
     ahead = shutil.copytree(plain, tmp_path / "ahead")
-    AHEAD.apply(ahead / "ddp_project" / "runtime" / "loading.py")
-    whole = Program(plain, tmp_path / "whole", OPTIONS | {"workers": 2})
-    sequences = [stopped_at(replace(whole, project=ahead), stop) for stop in (4, 5, 7)]
-    run_all([[whole], *sequences])
-    for programs in sequences:
-        assert_ends_like(whole, programs[-1])
+    ahead_of_time = Rewrite("self.copies and self.workers", "True", "DeviceBatches.__iter__")
+    ahead_of_time.apply(ahead / "ddp_project" / "runtime" / "loading.py")
+    assert_stops_change_nothing(plain, {"workers": 2}, (4, 5, 7), tmp_path, stopped_project=ahead)
 
 
 def test_stopped_several_times_it_trains_on_the_same_samples(small: Render, tmp_path: Path) -> None:
-    """Twice within one epoch, at its end, and in each of the others."""
     whole = Program(small(TELLING, logging="csv"), tmp_path / "whole", OPTIONS)
     stopped = stopped_at(whole, 1, 3, 5, 8, 9, 14)
     [[undisturbed], starts] = run_all([[whole], stopped])
     assert_ends_like(whole, stopped[-1])
-    assert order_of(starts) == order_of([undisturbed])
-
-
-def order_of(starts: list[Ended]) -> list[list[list[int]]]:
-    """The samples of each micro-batch of each rank, over several starts."""
-    return [[batch for start in starts for batch in fetched(start)[rank]] for rank in range(2)]
+    for rank in range(2):
+        assert [batch for start in starts for batch in fetched(start)[rank]] == fetched(undisturbed)[rank]
 
 
 # Appended to data.py: rank 1 is told to stop while it fetches its n-th micro-batch.
-SIGNAL = '''
+SIGNAL = """
 
 def signalled(self: Dataset[Any], indices: list[int]) -> Any:
-    """Count what is fetched."""
     import os
     import signal
 
@@ -113,7 +100,7 @@ def signalled(self: Dataset[Any], indices: list[int]) -> Any:
 count = 0
 before_signals = Subset.__getitems__
 Subset.__getitems__ = signalled
-'''
+"""
 
 
 def test_a_signal_to_one_rank_changes_nothing(small: Render, tmp_path: Path) -> None:

@@ -30,10 +30,9 @@ def test_an_epoch_trains_on_and_evaluates_each_sample_once(world_size: int, smal
 
 
 # Appended to data.py: a rank prints when a forward pass of the training begins, and when a step has been taken.
-WORKING = '''
+WORKING = """
 
 def at_forward(module: Any, batch: Any) -> None:
-    """Tell of the module that every batch of the training goes through."""
     if type(module).__name__ == "DistributedDataParallel":
         print("forward", flush=True)
 
@@ -42,7 +41,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 register_module_forward_pre_hook(at_forward)
 register_optimizer_step_post_hook(lambda *_: print("step", flush=True))
-'''
+"""
 
 
 def test_a_micro_batch_is_loaded_when_the_one_before_is_done(small: Render, tmp_path: Path) -> None:
@@ -62,20 +61,11 @@ def test_metrics_are_those_of_one(
     """Without learning, the metrics are those of the first weights, whoever computes them."""
     run_all([[Program(plain_project, tmp_path / "run", OPTIONS | {"lr": 0.0}, world_size)]])
     recorded = metrics(tmp_path / "run")
-    used = 119 // 12 * 12
-    expected = {
-        **{f"train/{name}": value for name, value in reference.evaluate(reference.model(), orders[0][:used]).items()},
-        **{
-            f"epoch/train_{name}": value
-            for name, value in reference.evaluate(reference.model(), orders[0][:used]).items()
-        },
-        **{
-            f"epoch/validation_{name}": value
-            for name, value in reference.evaluate(reference.model(), range(10)).items()
-        },
-    }
+    trained = reference.evaluate(reference.model(), orders[0][: 119 // 12 * 12])
+    validated = reference.evaluate(reference.model(), range(10))
+    kinds = {"train/": trained, "epoch/train_": trained, "epoch/validation_": validated}
+    expected = {f"{kind}{name}": value for kind, means in kinds.items() for name, value in means.items()}
     found = {name: recorded[name][0][1] for name in expected}
-    for name, value in expected.items():
-        assert found[name] == pytest.approx(value, rel=1e-6), name
+    assert found == pytest.approx(expected, rel=1e-6)
     largest = max(abs(found[name] - value) / value for name, value in expected.items())
     measured("metrics", f"world size {world_size}", largest)

@@ -1,6 +1,7 @@
 """A run goes on with another number of processes: on the same samples, in the same order."""
 
 import shutil
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,8 @@ CHANGES = [(2, 3), (1, 5), (4, 9), (2, 15)]
 
 
 def changing(project: Path, run_dir: Path, options: dict[str, Any]) -> list[Program]:
-    return [
-        Program(project, run_dir, options | {"max_steps": until} | ({} if first else {"resume": None}), world_size)
-        for first, (world_size, until) in zip([True, False, False, False], CHANGES, strict=True)
-    ]
+    starts = [Program(project, run_dir, options | {"max_steps": until}, world_size) for world_size, until in CHANGES]
+    return [starts[0], *(replace(start, options=start.options | {"resume": None}) for start in starts[1:])]
 
 
 def test_changing_sizes_train_on_the_same_samples_and_arrive_there(

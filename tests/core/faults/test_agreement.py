@@ -6,35 +6,30 @@ import runpy
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.conftest import Measured, Render
-from tests.support.ranks import Entry, error_in, run_train, train_on_ranks
+from tests.support.ranks import error_in, run_train, train_on_ranks
+from tests.support.versions import append
 from tools.rewriting import Rewrite, extend
 
 OTHER = "other_project"  # beside the project, for rank 1
 
 
-def with_another_option() -> None:
-    """Rank 1 is told another learning rate."""
+def be_different() -> None:
     if os.environ["RANK"] == "1":
-        sys.argv += ["--lr", "0.5"]
-    run_train()
-
-
-def with_another_project() -> None:
-    if os.environ["RANK"] == "1":
-        project = Path.cwd().with_name(OTHER)
-        os.chdir(project)
-        sys.path.insert(0, str(project))
-    run_train()
-
-
-def with_another_torch() -> None:
-    if os.environ["RANK"] == "1":
-        torch.__version__ = "2.12.0"  # type: ignore[assignment]
+        match os.environ["DIFFERS"]:
+            case "option":
+                sys.argv += ["--lr", "0.5"]
+            case "torch":
+                torch.__version__ = "2.12.0"  # type: ignore[assignment]
+            case _:
+                project = Path.cwd().with_name(OTHER)
+                os.chdir(project)
+                sys.path.insert(0, str(project))
     run_train()
 
 
@@ -50,24 +45,21 @@ def counting_collectives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "file", "line", "expected"),
+    ("what", "expected"),
     [
-        (with_another_option, None, "", "--lr is 0.003 on rank 0 and 0.5 on rank 1"),
-        (with_another_torch, None, "", f"torch is {torch.__version__} on rank 0 and 2.12.0 on rank 1"),
-        (with_another_project, "train.py", "# edited\n", "train.py is "),
-        (with_another_project, "ddp_project/model.py", "# edited\n", "model.py is "),
+        ("option", "--lr is 0.003 on rank 0 and 0.5 on rank 1"),
+        ("torch", f"torch is {torch.__version__} on rank 0 and 2.12.0 on rank 1"),
+        ("train.py", "train.py is "),
+        ("ddp_project/model.py", "model.py is "),
     ],
 )
-def test_ranks_that_differ_are_refused(
-    entry: Entry, file: str | None, line: str, expected: str, own_project: Render, tmp_path: Path
-) -> None:
+def test_ranks_that_differ_are_refused(what: str, expected: str, own_project: Render, tmp_path: Path) -> None:
     project = own_project()
     other = shutil.copytree(project, project.with_name(OTHER))
-    if file:
-        with open(other / file, "a") as edited:
-            edited.write(line)
-    printed = train_on_ranks(project, tmp_path / "run", code=2, entry=entry, timeout=30)
-    error = error_in(printed)
+    if what.endswith(".py"):
+        append(other / what, "# edited\n")
+    run: dict[str, Any] = {"entry": be_different, "env": {"DIFFERS": what}, "timeout": 30}
+    error = error_in(train_on_ranks(project, tmp_path / "run", code=2, **run))
     assert error.startswith(f"error: the ranks must be the same: {expected}")
     assert error.count(" on rank 0 and ") == 1, "only what differs is named"
     assert not (tmp_path / "run").exists()

@@ -1,7 +1,6 @@
 """A batch that cannot be made, sent or received ends the run in one line with the true cause, and never hangs."""
 
 import ctypes
-import gc
 import os
 import re
 import resource
@@ -77,7 +76,6 @@ UNSENDABLE: dict[str, tuple[Callable[[], Any], str]] = {
     "a lambda": (lambda: lambda: 0, "pickle .*lambda.*; leave out what cannot be pickled, or give --workers 0"),
     "a lock": (threading.Lock, "cannot pickle '_thread.lock' object; leave out what"),
     "a generator": (lambda: (i for i in range(3)), "cannot pickle 'generator' object; leave out what"),
-    "an open file": (lambda: open(os.devnull), "cannot pickle '_io.TextIOWrapper' object"),  # noqa: SIM115
     "a tensor with a graph": (with_graph, r"a tensor that needs gradients needs \.detach\(\)"),
 }
 
@@ -99,17 +97,8 @@ def with_full_memory() -> torch.Tensor:
 
 
 def with_few_files() -> torch.Tensor:
-    """A sample of a worker that can open no further file."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     return torch.ones(2)
-
-
-def without_memory() -> Any:
-    raise MemoryError
-
-
-class Refused(Exception):
-    """No error of the project."""
 
 
 @pytest.mark.parametrize("dataset", [OneByOne, Whole])
@@ -124,24 +113,8 @@ def test_want_in_a_worker_is_named(make: Callable[[], Any], said: str, dataset: 
     assert refused(loading, dataset(make), workers=1).endswith(f"; {said}")
 
 
-def test_a_rank_that_can_open_no_further_file_says_so(loading: ModuleType) -> None:
-    gc.collect()  # a warning of a file that a test before has left would need a file
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    loader = loaded(loading, OneByOne(lambda: torch.ones(2)), 1, *([each] for each in range(9)))
-    next(loader)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
-    try:
-        with pytest.raises(loading.UserError, match="ulimit -n 65536"):
-            list(loader)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("dataset", [OneByOne, Whole])
-def test_a_machine_without_memory_is_told_as_such(workers: int, dataset: type, loading: ModuleType) -> None:
-    with pytest.raises(MemoryError):
-        [*loaded(loading, dataset(without_memory), workers)]
+class Foreign(Exception):
+    """No error of the project."""
 
 
 # What cannot be one batch though the samples are alike, by what is said of it.
@@ -149,7 +122,7 @@ ALIKE: dict[str, tuple[Callable[[], Any], str]] = {
     "a flipped image": (lambda: np.ones((2, 2), np.float32)[:, ::-1], r"a flipped array needs \.copy\(\)"),
     "a number beyond int64": (lambda: 2**64, "numbers must fit into int64"),
     "None": (lambda: None, "found <class 'NoneType'>"),
-    "objects": (lambda: {"a": Refused()}, r"is \{a: Refused\}: .* found <class '.*Refused'>"),
+    "objects": (lambda: {"a": Foreign()}, r"is \{a: Foreign\}: .* found <class '.*Foreign'>"),
 }
 
 
@@ -159,36 +132,39 @@ def test_samples_that_are_alike_are_not_told_to_be(what: str, workers: int, load
     make, said = ALIKE[what]
     printed = refused(loading, OneByOne(make), workers)
     assert printed.startswith("data.py: sample 2 is ")
-    assert re.search(f"with samples 2, 3, that cannot be one batch: .*{said}", printed) or re.search(said, printed)
+    assert re.search(said, printed), printed
     assert "make them alike" not in printed
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_of_the_owners_comes_out_of_a_worker(workers: int, loading: ModuleType) -> None:
+@pytest.mark.parametrize("dataset", [OneByOne, Whole])
+def test_errors_that_are_no_samples_fault_stay_what_they_are(
+    workers: int, dataset: type, loading: ModuleType, package: Package
+) -> None:
     class Broken(loading.UserError):  # type: ignore[misc, name-defined]
         code = 65
 
         def __init__(self, path: str, reason: str) -> None:
             super().__init__(f"{path} is broken: {reason}")
 
-    def broken() -> Any:
-        raise Broken("a.png", "empty")
+    def fail(error: Exception) -> None:
+        raise error
 
-    with pytest.raises(loading.UserError, match=r"^a\.png is broken: empty$") as error:
-        [*loaded(loading, OneByOne(broken), workers)]
-    assert error.value.code == 65
-
-
-def test_a_worker_whose_memory_ends_is_told_as_such(loading: ModuleType, package: Package) -> None:
-    def killed() -> None:
+    def be_killed() -> None:
         signal.signal(signal.SIGBUS, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGBUS)
 
-    exits = package("runtime.exits")
-    with pytest.raises(RuntimeError, match="killed by signal: SIGBUS") as error:
-        [*loaded(loading, OneByOne(killed), 1)]
-    with pytest.raises(exits.LoaderLost, match="/dev/shm is full"):
-        exits.raise_for_user(error.value, 1)
+    with pytest.raises(MemoryError):
+        [*loaded(loading, dataset(lambda: fail(MemoryError())), workers)]
+    with pytest.raises(loading.UserError, match=r"^a\.png is broken: empty$") as error:
+        [*loaded(loading, dataset(lambda: fail(Broken("a.png", "empty"))), workers)]
+    assert error.value.code == 65
+    if workers:
+        exits = package("runtime.exits")
+        with pytest.raises(RuntimeError, match="killed by signal: SIGBUS") as killed:
+            [*loaded(loading, dataset(be_killed), workers)]
+        with pytest.raises(exits.LoaderLost, match="/dev/shm is full"):
+            exits.raise_for_user(killed.value, 1)
 
 
 TIMEOUT = 4  # seconds
@@ -220,18 +196,15 @@ def train_what_hangs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "workers", "processes"), [("a sample", 0, 1), ("a sample", 0, 2), ("a sample", 1, 2), ("load_data", 0, 1)]
+    ("what", "workers", "processes"), [("a sample", 0, 2), ("a sample", 1, 2), ("load_data", 0, 1)]
 )
 def test_what_never_comes_ends_a_run(what: str, workers: int, processes: int, project: Render, tmp_path: Path) -> None:
     options = ("--workers", str(workers), "--timeout", str(TIMEOUT), "--epochs", "1000")
-    env = {"HANGS": what}
-    *first, last = start_ranks(
-        project(), tmp_path / "run", *options, processes=processes, env=env, entry=train_what_hangs
-    )
-    printed = last.ends_with(69, timeout=30)
+    run = {"processes": processes, "env": {"HANGS": what}, "entry": train_what_hangs}
+    *first, last = start_ranks(project(), tmp_path / "run", *options, **run)  # type: ignore[arg-type]
+    error = error_in([last.ends_with(69, timeout=30)])
     place = r"from the worker with process ID \d+" if workers else ""
     waited = "load_data\\(\\) of data.py" if what == "load_data" else rf"samples \d+, \d+, .*{place}"
-    error = error_in([printed])
     assert re.match(rf"error: rank {processes - 1}: it has waited {TIMEOUT} s for {waited}, after step", error), error
     for rank in first:
         assert "error: rank 1 has ended: LoaderLost it has waited" in rank.ends_with(69, timeout=30)

@@ -3,23 +3,21 @@
 import math
 import os
 import resource
-import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
 
 import pytest
 
-from generator.answers.combinations import SelectionError
 from generator.chaos.faults import FAULTS as KINDS
 from generator.chaos.faults import LOST, Need, possible_faults
 from generator.chaos.invariants import newest_step
-from generator.chaos.job import folder_of_python, launch, loader_workers
+from generator.chaos.job import launch, loader_workers
 from generator.chaos.nemesis import OPTIONS, Nemesis
 from generator.chaos.schedule import TRAINING, Fault, Schedule, Start
-from generator.chaos.surroundings import Data, Disk, Surroundings, cpu_quota, failing_disk, shared_memory
+from generator.chaos.surroundings import Data, Surroundings, cpu_quota, failing_disk, shared_memory
 from tests.conftest import Render
 from tests.support.chaos import befall, forked
 from tests.support.processes import scaled, wait_until
@@ -74,39 +72,6 @@ def test_what_keeps_batches_from_coming_is_named(surroundings: Surroundings, pro
     verdict = nemesis.run(Schedule(0, [Start(2, {"workers": "1"}, [fault]) for fault in faults]))
     assert not verdict.wrong, "\n".join([*map(str, verdict.results), *verdict.wrong])
     assert [fault.kind for fault in verdict.happened] == kinds
-
-
-def test_a_disk_tells_which_of_its_states_have_changed_a_call(needs: list[Need], tmp_path: Path) -> None:
-    if Need.DISK not in needs:
-        pytest.skip("no disk fails here")
-    with failing_disk(tmp_path / "place") as disk:
-        for state in ("full", "short"):
-            disk.set_state(state)
-            wait_until(lambda: met_by_write(disk) == {state})  # noqa: B023  # an order needs a moment to come
-        disk.set_state("slow")
-        assert disk.states_met() == set()
-
-
-def met_by_write(disk: Disk) -> set[str]:
-    """Write to a disk that may be full, and return which of its states has changed that."""
-    with suppress(OSError), open(disk.mount / "file", "wb", buffering=0) as file:
-        file.write(b"two")
-    return disk.states_met()
-
-
-def test_a_project_is_run_by_the_first_python_that_has_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "active"))
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "ours" / "bin" / "python"))
-    for place, code in ((tmp_path / "ours", 1), (tmp_path / "active", 0), (tmp_path / "project" / ".venv", 1)):
-        (place / "bin").mkdir(parents=True)
-        (place / "bin" / "python").write_text(f"#!/bin/sh\nexit {code}\n")
-        (place / "bin" / "python").chmod(0o755)
-    assert folder_of_python(tmp_path / "project") == tmp_path / "active" / "bin"
-    monkeypatch.delenv("VIRTUAL_ENV")
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(SelectionError, match="no Python here has torch"):
-        folder_of_python(tmp_path / "project")
 
 
 def test_a_process_that_loads_data_for_a_spawned_rank_is_killed(project: Render, tmp_path: Path) -> None:

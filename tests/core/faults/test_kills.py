@@ -15,7 +15,6 @@ LATER = 10  # steps that the last start, which nobody kills, still has to take
 
 
 def temporary_files(run_dir: Path) -> set[tuple[str, int]]:
-    """The temporary files that are there now, by their names and numbers."""
     found = set()
     for file in (run_dir / "checkpoints").glob("*.tmp"):
         with suppress(FileNotFoundError):

@@ -20,20 +20,17 @@ RANK = "torch.distributed.get_rank()"
 CHANGED = '''
 
 def changed_model(config: Config, build: Any = model_py.build_model) -> nn.Module:
-    """Change the network."""
     network: Any = build()
     {model}
     return network
 
 
 def changed_optimizer(model: Any, config: Config, build: Any = build_optimizer) -> Any:
-    """Change the optimizer, and remember both."""
     built.update(model=model, optimizer={optimizer})
     return built["optimizer"]
 
 
 def later(step: int, total_steps: int, config: Config, lr_at: Any = lr_at) -> float:
-    """Change what is trained."""
     if step == 2:
         model, optimizer = built["model"], built["optimizer"]
         {later}
@@ -70,16 +67,15 @@ def refusal(program: Program) -> str:
 
 SPARSE = """table = network.table = nn.Parameter(torch.ones(3, 10))
     network.register_forward_hook(lambda _, __, out: out + F.embedding(out.argmax(1) % 3, table, sparse=True))"""
+TOO_MANY = "AdamW([*model.parameters(), nn.Parameter(torch.ones(3))])"
 OTHERWISE, NO_PART = "parameters are trained otherwise than at the start: ", "parameters took no part in a step: "
 AT_THE_START = {  # by what is wrong: the model, the optimizer, and the error
     "lazy layers": ("network.classifier[2] = nn.LazyLinear(10)", "", "model.py: build_model() must give param"),
-    "lazy buffers": ("network.features.append(nn.LazyBatchNorm2d(affine=False))", "", "model.py: build_model() must"),
     "no values": ("network.classifier[2].to('meta')", "", "model.py: build_model() must give parameters values"),
     "a sparse layer": ("network.table = nn.Embedding(3, 3, sparse=True)", "", "model.py: table has sparse gradients"),
     "sparse bags": ("network.table = nn.EmbeddingBag(3, 3, sparse=True)", "", "model.py: table has sparse gradients"),
     "a sparse function": (SPARSE, "", "sparse gradients are not averaged: leave out sparse=True"),
     "another model": (f"network.more = nn.Linear(3, 3 + {RANK})", "", "model.py: build_model() must return the same"),
-    "more of a model": (f"network.more = nn.Linear(3, 3) if {RANK} else None", "", "model.py: build_model() must"),
     "all is frozen": ("network.requires_grad_(False)", "", "task.py: build_optimizer() must take parameters that"),
     "no parameters": ("pass", "AdamW([])", "task.py: build_optimizer() finds no parameters"),
     "a pair": ("pass", "(build(model, config), None)", "task.py: build_optimizer() must return an optimizer"),
@@ -91,8 +87,8 @@ AT_THE_START = {  # by what is wrong: the model, the optimizer, and the error
     "twice": ("pass", "Optimizers(build(model, config), AdamW(model.features.parameters()))", "task.py: build_optim"),
     "of the task": (
         "pass",
-        "AdamW([*model.parameters(), nn.Parameter(torch.ones(3))])",
-        "task.py: the optimizer steps what build_model() did not make, so is not averaged: one of shape (3,)",
+        TOO_MANY,
+        "task.py: the optimizer steps what build_model() did not make, so is not averaged",
     ),
 }
 
@@ -167,7 +163,6 @@ def test_a_layer_that_the_last_micro_batch_leaves_out(options: dict[str, Any], s
 
 
 def test_parameters_may_wait_for_their_time_in_a_group_without_a_rate(small: Render, tmp_path: Path) -> None:
-    """The remedy that the error names."""
     groups = "{'params': model.classifier.parameters()}, {'params': model.features.parameters(), 'lr_scale': 0}"
     project = changed(
         small(), tmp_path / "project", "pass", f"AdamW([{groups}])", "optimizer.param_groups[1]['lr_scale'] = 1.0"

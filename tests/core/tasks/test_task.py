@@ -13,61 +13,43 @@ from tests.support.forked_runs import Program, metrics, run_all
 from tests.support.ranks import error_in
 from tools.rewriting import Rewrite, extend
 
-NONSENSE = {
-    "a loss of each sample": (
-        Rewrite('reduction="sum"', 'reduction="none"', "compute"),
-        'task.py: the sum of "loss" must be a scalar, not of shape (12,)',
+SUMMARY = "{}\n\n\ndef summarize(means):\n    "
+# The edit of compute(), or of what is outside of functions, and the error.
+NONSENSE = [
+    ('reduction="sum"', 'reduction="none"', 'the sum of "loss" must be a scalar, not of shape (12,)'),
+    ("F.cross_entropy($$$A)", "{}.detach()", '"loss" has no gradient'),
+    (
+        '"loss": $X',
+        '"error": $X',
+        "compute() must return a dict with \"loss\": Mean(sum, count), not a dict of ['error', ",
     ),
-    "a loss that cannot be trained": (
-        Rewrite("F.cross_entropy($$$A)", "{}.detach()", "compute"),
-        'task.py: "loss" has no gradient',
+    ("return $X", "return logits.sum()", 'compute() must return a dict with "loss": Mean(sum, count), not Tensor'),
+    ('"accuracy": $X', '"accuracy": 0.5', '"accuracy" must be a Mean(sum, count) of tensors or numbers, not 0.5'),
+    (
+        '"accuracy": $X',
+        '"accuracy": Mean(logits.sum(dim=0), 1)',
+        '"accuracy" has shape (10,): let summarize() make a n',
     ),
-    "no loss": (
-        Rewrite('"loss": $X', '"error": $X', "compute"),
-        "task.py: compute() must return a dict with \"loss\": Mean(sum, count), not a dict of ['error', 'accuracy']",
+    ('BEST = "accuracy"', f"{SUMMARY}means.clear()", "summarize() must return a dict of numbers, and returned None"),
+    (
+        'BEST = "accuracy"',
+        f"{SUMMARY}return means | {{'rank': 'n/a'}}",
+        "\"rank\" is 'n/a' of type str: let summarize() make",
     ),
-    "no dict": (
-        Rewrite("return $X", "return logits.sum()", "compute"),
-        'task.py: compute() must return a dict with "loss": Mean(sum, count), not Tensor',
-    ),
-    "a metric without a count": (
-        Rewrite('"accuracy": $X', '"accuracy": 0.5', "compute"),
-        'task.py: "accuracy" must be a Mean(sum, count) of tensors or numbers, not 0.5',
-    ),
-    "a metric that is no number": (
-        Rewrite('"accuracy": $X', '"accuracy": Mean(logits.sum(dim=0), 1)', "compute"),
-        'task.py: "accuracy" has shape (10,): let summarize() make a number of it',
-    ),
-    "no summary": (
-        Rewrite('BEST = "accuracy"', "{}\n\n\ndef summarize(means):\n    means.clear()"),
-        "task.py: summarize() must return a dict of numbers, and returned None",
-    ),
-    "a summary in words": (
-        Rewrite('BEST = "accuracy"', "{}\n\n\ndef summarize(means):\n    return means | {'rank': 'n/a'}"),
-        "task.py: \"rank\" is 'n/a' of type str: let summarize() make a number of it",
-    ),
-    "nothing that counts": (
-        Rewrite('"loss": Mean($X, $Y)', '"loss": Mean($X, 0)', "compute"),
-        'task.py: the count of "loss" is 0 over all ranks',
-    ),
-    "other names on another rank": (
-        Rewrite('"accuracy": $X', f'f"accuracy{{{RANK}}}": $X', "compute"),
-        "task.py: compute() must return the same names and shapes on every rank",
-    ),
-    "a best metric that is none": (
-        Rewrite('BEST = "accuracy"', 'BEST = "f1"'),
-        'task.py: BEST is "f1", which is none of the metrics: loss, accuracy',
-    ),
-}
+    ('"loss": Mean($X, $Y)', '"loss": Mean($X, 0)', 'the count of "loss" is 0 over all ranks'),
+    ('"accuracy": $X', f'f"accuracy{{{RANK}}}": $X', "compute() must return the same names and shapes on every rank"),
+    ('BEST = "accuracy"', 'BEST = "f1"', 'BEST is "f1", which is none of the metrics: loss, accuracy'),
+]
 
 
-@pytest.mark.parametrize("mistake", NONSENSE)
-def test_nonsense_is_refused_in_one_line(mistake: str, small: Render, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("pattern", "replacement", "words"), NONSENSE)
+def test_nonsense_is_refused_in_one_line(
+    pattern: str, replacement: str, words: str, small: Render, tmp_path: Path
+) -> None:
     project = shutil.copytree(small(), tmp_path / "project")
-    edit, words = NONSENSE[mistake]
-    edit.apply(project / "ddp_project" / "task.py")
+    Rewrite(pattern, replacement, "" if "BEST" in pattern else "compute").apply(project / "ddp_project" / "task.py")
     [[ended]] = run_all([[Program(project, tmp_path / "run", OPTIONS, code=2)]])
-    assert words in error_in(ended.output)
+    assert f"task.py: {words}" in error_in(ended.output)
     assert not [*(tmp_path / "run").glob("checkpoints/*.pt")]
 
 

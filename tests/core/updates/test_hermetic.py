@@ -22,8 +22,6 @@ HOSTILE = """
 [diff]
     noprefix = true
     external = false
-[init]
-    templateDir = {hooks}
 """
 
 

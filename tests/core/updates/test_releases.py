@@ -25,6 +25,7 @@ from generator.update.history import (
     tells_of_checkpoints,
 )
 from generator.update.replay import carry, commit_all
+from tests.support.cli import ddp_template
 from tests.support.versions import SECTION, MadeUp
 
 Change = Callable[[MadeUp], object]
@@ -41,15 +42,6 @@ def test_all_released_versions_are_in_this_clone_and_told_of() -> None:
     assert told_of[: len(released)] == released
     assert len(told_of) <= len(released) + 1, "of the next version at most"
     check_metadata(told_of[-1], TEMPLATE)
-
-
-def test_the_first_version_has_nothing_to_update_from(ready: MadeUp) -> None:
-    (ready.folder / FILE).write_text("# None yet.\n")
-    run(ready.folder, "tag", "--delete", "v1.0.0")
-    commit_all(ready.folder)
-    done = run_command(ready.folder, "release-check", "1.1.0")
-    assert done.returncode == 0, done.stderr
-    assert "git tag --annotate v1.1.0" in done.stdout
 
 
 def changes_say_nothing(heading: str) -> Change:
@@ -96,19 +88,13 @@ def test_a_version_that_is_not_ready_is_refused(
         check_release(version, ready.folder)
 
 
-def release(folder: Path, version: str) -> None:
-    """Run the commands of a release, but for the push."""
-    *local, push = steps_of_release(version, run(folder, "rev-parse", "HEAD"))
-    assert push == f"git push origin HEAD v{version}"
-    subprocess.run(["bash", "-euc", "\n".join(local)], cwd=folder, check=True, capture_output=True)
-
-
 def test_a_released_version_has_the_template_alone_and_the_branch_all_files(ready: MadeUp, tmp_path: Path) -> None:
-    (ready.folder / "docs").mkdir()
-    (ready.folder / "docs" / "speed.md").touch()
+    (ready.folder / "docs.md").touch()
     commit_all(ready.folder)
     commit = run(ready.folder, "rev-parse", "HEAD")
-    release(ready.folder, "1.1.0")
+    *local, push = steps_of_release("1.1.0", commit)
+    assert push == "git push origin HEAD v1.1.0"
+    subprocess.run(["bash", "-euc", "\n".join(local)], cwd=ready.folder, check=True, capture_output=True)
     assert [release.version for release in read_releases(ready.folder)] == ["1.0.0", "1.1.0"]
     assert run(ready.folder, "rev-parse", "v1.1.0^{commit}") == read_releases(ready.folder)[-1].commit
     assert run(ready.folder, "status", "--porcelain") == ""
@@ -164,13 +150,13 @@ def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
     ("arguments", "reason"),
     [
         (["nothing"], "'nothing' is no revision that this clone has"),
-        (["v1.0.0", "--only", "nonsense"], "nonsense is neither KEY=VALUE nor"),
-        (["v1.0.0", "--only", "launcher=ssh"], "launcher=ssh is no choice"),
+        (["1.0.0", "--only", "nonsense"], "nonsense is neither KEY=VALUE nor"),
+        (["1.0.0", "--only", "launcher=ssh"], "launcher=ssh is no choice"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(arguments: list[str], reason: str, ready: MadeUp) -> None:
-    done = run_command(ready.folder, "update-check", *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
+def test_what_makes_no_sense_is_refused_in_one_line(arguments: list[str], reason: str) -> None:
+    done = ddp_template("update-check", *arguments, code=2)
+    assert done.stdout == ""
     assert done.stderr.startswith("error: ")
     assert reason in done.stderr
     assert done.stderr.count("\n") == 1

@@ -3,89 +3,36 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tests.support import reference
 from tests.support.versions import replace
 from tools.rewriting import Rewrite, extend
 
-MODEL = '''"""A perceptron."""
-
-from torch import Tensor, nn
-
-
-class Perceptron(nn.Module):
-    """Two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.LazyLinear(32), nn.BatchNorm1d(32), nn.ReLU())
-        self.head = nn.Linear(32, 4)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(batch, 1, 6, 6) to (batch, 4)."""
-        logits: Tensor = self.head(self.body(images))
-        return logits
-
-
-def build_model() -> nn.Module:
-    """Give a network with random weights."""
-    model = Perceptron()
-    model.body[1] = nn.Linear(36, 32)
-    return model
-'''
-
-DATA = '''"""Bright quarters of small images."""
-
-import torch
-from torch import Tensor
-from torch.utils.data import TensorDataset
-
-
-def quarters(samples: int, seed: int) -> TensorDataset:
-    """Give images (samples, 1, 6, 6) and which of their quarters is bright."""
-    draw = torch.Generator().manual_seed(seed)
-    labels = torch.randint(4, (samples,), generator=draw)
-    images: Tensor = torch.rand(samples, 1, 6, 6, generator=draw) / 2
-    for image, label in zip(images, labels.tolist(), strict=True):
-        row, column = 3 * (label // 2), 3 * (label % 2)
-        image[:, row : row + 3, column : column + 3] += 0.5
-    return TensorDataset(images, labels)
-
-
-def load_data(config: object) -> tuple[TensorDataset, TensorDataset]:
-    """Return the training set and the validation set."""
-    return quarters(400, seed=1), quarters(100, seed=2)
-'''
-
 
 def another_model(project: Path) -> None:
-    (project / "ddp_project" / "model.py").write_text(MODEL)
+    (project / "ddp_project" / "model.py").write_text(reference.BATCH_NORM_MODEL)
 
 
 def another_data_set(project: Path) -> None:
-    (project / "ddp_project" / "data.py").write_text(DATA)
+    (project / "ddp_project" / "data.py").write_text(reference.DATA)
     (project / "ddp_project" / "digits.npz").unlink(missing_ok=True)
 
 
-AVERAGED_WEIGHTS = (
-    Rewrite("import torch", "{}\nfrom torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn"),
-    Rewrite(
-        "self.optimizer = task.build_optimizer($$$A)",
-        "{}\nself.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))",
-        "Run.__init__",
-    ),
-    Rewrite("$M.Checkpoints($$$PARTS)", "$M.Checkpoints($$$PARTS, average=self.average)", "Run.__init__"),
-    Rewrite("run.update.zero_grad()", "{}\nrun.average.update_parameters(run.model)", "train_step"),
-)
-
-
 def averaged_weights(project: Path) -> None:
-    for edit in AVERAGED_WEIGHTS:
+    average = "self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))"
+    for edit in (
+        Rewrite("import torch", "{}\nfrom torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn"),
+        Rewrite("self.optimizer = task.build_optimizer($$$A)", f"{{}}\n{average}", "Run.__init__"),
+        Rewrite("$M.Checkpoints($$$PARTS)", "$M.Checkpoints($$$PARTS, average=self.average)", "Run.__init__"),
+        Rewrite("run.update.zero_grad()", "{}\nrun.average.update_parameters(run.model)", "train_step"),
+    ):
         edit.apply(project / "train.py")
 
 
 def new_option(project: Path) -> None:
-    option = 'label_smoothing: Amount = 0.0\n"""Share of each label that is spread over all classes (fraction)."""'
-    file = project / "ddp_project" / "config.py"
-    extend(file, "    " + option.replace("\n", "\n    ") + "\n")
+    option = (
+        '    label_smoothing: Amount = 0.0\n    """Share of each label that is spread over all classes (fraction)."""\n'
+    )
+    extend(project / "ddp_project" / "config.py", option)
 
 
 def added_metric(project: Path) -> None:
@@ -94,11 +41,8 @@ def added_metric(project: Path) -> None:
 
 
 def early_end(project: Path) -> None:
-    Rewrite(
-        "if finished_epoch: $$$BODY",
-        "if best and progress.best and progress.best > 0.999:\n    logging.info('good enough')\n{}",
-        "main",
-    ).apply(project / "train.py")
+    enough = "if best and progress.best and progress.best > 0.999:\n    logging.info('good enough')\n{}"
+    Rewrite("if finished_epoch: $$$BODY", enough, "main").apply(project / "train.py")
 
 
 def added_dependency(project: Path) -> None:
@@ -115,17 +59,7 @@ def own_file(project: Path) -> None:
     replace(project / ".gitignore", "runs/\n", "runs/\nscratch/\n")
 
 
+OF_CODE = (another_model, another_data_set, averaged_weights, new_option, added_metric, early_end)
 EDITS: Mapping[str, Callable[[Path], None]] = {
-    edit.__name__: edit
-    for edit in (
-        another_model,
-        another_data_set,
-        averaged_weights,
-        new_option,
-        added_metric,
-        early_end,
-        added_dependency,
-        renamed_readme,
-        own_file,
-    )
+    edit.__name__: edit for edit in (*OF_CODE, added_dependency, renamed_readme, own_file)
 }

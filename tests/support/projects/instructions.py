@@ -9,8 +9,6 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Guide:
-    """The commands of the page, as they stand."""
-
     start: str
     finish: str
     take_over: str
@@ -44,19 +42,17 @@ def read_recipes(project: Path) -> dict[str, list[Block]]:
 def follow(project: Path, blocks: list[Block]) -> None:
     for block in blocks:
         file = project / block.file
-        change = put_in_class if block.place else put_in
-        file.write_text(change(block.code, file.read_text(), *filter(None, [block.place])))
+        code = file.read_text()
+        file.write_text(put_in_class(block.code, code, block.place) if block.place else put_in(block.code, code))
 
 
 def put_in_class(new: str, code: str, place: str) -> str:
     """Replace the method of the same name in a class, or add something at its end."""
     lines = code.splitlines(keepends=True)
-    (owner,) = (node for node in ast.parse(code).body if name_of(node) == place)
-    assert isinstance(owner, ast.ClassDef)
+    [owner] = [node for node in ast.parse(code).body if isinstance(node, ast.ClassDef) and node.name == place]
     added = name_of(ast.parse(textwrap.dedent(new)).body[0])
     old = next((node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == added), None)
-    first, last = (first_line(old) - 1, old.end_lineno) if old else (owner.end_lineno, owner.end_lineno)
-    lines[first:last] = [new]
+    lines[first_line(old) - 1 if old else owner.end_lineno : (old or owner).end_lineno] = [new]
     return "".join(lines)
 
 
@@ -65,14 +61,15 @@ def put_in(new: str, code: str) -> str:
     added: set[str | None] = set()
     for node in ast.parse(new).body:
         text = "".join(new.splitlines(keepends=True)[first_line(node) - 1 : node.end_lineno])
-        lines = code.splitlines(keepends=True)
-        old = next((each for each in ast.parse(code).body if name_of(each) == name_of(node) is not None), None)
+        lines, body = code.splitlines(keepends=True), ast.parse(code).body
+        old = next((each for each in body if name_of(each) == name_of(node) is not None), None)
         if old is not None:
             lines[first_line(old) - 1 : old.end_lineno] = [text]
         elif name_of(node) is None:
-            lines.insert(last_import(code), text)
+            imports = [each.end_lineno or 0 for each in body if isinstance(each, ast.Import | ast.ImportFrom)]
+            lines.insert(max(imports), text)
         else:
-            below = [each for each in ast.parse(code).body if isinstance(each, ast.FunctionDef | ast.ClassDef)]
+            below = [each for each in body if isinstance(each, ast.FunctionDef | ast.ClassDef)]
             first = next(first_line(each) for each in below if name_of(each) not in added)
             lines.insert(first - 1, f"{text}\n\n")
             added.add(name_of(node))
@@ -80,19 +77,12 @@ def put_in(new: str, code: str) -> str:
     return code
 
 
-def last_import(code: str) -> int:
-    imports = [each for each in ast.parse(code).body if isinstance(each, ast.Import | ast.ImportFrom)]
-    return max(each.end_lineno or 0 for each in imports)
-
-
 def first_line(node: ast.stmt) -> int:
-    """Return the first line of a statement, with its decorators."""
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     return min([node.lineno, *(each.lineno for each in decorators)])
 
 
 def name_of(node: ast.stmt) -> str | None:
-    """Return the name that a statement defines, if it does."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return node.name
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):

@@ -1,222 +1,152 @@
 """Mistakes in a rendered project, and what a check must say of each."""
 
-from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from tools.rewriting import Rewrite
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """One mistake in a rendered project, and what must be said of it."""
-
+class Mutant(NamedTuple):
     mistake: str
+    stage: str  # of the check that must find it
     file: str
     edit: Rewrite
-    stage: str
     words: str  # a regular expression of what the failure must hold
-    answers: dict[str, object] = field(default_factory=dict)
+    answers: dict[str, object]
 
     @property
     def name(self) -> str:
         return self.mistake.replace(" ", "-")
 
 
-MUTANTS = [
-    Mutant(
-        "the sampler is not told the epoch",
-        "ddp_project/runtime/loading.py",
-        Rewrite("$SAMPLER.set_epoch($$$A)", "pass"),
-        "resume",
-        "the weights from step 4 on",
-    ),
-    Mutant(
-        "a resumed epoch begins anew",
-        "ddp_project/runtime/loading.py",
-        Rewrite("$SAMPLER.set_epoch($EPOCH, skip=$X)", "$SAMPLER.set_epoch($EPOCH)"),
-        "resume",
-        "the weights from step 4 on",
-    ),
-    Mutant(
-        "every micro-batch is reduced",
-        "train.py",
-        Rewrite("nullcontext() if $LAST else $NO_SYNC", "nullcontext()"),
-        "train",
-        "takes 2 collectives, and should take 1",
-    ),
-    Mutant(
-        "gradients are not averaged",
-        "train.py",
-        Rewrite("run.ddp($BATCH)", "run.ddp.module($BATCH)"),
-        "train",
-        "ranks have different weights",
-    ),
-    Mutant(
-        "all ranks train on the same samples",
-        "ddp_project/runtime/sampling.py",
-        Rewrite("self.skip + $OWN", "self.skip"),
-        "agree",
-        "differ from those of clean from step 1 on",
-    ),
-    Mutant(
-        "all ranks save",
-        "ddp_project/runtime/checkpoint.py",
-        Rewrite("on_main(lambda: write($$$A))", "write($$$A)"),
-        "train",
-        "exit code 2",  # of one rank or of both: whose temporary file is gone depends on who is faster
-    ),
-    Mutant(
-        "all ranks record",
-        "ddp_project/runtime/tracking.py",
-        Rewrite("$TRACKER if world.is_main else NoTracker()", "$TRACKER"),
-        "train",
-        # The latter where one rank takes away the temporary file of another.
-        r"a rank other than 0 wrote a file|metrics\.csv could not be written",
-        {"logging": "csv"},
-    ),
-    Mutant(
-        "rank 0 logs its own loss",
-        "ddp_project/runtime/meter.py",
-        Rewrite("reduce_tensor($COUNTS, $OP)", "($COUNTS if self.finite_only else {})", "Meter.reduce"),
-        "train",
-        "over all ranks",
-    ),
-    Mutant(
-        "rank 0 logs its own evaluation",
-        "ddp_project/runtime/meter.py",
-        Rewrite("reduce_tensor($COUNTS, $OP)", "({} if self.finite_only else $COUNTS)", "Meter.reduce"),
-        "train",
-        "epoch/validation_loss at step 3",
-    ),
-    Mutant(
-        "a step is logged under another number",
-        "ddp_project/runtime/tracking.py",
-        Rewrite("Metric($NAME, $VALUE, $TIME, $STEP)", "Metric($NAME, $VALUE, $TIME, $STEP + 1)"),
-        "train",
-        "train/loss is recorded at the steps",
-        {"logging": "mlflow"},
-    ),
-    Mutant(
-        "a resumed run drops its records",
-        "ddp_project/runtime/tracking.py",
-        Rewrite('open($PATH, "a", $$$A)', 'open($PATH, "w", $$$A)'),
-        "train",
-        "should rise to 5 by way of 3",
-        {"logging": "csv"},
-    ),
-    Mutant(
-        "records are never written out",
-        "ddp_project/runtime/tracking.py",
-        Rewrite("$WRITER.add_scalar($$$A)", "pass"),
-        "train",
-        r"train/loss is recorded at the steps \[\]",
-        {"logging": "tensorboard"},
-    ),
-    Mutant(
-        "records have no step",
-        "ddp_project/runtime/tracking.py",
-        Rewrite("$RUN.log($METRICS, step=$STEP)", "$RUN.log($METRICS)"),
-        "train",
-        "train/loss is recorded at the steps",
-        {"logging": "wandb"},
-    ),
-    Mutant(
-        "the state of the scaler is not saved",
-        "train.py",
-        Rewrite("$M.Checkpoints($$$PARTS, scaler=$X, $$$REST)", "$M.Checkpoints($$$PARTS, $$$REST)"),
-        "resume",
-        "the scale of the loss from step 4 on",
-        {"amp": "torch"},
-    ),
-    Mutant(
-        "the state of the optimizer is not saved",
-        "train.py",
-        Rewrite("$M.Checkpoints($$$PARTS, optimizer=$X, $$$REST)", "$M.Checkpoints($$$PARTS, $$$REST)"),
-        "resume",
-        "the weights from step 4 on",
-    ),
-    Mutant(
-        "the generators are not put back",
-        "ddp_project/runtime/checkpoint.py",
-        Rewrite("set_generator_states($X)", "pass"),
-        "resume",
-        "the weights from step 4 on",
-    ),
-    Mutant(
-        "progress is forgotten",
-        "ddp_project/runtime/meter.py",
-        Rewrite("vars(self).update($X)", "pass", "Progress.load_state_dict"),
-        "resume",
-        "optimizer steps, where 2 were to be taken",
-    ),
-    Mutant(
-        "saving leaves averaged statistics behind",
-        "ddp_project/runtime/collectives.py",
-        Rewrite("buffer.copy_(value)", "pass", "averaged_buffers"),
-        "resume",
-        "model in the last checkpoint",
-    ),
-    Mutant(
-        "evaluating draws random numbers",
-        "train.py",
-        Rewrite("$MODEL.eval()", "{}\ntorch.rand(1)", "evaluate"),
-        "resume",
-        "the weights from step 4 on",
-    ),
-    Mutant(
-        "the optimizer does not step",
-        "train.py",
-        Rewrite("run.optimizer.step()", "pass"),
-        "train",
-        r"the ranks took \[0, 0\] optimizer steps",
-    ),
-    Mutant(
-        "the loss grows",
-        "train.py",
-        Rewrite("run.update.backward($TOTAL, $$$A)", "run.update.backward(-$TOTAL, $$$A)"),
-        "train",
-        "the loss does not fall",
-    ),
-    Mutant(
-        "a rank ends with another code",
-        "train.py",
-        Rewrite("return exits.ExitCode.DONE", "return exits.ExitCode(world.rank)", "main"),
-        "train",
-        "exit code 0, exit code 1",
-    ),
-    Mutant(
-        "a rank waits forever",
-        "train.py",
-        Rewrite(
+def edited(pattern: str, replacement: str, words: str, function: str = "", **answers: str) -> tuple[Any, ...]:
+    """Return an edit of this function or of any, the words, and the answers of the project."""
+    return Rewrite(pattern, replacement, function), words, answers
+
+
+OTHER_WEIGHTS = "the weights from step 4 on"
+# By the stage and the file: the mistakes.
+MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
+    ("resume", "ddp_project/runtime/loading.py"): {
+        "the sampler is not told the epoch": edited("$SAMPLER.set_epoch($$$A)", "pass", OTHER_WEIGHTS),
+        "a resumed epoch begins anew": edited(
+            "$SAMPLER.set_epoch($EPOCH, skip=$X)", "$SAMPLER.set_epoch($EPOCH)", OTHER_WEIGHTS
+        ),
+    },
+    ("train", "train.py"): {
+        "every micro-batch is reduced": edited(
+            "nullcontext() if $LAST else $NO_SYNC", "nullcontext()", "takes 2 collectives, and should take 1"
+        ),
+        "gradients are not averaged": edited(
+            "run.ddp($BATCH)", "run.ddp.module($BATCH)", "change weights by the optimizer alone"
+        ),
+        "the optimizer does not step": edited(
+            "run.optimizer.step()", "pass", r"the ranks took \[0, 0\] optimizer steps"
+        ),
+        "the loss grows": edited(
+            "run.update.backward($TOTAL, $$$A)", "run.update.backward(-$TOTAL, $$$A)", "the loss does not fall"
+        ),
+        "a rank ends with another code": edited(
+            "return exits.ExitCode.DONE", "return exits.ExitCode(world.rank)", "exit code 0, exit code 1", "main"
+        ),
+        "a rank waits forever": edited(
             "run.checkpoints.complete()",
             "{}\nif world.rank == 1:\n    collectives.reduce_tensor(torch.zeros(1))",
+            "exit code",
             "main",
         ),
-        "train",
-        "exit code",
-    ),
-    Mutant(
-        "what is spawned cannot be pickled",
-        "train.py",
-        Rewrite("$M.launch(main, $CONFIG)", "$M.launch(lambda *place: main(*place), $CONFIG)"),
-        "train",
-        "pickle",
-        {"launcher": "spawn"},
-    ),
-    Mutant(
-        "the argument of the launcher is not understood",
-        "ddp_project/runtime/launcher.py",
-        Rewrite(
-            '$PARSER.add_argument("--local-rank", "--local_rank", $$$A)', '$PARSER.add_argument("--rank-here", $$$A)'
+        "what is spawned cannot be pickled": edited(
+            "$M.launch(main, $CONFIG)", "$M.launch(lambda *place: main(*place), $CONFIG)", "pickle", launcher="spawn"
         ),
-        "train",
-        "exit code",
-        {"launcher": "launch"},
-    ),
-    Mutant(
-        "a checkpoint is cut short",
-        "ddp_project/runtime/storage.py",
-        Rewrite("os.fsync($FILE.fileno())", "$FILE.truncate(1000 if path.suffix == '.pt' else None)", "whole_file"),
-        "resume",
-        "exit code 2",
-    ),
+    },
+    ("agree", "ddp_project/runtime/sampling.py"): {
+        "all ranks train on the same samples": edited(
+            "self.skip + $OWN", "self.skip", "differ from those of clean from step 1 on"
+        ),
+    },
+    ("train", "ddp_project/runtime/checkpoint.py"): {
+        "all ranks save": edited("on_main(lambda: write($$$A))", "write($$$A)", "exit code 2"),
+    },
+    ("train", "ddp_project/runtime/tracking.py"): {
+        "all ranks record": edited(
+            "$TRACKER if world.is_main else NoTracker()",
+            "$TRACKER",
+            r"a rank other than 0 wrote a file|metrics\.csv could not be written",
+            logging="csv",
+        ),
+        "a step is logged under another number": edited(
+            "Metric($NAME, $VALUE, $TIME, $STEP)",
+            "Metric($NAME, $VALUE, $TIME, $STEP + 1)",
+            "train/loss is recorded at the steps",
+            logging="mlflow",
+        ),
+        "a resumed run drops its records": edited(
+            'open($PATH, "a", $$$A)', 'open($PATH, "w", $$$A)', "should rise to 5 by way of 3", logging="csv"
+        ),
+        "records are never written out": edited(
+            "$WRITER.add_scalar($$$A)", "pass", r"train/loss is recorded at the steps \[\]", logging="tensorboard"
+        ),
+        "records have no step": edited(
+            "$RUN.log($METRICS, step=$STEP)",
+            "$RUN.log($METRICS)",
+            "train/loss is recorded at the steps",
+            logging="wandb",
+        ),
+    },
+    ("train", "ddp_project/runtime/meter.py"): {
+        "rank 0 logs its own loss": edited(
+            "reduce_tensor($COUNTS, $OP)", "($COUNTS if self.finite_only else {})", "over all ranks", "Meter.reduce"
+        ),
+        "rank 0 logs its own evaluation": edited(
+            "reduce_tensor($COUNTS, $OP)",
+            "({} if self.finite_only else $COUNTS)",
+            "epoch/validation_loss at step 3",
+            "Meter.reduce",
+        ),
+    },
+    ("resume", "train.py"): {
+        "the state of the scaler is not saved": edited(
+            "$M.Checkpoints($$$PARTS, scaler=$X, $$$REST)",
+            "$M.Checkpoints($$$PARTS, $$$REST)",
+            "the scale of the loss from step 4 on",
+            amp="torch",
+        ),
+        "the state of the optimizer is not saved": edited(
+            "$M.Checkpoints($$$PARTS, optimizer=$X, $$$REST)", "$M.Checkpoints($$$PARTS, $$$REST)", OTHER_WEIGHTS
+        ),
+        "evaluating draws random numbers": edited("$MODEL.eval()", "{}\ntorch.rand(1)", OTHER_WEIGHTS, "evaluate"),
+    },
+    ("resume", "ddp_project/runtime/checkpoint.py"): {
+        "the generators are not put back": edited("set_generator_states($X)", "pass", OTHER_WEIGHTS),
+    },
+    ("resume", "ddp_project/runtime/meter.py"): {
+        "progress is forgotten": edited(
+            "vars(self).update($X)", "pass", "optimizer steps, where 2 were to be taken", "Progress.load_state_dict"
+        ),
+    },
+    ("resume", "ddp_project/runtime/collectives.py"): {
+        "saving leaves averaged statistics behind": edited(
+            "buffer.copy_(value)", "pass", "model in the last checkpoint", "averaged_buffers"
+        ),
+    },
+    ("train", "ddp_project/runtime/launcher.py"): {
+        "the argument of the launcher is not understood": edited(
+            '$PARSER.add_argument("--local-rank", "--local_rank", $$$A)',
+            '$PARSER.add_argument("--rank-here", $$$A)',
+            "exit code",
+            launcher="launch",
+        ),
+    },
+    ("resume", "ddp_project/runtime/storage.py"): {
+        "a checkpoint is cut short": edited(
+            "os.fsync($FILE.fileno())",
+            "$FILE.truncate(1000 if path.suffix == '.pt' else None)",
+            "exit code 2",
+            "whole_file",
+        ),
+    },
+}
+MUTANTS = [
+    Mutant(mistake, stage, file, *edit)
+    for (stage, file), mistakes in MISTAKES.items()
+    for mistake, edit in mistakes.items()
 ]

@@ -55,7 +55,6 @@ wait $main
 
 
 def missing() -> str | None:
-    """Return what is not here that submitting a job needs, or None."""
     return None if shutil.which("kubectl") else "there is no kubectl: install it"
 
 
@@ -65,12 +64,9 @@ class Unknown(AssertionError):
 
 @dataclass
 class Cluster:
-    """Takes jobs, as kubernetes/submit.sh submits them."""
-
     folder: Path
 
     def submit(self, project: Path, *command: str, code: int = 0, **variables: str) -> str:
-        """Run the project's kubernetes/submit.sh, and return what it prints."""
         programs = self.folder / "bin"
         programs.mkdir(parents=True, exist_ok=True)
         for name, text in (("docker", DOCKER), ("kubectl", KUBECTL.format(kubectl=shutil.which("kubectl")))):
@@ -81,14 +77,12 @@ class Cluster:
         return output_of(command, Path.cwd(), os.environ | own | variables, code=code)
 
     @property
-    def job(self) -> dict[str, Any]:
-        job: dict[str, Any] = json.loads((self.folder / "job.json").read_text())
-        return job
+    def job(self) -> Any:
+        return json.loads((self.folder / "job.json").read_text())
 
     @property
-    def runtime(self) -> dict[str, Any]:
-        runtime: dict[str, Any] = yaml.safe_load((self.folder / "runtime.yaml").read_text())
-        return runtime
+    def runtime(self) -> Any:
+        return yaml.safe_load((self.folder / "runtime.yaml").read_text())
 
     @property
     def image(self) -> Path:
@@ -97,8 +91,6 @@ class Cluster:
 
 @dataclass
 class Pod:
-    """A node of a job."""
-
     host: hosts.Host
     process: subprocess.Popen[bytes]
     output: Path
@@ -106,7 +98,6 @@ class Pod:
 
     @property
     def code(self) -> int | None:
-        """The exit code of its container, once it has ended."""
         code = self.process.poll()
         return 128 - code if code is not None and code < 0 else code
 
@@ -116,7 +107,6 @@ class Pod:
             child.send_signal(number)
 
     def delete(self) -> None:
-        """Let it end as Kubernetes deletes a pod."""
         if self.code is None:
             self.signal(signal.SIGTERM)
 
@@ -152,7 +142,6 @@ class JobSet:
         return "".join(file.read_text() for file in sorted(self.cluster.folder.glob("*.log")))
 
     def start(self, late: float = 0) -> None:
-        """Start the pods, node 0 some seconds after the others."""
         (self.cluster.folder / "hosts").write_text("127.0.0.1 localhost\n")
         self.pods = []
         for number in reversed(range(len(self.hosts))):
@@ -173,18 +162,16 @@ class JobSet:
         isolated = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         inside = ["sh", "-c", CONTAINER, "sh", *volumes, *trainer["command"]]
         command = host.command("taskset", "--cpu-list", CORES[number % len(CORES)], *isolated, *inside)
-        env = {**os.environ, **self.variables(number)}
-        process = self.stack.enter_context(started(command, place, output, env))
+        process = self.stack.enter_context(started(command, place, output, os.environ | self.variables(number)))
         return Pod(host, process, output, self.template["terminationGracePeriodSeconds"])
 
     def variables(self, number: int) -> dict[str, str]:
         """What the container of a node finds in its environment: what manifests name, and what the controller adds."""
         trainer = self.cluster.job["spec"]["trainer"]
         of_job = {"metadata.labels['jobset.sigs.k8s.io/jobset-name']": self.name}
-        named = [*self.container.get("env", []), *trainer.get("env", [])]
-        values = {
-            each["name"]: each.get("value") or of_job[each["valueFrom"]["fieldRef"]["fieldPath"]] for each in named
-        }
+        values = {}
+        for each in (*self.container.get("env", []), *trainer.get("env", [])):
+            values[each["name"]] = each.get("value") or of_job[each["valueFrom"]["fieldRef"]["fieldPath"]]
         cpus = int(trainer["resourcesPerNode"]["requests"]["cpu"])
         return values | {
             "PATH": PATH,
@@ -202,10 +189,8 @@ class JobSet:
         volumes = {volume["name"]: volume for volume in self.template["volumes"]}
         mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in self.container["volumeMounts"]}
         shm = "50%" if mounts.pop("/dev/shm", {}).get("emptyDir") == {"medium": "Memory"} else "64m"
-        if (
-            mounts.keys() != {f"{folder}/runs"}
-            or claim != mounts[f"{folder}/runs"]["persistentVolumeClaim"]["claimName"]
-        ):
+        claims = {path: volume.get("persistentVolumeClaim") for path, volume in mounts.items()}
+        if claims != {f"{folder}/runs": {"claimName": claim}}:
             raise Unknown(f"the volumes {mounts}")
         return str(self.runs), shm
 
@@ -231,18 +216,15 @@ class JobSet:
 
     def wait(self) -> list[int | None]:
         """Wait until a pod has failed, whereupon the Job deletes the others, or all are done. Returns their codes."""
+        pods = self.pods
         wait_until(
-            lambda: any(pod.code for pod in self.pods) or all(pod.code == 0 for pod in self.pods),
-            180,
-            told=lambda: self.output,
-            pause=0.1,
+            lambda: any(pod.code for pod in pods) or all(pod.code == 0 for pod in pods), 180, lambda: self.output
         )
-        codes = [pod.code for pod in self.pods]
+        codes = [pod.code for pod in pods]
         self.delete()
         return codes
 
     def delete(self) -> None:
-        """Delete the pods, and wait until nothing is left of them."""
         for pod in self.pods:
             pod.delete()
         for pod in self.pods:

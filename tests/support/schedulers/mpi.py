@@ -18,13 +18,11 @@ OPENMPI_ARGUMENTS = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "non
 
 
 def openmpi_mpirun() -> str | None:
-    """Return the path of Open MPI's launcher, or None if there is none."""
     # Version 4 calls itself Open MPI only under the very name of mpirun.
     return _find(("mpirun.openmpi", "mpirun"), ("Open MPI", "OpenRTE"))
 
 
 def mpich_mpirun() -> str | None:
-    """Return the path of MPICH's launcher, Hydra, or None if there is none."""
     return _find(("mpirun.mpich", "mpiexec.hydra", "mpirun"), ("HYDRA",))
 
 
@@ -35,7 +33,6 @@ def openmpi_command(processes: int, folder: Path) -> list[str]:
 
 
 def mpich_command(processes: int) -> list[str]:
-    """Return MPICH's command line up to the program: unlike Open MPI, it minds neither root nor few cores."""
     return [mpich_mpirun() or "mpirun.mpich", "-np", str(processes)]
 
 
@@ -54,7 +51,6 @@ def environment(mpirun: str, folder: Path) -> dict[str, str]:
 
 
 def _find(names: tuple[str, ...], marks: tuple[str, ...]) -> str | None:
-    """Return the first of the names whose version text has one of the marks."""
     for path in filter(None, map(shutil.which, names)):
         shown = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
         if any(mark in shown for mark in marks):

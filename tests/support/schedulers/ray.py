@@ -38,15 +38,19 @@ SETTINGS = {
 
 
 class RayCluster:
-    """A cluster of nodes that have one CPU each."""
-
     def __init__(self) -> None:
-        """Start it with one node, and wait until that takes jobs."""
         self.variables = {**os.environ, "PATH": PATH, **SETTINGS, MARK: str(os.getpid())}
         command = [sys.executable, "-m", "tests.support.schedulers.ray"]
         self.tool = subprocess.Popen(command, cwd=TEMPLATE, env=self.variables, stdin=PIPE, stdout=PIPE, text=True)
         self.raylets: list[int] = []  # the process on each node without which the node is lost
         self.address = self._take_node()
+
+    def _take_node(self) -> str:
+        """Take over a node that was started. Returns the address for jobs."""
+        assert self.tool.stdout
+        told = json.loads(self.tool.stdout.readline())
+        self.raylets.append(told["raylet"])
+        return str(told["address"])
 
     def add_nodes(self, number: int) -> None:
         assert self.tool.stdin
@@ -101,15 +105,7 @@ class RayCluster:
         return self.processes("drive")
 
     def ranks(self) -> list[int]:
-        """Return the ranks of all jobs, which torchrun starts by python -u."""
         return self.processes("-u", "--run-dir")
-
-    def _take_node(self) -> str:
-        """Take over a node that was started. Returns the address for jobs."""
-        assert self.tool.stdout
-        told = json.loads(self.tool.stdout.readline())
-        self.raylets.append(told["raylet"])
-        return str(told["address"])
 
 
 def start_nodes(folder: str) -> Generator[dict[str, Any]]:
@@ -132,7 +128,6 @@ def start_nodes(folder: str) -> Generator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Start a node, and one more for each line of standard input."""
     # Ray's sockets lie there, and a path of a socket has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
         nodes = start_nodes(folder)

@@ -9,18 +9,8 @@ from pathlib import Path
 from tests.support.processes import PATH, hang_timeout
 from tools.slurm import SlurmCluster, SlurmError
 
-STATES = (
-    "BOOT_FAIL",
-    "CANCELLED",
-    "COMPLETED",
-    "DEADLINE",
-    "FAILED",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "TIMEOUT",
-)
-ENDED = frozenset(STATES)
+STATES = "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED TIMEOUT"
+ENDED = frozenset(STATES.split())
 
 
 @dataclass(frozen=True)
@@ -36,10 +26,7 @@ class Job:
 
 
 class Cluster(SlurmCluster):
-    """A cluster to which tests give jobs."""
-
     def submit(self, *arguments: str | Path) -> int:
-        """Give a job to sbatch, and return its number."""
         answer = self.run("sbatch", "--parsable", *arguments).stdout
         return int(answer.split(";")[0])
 
@@ -51,18 +38,10 @@ class Cluster(SlurmCluster):
         return int(said.removeprefix("Submitted batch job ").partition(":")[0])
 
     def job(self, job_id: int) -> Job:
-        """Return the present state of a job, also of one that ended."""
         text = self.run("scontrol", "--oneliner", "show", "job", str(job_id)).stdout
         fields = dict(re.findall(r"(?:^|\s)([A-Z][\w/:]*)=(\S*)", text))
-        code, signal_number = fields["ExitCode"].split(":")
-        return Job(
-            id=job_id,
-            state=fields["JobState"],
-            exit_code=int(code),
-            signal=int(signal_number),
-            restarts=int(fields["Restarts"]),
-            fields=fields,
-        )
+        code, number = map(int, fields["ExitCode"].split(":"))
+        return Job(job_id, fields["JobState"], code, number, int(fields["Restarts"]), fields)
 
     def wait(self, job_id: int, *states: str, timeout: float = 120) -> Job:
         """Wait until a job is in one of these states, or has ended. Raises SlurmError when it is late or cannot be."""

@@ -10,7 +10,8 @@ programs depend on it:
 - Under O2 zero_grad() detaches gradients in place, which torch refuses for gradients that are views of DDP's buckets.
 - After gradients that are not finite, it halves the scale and replaces optimizer.step() by a function that takes no
   step but puts the real one back, whenever it is called. Under O2, the masters' gradients have any value then.
-- Under O1, Tensor.sum() and Tensor.cpu() make float32 of float64, and float64 cannot be added to float32.
+- Under O1, Tensor.sum() and Tensor.cpu() make float32 of float64, and float64 cannot be added to float32 or compared
+  with it.
 - state_dict() holds the scale and how long it has been good, and load_state_dict() takes nothing else.
 """
 
@@ -133,15 +134,19 @@ def initialize(
 def patch_tensors() -> None:
     """Let sums and copies to the CPU be of float32, and refuse to add float64 to float32."""
     patched: Any = Tensor
-    patched.sum, patched.cpu = rounding(Tensor.sum), rounding(Tensor.cpu)
-    add = Tensor.__add__
+    for name in ("sum", "cpu"):
+        setattr(patched, name, rounding(getattr(Tensor, name)))
+    for name in ("__add__", "__gt__"):
+        setattr(patched, name, refusing(getattr(Tensor, name)))
 
-    def refusing(self: Tensor, other: Any) -> Tensor:
+
+def refusing(method: Callable[[Tensor, Any], Tensor]) -> Callable[[Tensor, Any], Tensor]:
+    def refuse(self: Tensor, other: Any) -> Tensor:
         if isinstance(other, Tensor) and {self.dtype, other.dtype} == {torch.float32, torch.float64}:
             raise NotImplementedError("do not know how to handle these types to promote")
-        return add(self, other)
+        return method(self, other)
 
-    patched.__add__ = refusing
+    return refuse
 
 
 def rounding(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
