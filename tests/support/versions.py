@@ -63,7 +63,7 @@ def change_many_files(versions: MadeUp) -> None:
     package = "template/{{package_name}}"
     for path, edit in {
         "template/train.py.jinja": Rewrite("run.model.eval()", "{}  # no dropout"),
-        f"{package}/config.py.jinja": Rewrite("epochs: Count = $N", "epochs: Count = 21", "Config"),
+        f"{package}/config.py.jinja": Rewrite("epochs: PositiveInt = $N", "epochs: PositiveInt = 21", "Config"),
         "partials/tasks/digits/model.py.jinja": Rewrite(
             "class $NAME(nn.Module): $$$BODY", "# The template's network.\n{}"
         ),

@@ -179,7 +179,7 @@ class Checkpoints:
         self.before_save: Callable[[], None] = lambda: None  # rank 0 does this then, so that its records are not behind
         self.writing: Future[Any] | None = None  # on rank 0, with --async-saves; it may outlive the process group
 
-    def save(self, *, best: bool = False, wait: bool = False) -> None:
+    def save(self, *, wait: bool = False) -> None:
         """Write a checkpoint. All ranks call it, since each has a state of its own; it returns when the disk has it.
 
         With --async-saves it returns when the memory has it, unless it shall wait.
@@ -197,7 +197,7 @@ class Checkpoints:
         ranks: dict[str, Any] = {kind: stack_on_main(own) for kind, own in rank_state(self.model).items()}
         of_ranks = gather_buffers(self.model, unequal)
         ranks["buffers"] |= {name: [buffers[name] for buffers in of_ranks] for name in unequal}
-        entry = {"step": self.progress.step, "best": best, "world_size": dist.get_world_size()}
+        entry = {"step": self.progress.step, "best": self.progress.is_best(), "world_size": dist.get_world_size()}
         HERE.phase = "saving"
         with averaged_buffers(self.model, unequal):
             checkpoint = self._state() | {"ranks": ranks, "world_size": entry["world_size"]}

@@ -93,14 +93,14 @@ def path_or_newest(words: list[str]) -> str:
     return words[0] if words else NEWEST
 
 
-Count = Annotated[int, at_least(1, below=2**40)]
-CountOrZero = Annotated[int, at_least(0, below=2**63)]
+PositiveInt = Annotated[int, at_least(1, below=2**40)]
+NonNegativeInt = Annotated[int, at_least(0, below=2**63)]
 Seconds = Annotated[int, at_least(0, below=2**31)]
-CountOrAuto = Annotated[int | str, at_least(0, or_auto=True)]
-Amount = Annotated[float, at_least(0, float)]
-Share = Annotated[float, at_least(0, float, below=1)]
-File = Annotated[str | None, tyro.conf.arg(metavar="PATH")]
-Checkpoint = Annotated[
+NonNegativeIntOrAuto = Annotated[int | str, at_least(0, or_auto=True)]
+NonNegativeFloat = Annotated[float, at_least(0, float)]
+UnitFloat = Annotated[float, at_least(0, float, below=1)]
+OptionalPath = Annotated[str | None, tyro.conf.arg(metavar="PATH")]
+ResumeFrom = Annotated[
     str | None,
     PrimitiveConstructorSpec(
         nargs=(0, 1),
@@ -110,6 +110,14 @@ Checkpoint = Annotated[
         str_from_instance=lambda value: [value] if value else [],
     ),
 ]
+
+# As options.py of projects of version 1 imports them.
+Count = PositiveInt
+CountOrZero = NonNegativeInt
+CountOrAuto = NonNegativeIntOrAuto
+Amount = NonNegativeFloat
+Share = UnitFloat
+File = OptionalPath
 
 
 def with_defaults_of_base(options: type[T]) -> type[T]:

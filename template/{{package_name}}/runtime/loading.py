@@ -211,50 +211,35 @@ class TrainingBatches(DeviceBatches):
         self.sampler: ResumableDistributedSampler = sampler
         self.accum_steps = config.accum_steps
         self.total_steps = config.epochs * len(self)
-        self.waited = self.trained = 0.0  # seconds
+        self.waited = self.passed = 0.0  # seconds
 
-    def go_on(self, progress: Progress) -> "TrainingBatches":
-        """Choose the epoch to iterate over, from where it has come to. Returns itself.
-
-        Raises UserError if the epoch has begun with another number of samples: their order would be another one.
-        """
-        samples, before = self.sampler.samples, progress.samples_of_epoch or self.sampler.samples
-        if progress.samples_in_epoch and (before != samples or progress.samples_in_epoch > samples):
-            had = before if before != samples else f"at least {progress.samples_in_epoch}"
-            raise UserError(
-                f"data.py: the training set has {samples} samples and had {had} when epoch {progress.epoch + 1} began: "
-                "resume with as many, or from a checkpoint at the end of an epoch, or begin anew with --init-from"
-            )
-        progress.samples_of_epoch = samples
-        self.sampler.set_epoch(progress.epoch, skip=progress.samples_in_epoch)
-        return self
-
-    def is_finished(self, progress: Progress) -> bool:
-        """Return whether nothing is left of the epoch."""
-        return progress.samples_in_epoch + self.sampler.global_micro_batch_size > self.sampler.samples
+    def steps_from(self, progress: Progress) -> Iterator[MicroBatches]:
+        """Yield the micro-batches of each step, from where the run has come to, until nothing is left to train."""
+        while not progress.is_done():
+            self.sampler.set_epoch(progress.epoch, skip=progress.samples_in_epoch)
+            batches, left = iter(self), len(self.sampler)
+            while left and not progress.is_done():
+                number = min(self.accum_steps, left)
+                left -= number
+                step = MicroBatches(batches, number, number * self.sampler.global_micro_batch_size)
+                began = time.perf_counter()
+                yield step
+                if left:  # else the time of an evaluation is in it
+                    self._add_times(step.waited, time.perf_counter() - began)
+            progress.start_next_epoch()
 
     def __len__(self) -> int:
         """Return the steps that are left of the epoch."""
         return math.ceil(len(self.sampler) / self.accum_steps)
 
-    def __iter__(self) -> Iterator[MicroBatches]:
-        batches, left = super().__iter__(), len(self.sampler)
-        while left:
-            number = min(self.accum_steps, left)
-            left -= number
-            step = MicroBatches(batches, number, number * self.sampler.global_micro_batch_size)
-            began = time.perf_counter()
-            yield step
-            self.waited += step.waited
-            self.trained += time.perf_counter() - began - step.waited
-            if self.waited + self.trained > PERIOD:
-                self._tell()
-
-    def _tell(self) -> None:
-        share = self.waited / (self.waited + self.trained)
-        if share > 0.2:
-            logging.info("waiting for data takes %.0f %% of the time: try more --workers", 100 * share)
-        self.waited = self.trained = 0.0
+    def _add_times(self, waited: float, whole: float) -> None:
+        self.waited += waited
+        self.passed += whole
+        if self.passed > PERIOD:
+            if self.waited > 0.2 * self.passed:
+                share = 100 * self.waited / self.passed
+                logging.info("waiting for data takes %.0f %% of the time: try more --workers", share)
+            self.waited = self.passed = 0.0
 
 
 class EvaluationBatches(DeviceBatches):

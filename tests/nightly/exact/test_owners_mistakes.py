@@ -59,7 +59,7 @@ MISTAKES = {
         ),
     },
     RESUME: {
-        "the model is left in evaluation mode": Mistake(TRAIN, "$MODEL.train()", ""),
+        "the model is left in evaluation mode": Mistake(TRAIN, "$MODEL.train()", "", "evaluate"),
         "an epoch begins anew after a stop": Mistake(
             LOADING, "$SAMPLER.set_epoch($EPOCH, skip=$X)", "$SAMPLER.set_epoch($EPOCH, skip=0)"
         ),

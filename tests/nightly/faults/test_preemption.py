@@ -60,7 +60,7 @@ def paced(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Callable
         if launcher not in copies:
             copy = shutil.copytree(project(launcher=launcher), tmp_path_factory.mktemp("paced") / "project")
             pace = "__import__('time').sleep(0 if {}config.resume else {})"
-            step = Rewrite("progress.advance($X)", pace.format("", 0.5) + "\n{}", "train_epoch")
+            step = Rewrite("run.progress.advance($$$A)", pace.format("run.", 0.5) + "\n{}", "train_step")
             step.apply(copy / "train.py")
             # Slurm lets jobs of this cluster live for 10 seconds after TERM, Open MPI its ranks for 2.
             saving = pace.format("self.", 3 if launcher == "mpirun" else 1)

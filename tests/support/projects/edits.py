@@ -83,7 +83,9 @@ def averaged_weights(project: Path) -> None:
 
 
 def new_option(project: Path) -> None:
-    option = 'label_smoothing: Amount = 0.0\n"""Share of each label that is spread over all classes (fraction)."""'
+    option = (
+        'label_smoothing: NonNegativeFloat = 0.0\n"""Share of each label that is spread over all classes (fraction)."""'
+    )
     file = project / "ddp_project" / "config.py"
     extend(file, "    " + option.replace("\n", "\n    ") + "\n")
 
@@ -95,9 +97,9 @@ def added_metric(project: Path) -> None:
 
 def early_end(project: Path) -> None:
     Rewrite(
-        "if finished_epoch: $$$BODY",
-        "if best and progress.best and progress.best > 0.999:\n    logging.info('good enough')\n{}",
-        "main",
+        "run.progress.start_next_epoch()",
+        "if run.progress.is_best() and run.progress.best > 0.999:\n    logging.info('good enough')\n{}",
+        "finish_step",
     ).apply(project / "train.py")
 
 

@@ -136,7 +136,7 @@ def scheduler(project: Path) -> None:
     ).apply(train)
     Rewrite("lr = float(task.lr_at($$$A))", "lr = run.scheduler.get_last_lr()[0]").apply(train)
     Rewrite('for group in run.optimizer.param_groups:\n    group["lr"] = $X', "").apply(train)
-    Rewrite("progress.advance($$$A)", "{}\nrun.scheduler.step()", "train_epoch").apply(train)
+    Rewrite("run.progress.advance($$$A)", "{}\nrun.scheduler.step()", "train_step").apply(train)
     extend(project / PACKAGE / "task.py", "\n\ndel lr_at\n")
 
 
@@ -229,7 +229,7 @@ sentences.set_epoch(progress.epoch)
 sentences.temperature *= 0.5
 assert sentences.position == progress.epoch and len(sentences.classes) == 2
 {}"""
-    Rewrite("run.model.train()", own, "train_epoch").apply(project / "train.py")
+    Rewrite("train_step(run, micro_batches)", own, "main").apply(project / "train.py")
 
 
 LISTS = """
