@@ -81,18 +81,18 @@ OF_OTHER_PROGRAMS = {
 def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> None:
     place = project(launcher=launcher, amp="torch")
     shown = output_of([sys.executable, "train.py", "--help"], place)
-    readme = (place / "README.md").read_text() + (place / "TROUBLESHOOTING.md").read_text()
+    readme = "".join((place / f"{page}.md").read_text() for page in ("README", "LAUNCHING", "TROUBLESHOOTING"))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme)) - OF_OTHER_PROGRAMS
     assert {"--resume", "--run-dir", "--keep"} <= named
     for option in named:
-        assert option in shown, f"README.md names {option}"
+        assert option in shown, f"a page names {option}"
 
 
 # A job on Ray has variables of its nodes, not those of the worker, by which W&B knows its sweep.
 @pytest.mark.parametrize("launcher", [*filter(lambda launcher: launcher != "ray", LAUNCHERS)])
 def test_the_sweep_of_wandb_that_a_readme_shows_is_one_of_the_project(launcher: str, project: Render) -> None:
     place = project(launcher=launcher, logging="wandb")
-    shown = re.findall(r"^```yaml\n(.*?)^```", (place / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    shown = re.findall(r"^```yaml\n(.*?)^```", (place / "LAUNCHING.md").read_text(), re.MULTILINE | re.DOTALL)
     [sweep] = [read for read in map(yaml.safe_load, shown) if "metric" in read]
     assert sweep["metric"]["name"] == "epoch/validation_accuracy"
     options = [
