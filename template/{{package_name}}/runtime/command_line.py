@@ -46,6 +46,12 @@ OTHER_NAMES = {
     "seed": "random_seed manual_seed",
     "weight_decay": "wd",
 }
+# What tyro says of a wrong value, and the same in fewer words.
+PLAIN_WORDS = {
+    "^Error parsing (--[^:]+): ": r"\1 ",
+    "^Missing value for argument '(--.+)'.*": r"\1 needs a value",
+    r"^invalid choice (.+) for argument '(--.+)'\. Expected one of \((.+)\)$": r"\2 must be one of \3, not \1",
+}
 
 T = TypeVar("T")
 
@@ -61,10 +67,10 @@ def at_least(
         try:
             value = whole(words[0]) if number is int else number(words[0])
         except (ValueError, OverflowError):
-            raise ValueError(f"{words[0]} is no {'whole ' * (number is int)}number") from None
+            raise ValueError(f"needs a {'whole ' * (number is int)}number, not {words[0]!r}") from None
         if not minimum <= value < below:
-            limit = f" and below {below}" if below < math.inf else ""
-            raise ValueError(f"{words[0]} is not a number of at least {minimum}{limit}")
+            limit = f"below {below}" if value >= below else f"at least {minimum}"
+            raise ValueError(f"must be {limit}, not {words[0]}")
         return value
 
     return PrimitiveConstructorSpec(
@@ -89,7 +95,7 @@ def whole(text: str) -> int:
 def path_or_newest(words: list[str]) -> str:
     """Read what follows --resume: nothing, auto or one path."""
     if len(words) > 1:
-        raise ValueError(f"give one path at most, not {' '.join(words)}")
+        raise ValueError(f"takes one path, not {' and '.join(words)}")
     return words[0] if words else NEWEST
 
 
@@ -202,11 +208,14 @@ def in_one_sentence(complaint: str, config: Any) -> str:
     text = re.sub("[\u2500-\u257f]", " ", re.sub(r"\x1b\[[\d;]*m", "", complaint.partition("\n")[2]))
     text = re.split("Argument helptext:|Perhaps you meant:|Arguments similar to|For full help", text)[0]
     text = " ".join(text.split()).removesuffix(".")
-    if not text.startswith("Unrecognized options:"):
+    for pattern, words in PLAIN_WORDS.items():
+        text = re.sub(pattern, words, text)
+    if not (unknown := re.match("Unrecognized options: (.*)", text)):
         return text
-    options = re.findall(r"(?<= )-*([A-Za-z][\w-]*)", text.partition(":")[2])
-    hints = [f"--{hint.replace('_', '-')}" for option in options if (hint := similar_option(option, config))]
-    return f"{text}: {'did you mean ' + ', '.join(hints) + '?' if hints else 'see --help'}"
+    options = re.findall(r"-+[A-Za-z][\w-]*", unknown[1])
+    hints = [f"--{hint.replace('_', '-')}" for option in options if (hint := similar_option(option.strip("-"), config))]
+    advice = f"did you mean {', '.join(hints)}?" if hints else "see --help"
+    return f"there is no option {', '.join(options) or unknown[1]}: {advice}"
 
 
 def similar_option(name: str, config: Any) -> str | None:
