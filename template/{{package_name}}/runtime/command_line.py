@@ -28,7 +28,7 @@ NEWEST = "newest"
 AUTO = "auto"
 SEVERAL = (list, tuple, set, frozenset, Sequence)  # types of options that take several values
 SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-# What other programs call the options: who types these, or something close, is told the name here.
+# What other programs call the options: typing one of these, or something close, gets a hint.
 OTHER_NAMES = {
     "global_batch_size": "batch_size train_batch_size per_device_train_batch_size",
     "accum_steps": "gradient_accumulation_steps accumulate_grad_batches grad_accum",
@@ -127,7 +127,7 @@ File = OptionalPath
 
 
 def with_defaults_of_base(options: type[T]) -> type[T]:
-    """Let each option that the base class has, too, keep the default that it has there; to be used below @dataclass."""
+    """Keep the defaults of the base class for options that both classes have; use it below @dataclass."""
     for name in vars(options).keys() & {field.name for field in fields(cast(Any, options.__base__))}:
         setattr(options, name, getattr(options.__base__, name))
     return options
@@ -219,7 +219,7 @@ def in_one_sentence(complaint: str, config: Any) -> str:
 
 
 def similar_option(name: str, config: Any) -> str | None:
-    """Return the option that may be meant by a name that no option has."""
+    """Return the option that is closest to an unknown name."""
     options = [field.name for field in fields(config)]
     meant = {other: option for option in options for other in OTHER_NAMES.get(option, "").split()}
     meant |= {option: option for option in (*options, "config", "doctor")}
@@ -304,7 +304,7 @@ def load(text: str, *, is_json: bool) -> Any:
 
 
 def words_for(option: str, value: Any, kind: Any, default: Any) -> list[str]:
-    """Return an option with the value that a file gives it as words. Raises ValueError if it cannot be of this kind."""
+    """Return an option and its value as words of the command line. Raises ValueError if it cannot be of this kind."""
     kinds = {kind, *get_args(kind)}
     if isinstance(value, dict) and ((isinstance(default, dict) and default) or is_dataclass(kind)):
         inner = get_type_hints(kind) if is_dataclass(kind) else dict.fromkeys(value, (get_args(kind) or [str])[-1])

@@ -80,7 +80,7 @@ def checked(returned: Any) -> tuple[Any, Any]:
 def digests_of(datasets: dict[str, Any], config: Config) -> dict[str, str | None]:
     """Return a digest of the first, middle and last sample of each set; None if one cannot be loaded.
 
-    If workers are to load the data, one does it here, too: files that this process opened would be theirs as well.
+    If workers load the data, one loads these samples: workers would inherit files that this process opens.
     """
     digests: dict[str, str | None] = dict.fromkeys(datasets)
     for name, dataset in datasets.items():
@@ -106,7 +106,7 @@ def loader_of(dataset: Dataset[Any], sampler: Iterable[Batch], workers: int, **o
 
 
 class DeviceBatches:
-    """The batches of a sampler, loaded, by worker processes that live as long as this, and moved to the device."""
+    """Loads the batches of a sampler, with persistent workers, and moves them to the device."""
 
     phase = "evaluating"
 
@@ -126,7 +126,7 @@ class DeviceBatches:
     def __iter__(self) -> Iterator[Any]:
         HERE.phase = self.phase
         moved: Iterator[Any] = map(self._move, self._loaded())
-        if self.copies and self.workers:  # without workers, the random generators of the rank would be ahead, too
+        if self.copies and self.workers:  # without workers, this would also advance the rank's random generators
             # One ahead: the next copy begins before a step that the CPU may wait for.
             moved = (batch for batch, _ in pairwise(chain(moved, [None])))
         self.arrived = 0
@@ -280,8 +280,8 @@ def from_workers(loader: DataLoader[Any]) -> Iterator[Any]:
         raise UserError(f"--workers: processes that load data cannot start: {reason}: {advice}") from error
     for worker in workers_of(loader) if starting else ():
         Finalize(None, worker.kill, exitpriority=0)  # else this process would wait at its end for one that hangs
-    # Its handler would raise an error wherever the rank is by then, such as within a save. The loader looks after its
-    # workers while it waits for them, too.
+    # DataLoader's handler would raise in the middle of anything, such as a save. The loader also checks its workers
+    # while it waits for them.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     return passed_on(batches, loader)
 
@@ -323,7 +323,7 @@ def signals_held_back() -> Iterator[None]:
 
 
 def outlive_signals(rank: int, worker: int) -> None:
-    """Let a worker process load on if the whole job is asked to stop: its rank still has a step to complete.
+    """Keep a worker alive when the whole job gets a stop signal: its rank still has to complete a step.
 
     It ends when its rank, which has this process ID, wants it to, or is gone.
     """

@@ -21,7 +21,7 @@ class Mean(NamedTuple):
     """A sum and what to divide it by, so that the mean over any batches and ranks is exact."""
 
     sum: Tensor | float  # of any shape; that of the loss is a scalar
-    count: Tensor | float  # type: ignore[assignment]  # of samples, of tokens, or of whatever else the mean is over
+    count: Tensor | float  # type: ignore[assignment]  # of samples, tokens, or other units
 
 
 Totals = dict[str, Mean]  # over all ranks, as floats; a sum that is no scalar is a tensor of float64 on the CPU
@@ -55,7 +55,7 @@ class Meter:
         self.totals: Tensor | float = 0.0  # each sum, flattened, and its count, in a row
 
     def add(self, means: dict[str, Mean], *, counts: bool = True) -> None:
-        """Add the means of a batch, if it counts. Raises UserError if the names are not those of the batches before."""
+        """Add the means of a batch, if it counts. Raises UserError if earlier batches had other names."""
         if not counts:
             means = {name: Mean(torch.zeros_like(torch.as_tensor(mean.sum)), 0) for name, mean in means.items()}
         if not self.shapes:
@@ -196,7 +196,7 @@ class Progress:
         return self.evaluated_step == self.step or (save_every > 0 and self.step % save_every == 0)
 
     def add_evaluation(self, metrics: dict[str, float], decides: str, *, higher: bool) -> None:
-        """Count an evaluation after this step, and remember its metrics if the one that decides is the best so far."""
+        """Count an evaluation after this step, and remember its metrics if the deciding metric is the best so far."""
         self.evaluated_step = self.step
         self.since_best += 1
         value = metrics[decides]
@@ -215,7 +215,7 @@ class Progress:
             self.of_epoch = {}
 
     def forget_best(self) -> None:
-        """Look for the best metrics anew."""
+        """Forget the best metrics."""
         self.best, self.best_metrics, self.since_best = math.nan, {}, 0
 
     def state_dict(self) -> dict[str, Any]:
