@@ -71,7 +71,7 @@ EDITS = (
     Edit(
         "metrics reduced in every step",
         "train.py",
-        Rewrite("due or saving or leaving", "due or saving or True", "train_epoch"),
+        Rewrite("progress.is_reduction_due()", "True", "main"),
     ),
 )
 

@@ -133,8 +133,14 @@ def generated_run(rank: int, folder: Path, device: torch.device, ranks: int = se
 
 def train_block(run: Any) -> None:
     """Train one block with the generated project."""
-    imported("train").train_epoch(run)
-    run.progress.complete_epoch()
+    train, progress = imported("train"), run.progress
+    for micro_batches in run.reporter.progress_bar(run.training):
+        train.train_step(run, micro_batches)
+        if progress.is_reduction_due():
+            train.reduce_and_log(run)
+        if progress.has_finished_epoch():
+            break
+    progress.start_next_epoch()
 
 
 def take_turns(loops: dict[str, Loop], blocks: int) -> dict[str, Record]:

@@ -22,7 +22,7 @@ from torch.utils.data import BatchSampler, DistributedSampler
 
 from . import runner
 from .runner import Record, imported, new_project, say, seconds_of
-from .simulated import norms_of_resnet_50, one_of
+from .simulated import norms_of_resnet_50, one_of, progress_of
 
 SAMPLES = [10**power for power in range(3, 10)]
 WORLD_SIZES = [1, 8, 64, 1024]
@@ -166,7 +166,7 @@ def kept(network: str, run_dir: Path) -> Any:
     made = []
     for folder in (run_dir.with_name("first"), run_dir):
         config = of_project("config").Config(run_dir=folder, keep=1)
-        made.append(of_project("runtime.checkpoint").Checkpoints(config, of_project("runtime.meter").Progress(), model))
+        made.append(of_project("runtime.checkpoint").Checkpoints(config, progress_of(of_project, config), model))
     with one_of(1):
         made[0].save()
         made[0].restore([made[0].folder / "last.pt"])

@@ -1,7 +1,7 @@
 """Ranks that are not there: one process does what one of many would, so that what many cost can be measured."""
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -49,3 +49,10 @@ def one_of(world_size: int, rank: int = 0) -> Iterator[None]:
         broadcast_object_list=broadcast,
     ):
         yield
+
+
+def progress_of(package: Callable[[str], Any], config: Any) -> Any:
+    """The progress of a run of a project, before its first step, on a training set as large as that of the digits."""
+    world = package("runtime.launcher").World(0, 0, 1, 1)
+    sampler = package("runtime.sampling").ResumableDistributedSampler(1437, 64, world, seed=0)
+    return package("runtime.meter").Progress(config, sampler)

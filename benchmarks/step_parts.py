@@ -35,8 +35,8 @@ PARTS = {
     "the number that corrects uneven counts": (f"{UPDATE}:Update.backward", f"{UPDATE}:Update._correct"),
     "judging the step": (f"{UPDATE}:Update.correct_gradients", f"{UPDATE}:Update.accepts"),
     "the optimizer": ("torch.optim:AdamW.step", "torch.optim:AdamW.zero_grad"),
-    "reports, one in ten steps": ("train:report",),
-    "the loop itself": ("train:train_epoch",),
+    "reports, one in ten steps": ("train:reduce_and_log",),
+    "the loop itself": ("train:train_step",),
 }
 
 

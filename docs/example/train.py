@@ -54,7 +54,7 @@ class Run:
         self.ddp = process_group.wrap(objective, config)
         self.update = update.Update(self.ddp, self.optimizer, config, device)
 
-        self.progress = meter.Progress()
+        self.progress = meter.Progress(config, self.training.sampler)
         self.checkpoints = checkpoint.Checkpoints(
             config, self.progress, self.model, optimizer=self.optimizer, update=self.update
         )
@@ -68,44 +68,24 @@ def main(config: Config, world: launcher.World, device: torch.device) -> exits.E
     """Train and evaluate. Every rank runs this."""
     run = Run(config, world, device)
     progress = run.progress
+    run.model.train()
     with run.reporter:
-        while not progress.is_done(config):
-            finished_epoch = train_epoch(run)
-            if run.stop.agreed and not progress.is_out_of_steps(config):
+        if progress.has_finished_epoch() and not progress.is_done():  # a signal came before its evaluation
+            finish_step(run)
+        for micro_batches in run.reporter.progress_bar(run.training):
+            train_step(run, micro_batches)
+            if progress.is_reduction_due():
+                reduce_and_log(run)
+            if run.stop.agreed and not progress.reached_max_steps():
                 run.checkpoints.save(wait=True)
                 return run.stop.leave(progress.step)
-            evaluating = progress.is_evaluation_due(config)
-            best = evaluating and evaluate(run)
-            if finished_epoch:
-                progress.complete_epoch()
-            if evaluating or progress.is_save_due(config):
-                run.checkpoints.save(best=best)
+            finish_step(run)
         run.checkpoints.complete()
     logging.info("done: best validation %s %.4g", task.BEST, progress.best)
     return exits.ExitCode.DONE
 
 
-def train_epoch(run: Run) -> bool:
-    """Train on what is left of the epoch. Returns False if --max-steps or a signal ended it early."""
-    config, progress = run.config, run.progress
-    run.model.train()
-    for micro_batches in run.reporter.watch(run.training.go_on(progress), progress):
-        lr = float(task.lr_at(progress.step, run.training.total_steps, config))
-        train_step(run, micro_batches, lr)
-        progress.advance(micro_batches.samples)
-        due = run.training.is_finished(progress) or progress.step % config.log_every == 0
-        saving = progress.is_save_due(config)
-        leaving = run.training.is_finished(progress) or progress.is_out_of_steps(config)
-        if due or saving or leaving:
-            report(run, lr, due=due)
-        if run.stop.agreed or leaving:
-            break
-        if saving:
-            run.checkpoints.save()
-    return run.training.is_finished(progress)
-
-
-def train_step(run: Run, micro_batches: loading.MicroBatches, lr: float) -> None:
+def train_step(run: Run, micro_batches: loading.MicroBatches) -> None:
     """Take one optimizer step on some micro-batches, together with all other ranks."""
     for i, batch in enumerate(micro_batches, start=1):
         # Only the last backward pass averages over the ranks; no_sync() must hold the others' forward pass too.
@@ -116,41 +96,52 @@ def train_step(run: Run, micro_batches: loading.MicroBatches, lr: float) -> None
     norm = run.update.correct_gradients()  # exact for uneven counts
     if run.config.clip_norm:
         torch.nn.utils.clip_grads_with_norm_(run.update.weights, run.config.clip_norm, norm)
+    lr = float(task.lr_at(run.progress.step, run.training.total_steps, run.config))
     for group in run.optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
     if run.update.accepts(norm):
         run.optimizer.step()
     run.update.zero_grad()
+    run.progress.advance(micro_batches.samples, lr)
 
 
-def report(run: Run, lr: float, *, due: bool) -> None:
-    """Add up over the ranks what was trained since the last report, and record it if a record is due.
+def reduce_and_log(run: Run) -> None:
+    """Reduce sums, skipped steps and stop signals over the ranks: the loop's only collective beside the gradients.
 
-    Beside the exchange of gradients, this is the loop's only one. If no record is due, the next one has it too: so a
-    run records the same, wherever it is saved, stopped and resumed.
+    Sums that are not logged yet carry over, so a run records the same wherever it is saved, stopped and resumed.
     """
     progress = run.progress
     totals, [stops, *left_out] = run.sums.reduce(run.stop.received, run.update.left_out)
     run.stop.agreed = stops > 0
     progress.count(totals)
     run.update.report(progress.step, left_out, run.checkpoints.advice)
-    if due or progress.is_out_of_steps(run.config):
-        run.reporter.log_training(progress, lr)
-    if due:
+    if progress.is_record_due() or progress.reached_max_steps():
+        run.reporter.log_training(progress)
+    if progress.is_record_due():
         progress.recent = {}
 
 
+def finish_step(run: Run) -> None:
+    """Evaluate, begin the next epoch and save, as far as they are due."""
+    if run.progress.is_evaluation_due():
+        evaluate(run)
+    run.progress.start_next_epoch()
+    if run.progress.is_save_due():
+        run.checkpoints.save()
+
+
 @torch.no_grad()
-def evaluate(run: Run) -> bool:
-    """Evaluate on all ranks, each sample once, and record the epoch. Returns whether the model is the best so far."""
+def evaluate(run: Run) -> None:
+    """Evaluate on all ranks, each sample once, and record the epoch."""
     sums = meter.Meter(run.device)
     run.model.eval()
     with collectives.averaged_buffers(run.model), run.update.evaluating():
         for batch, counts in run.validation:
             sums.add(meter.checked(task.compute(run.model, batch)), counts=counts)
+    run.model.train()
     metrics = reporting.metrics_of(sums.reduce()[0])
     run.reporter.log_evaluation(run.progress, metrics)
-    return run.progress.is_best(metrics, task.BEST, higher=task.HIGHER_IS_BETTER)
+    run.progress.add_evaluation(metrics, task.BEST, higher=task.HIGHER_IS_BETTER)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.simulated import one_of
+from benchmarks.simulated import one_of, progress_of
 from tests.conftest import Package, Render
 from tests.support.ranks import assert_same_state, names, train_on_ranks
 from tests.support.training import HAS_GPU, checkpoint, module_of
@@ -152,7 +152,7 @@ def test_a_gpu_loads_without_a_copy_in_memory(whole: Path, package: Package, mon
     for device, copied in {"cuda" if HAS_GPU else "meta": False, "cpu": True}.items():
         model = package("model").build_model().to(device)
         optimizer = torch.optim.AdamW(model.parameters())
-        checkpoints = module.Checkpoints(config, package("runtime.meter").Progress(), model, optimizer=optimizer)
+        checkpoints = module.Checkpoints(config, progress_of(package, config), model, optimizer=optimizer)
         with one_of(1), pytest.raises(AssertionError, match="copied") if copied else nullcontext():
             checkpoints._load(whole / "checkpoints" / "last.pt")
             assert {state["exp_avg"].device.type for state in optimizer.state.values()} == {device}

@@ -63,8 +63,8 @@ OF_OTHER_PROGRAMS = {
 def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> None:
     place = project(launcher=launcher, amp="torch")
     shown = output_of([sys.executable, "train.py", "--help"], place)
-    readme = (place / "README.md").read_text() + (place / "TROUBLESHOOTING.md").read_text()
+    readme = "".join((place / f"{page}.md").read_text() for page in ("README", "LAUNCHING", "TROUBLESHOOTING"))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme)) - OF_OTHER_PROGRAMS
     assert {"--resume", "--run-dir", "--keep"} <= named
     for option in named:
-        assert option in shown, f"README.md names {option}"
+        assert option in shown, f"a page names {option}"

@@ -1,13 +1,20 @@
 """What the training loop costs and reports: its collectives, its memory and the layout of numbers in it."""
 
+import copy
+import importlib
+import random
+import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
-from benchmarks.simulated import one_of
+from benchmarks.simulated import one_of, progress_of
 from tests.conftest import Package, Render
 from tests.support.ranks import collectives_of_an_epoch, gradients_beside_buckets, on_two_ranks, train_on_ranks
 from tests.support.training import checkpoint
@@ -52,13 +59,140 @@ def test_the_metrics_have_the_peak_memory_of_a_gpu(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: on_gpu)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 2**29)
-    reporting, progress = package("runtime.reporting"), package("runtime.meter").Progress()
+    reporting = package("runtime.reporting")
     recorded: list[dict[str, float]] = []
     with one_of(1):
         config, world = package("config").Config(run_dir=tmp_path), reporting.World(0, 0, 1, 1)
+        progress = progress_of(package, config)
         checkpoints = SimpleNamespace(progress=progress, model=torch.nn.Linear(1, 1))
         reporter = reporting.Reporter(config, world, checkpoints)
     monkeypatch.setattr(reporter.tracker, "log", lambda step, metrics: recorded.append(metrics))
     reporter.started = time.perf_counter()
-    reporter.log_training(progress, lr=0.1)
+    reporter.log_training(progress)
     assert recorded[0].get("peak_memory_gib") == (1.5 if on_gpu else None)
+
+
+@dataclass
+class Setting:
+    """What decides about the steps of a run."""
+
+    epochs: int
+    steps: int  # of an epoch
+    log_every: int
+    eval_every: int
+    save_every: int
+    max_steps: int
+    patience: int
+
+    @classmethod
+    def random(cls, numbers: random.Random) -> "Setting":
+        epochs, steps, log_every, eval_every = (numbers.randint(1, most) for most in (4, 9, 6, 3))
+        save_every, max_steps, patience = (numbers.choice(some) for some in ((0, 1, 3, 4), (0, 0, 5, 11), (0, 0, 1, 2)))
+        return cls(epochs, steps, log_every, eval_every, save_every, max_steps, patience)
+
+
+def quality(step: int) -> float:
+    return step * 104729 % 97 / 97
+
+
+def nested_loops(setting: Setting) -> list[tuple[Any, ...]]:
+    """What a run records and saves, by loops over epochs and their steps."""
+    events: list[tuple[Any, ...]] = []
+    step, best, since_best, recent = 0, -1.0, 0, 0
+    for epoch in range(1, setting.epochs + 1):
+        for place in range(1, setting.steps + 1):
+            step, recent = step + 1, recent + step + 1
+            last, out = place == setting.steps, step == setting.max_steps
+            if last or out or step % setting.log_every == 0:
+                events.append(("record", step, recent))
+                recent = 0
+            evaluated = out or (last and (epoch % setting.eval_every == 0 or epoch == setting.epochs))
+            if evaluated:
+                since_best = 0 if quality(step) > best else since_best + 1
+                best = max(best, quality(step))
+                events.append(("evaluation", step, epoch))
+            if evaluated or (setting.save_every and step % setting.save_every == 0):
+                events.append(("save", step, evaluated and since_best == 0))
+            if out or 0 < setting.patience <= since_best:
+                return events
+    return events
+
+
+def flat_loop(
+    setting: Setting, package: Package, train: Any, saved: Any, signal: int | None
+) -> tuple[list[tuple[Any, ...]], Any, int]:
+    """What main() of train.py records and saves from a checkpoint on, its last one, and its exit code."""
+    loading, meter = package("runtime.loading"), package("runtime.meter")
+    options = {name: value for name, value in vars(setting).items() if name != "steps"}
+    config = package("config").Config(**options, global_batch_size=2, workers=0)
+    sampler = package("runtime.sampling").ResumableDistributedSampler(
+        2 * setting.steps + 1, 2, package("runtime.launcher").World(0, 0, 1, 1), 0
+    )
+    events: list[tuple[Any, ...]] = []
+    own: list[int] = []
+    progress = meter.Progress(config, sampler)
+    if saved:
+        progress.load_state_dict(saved)
+
+    def reduce(*_: Any) -> tuple[Any, list[float]]:
+        total = meter.Mean(float(sum(own)), 1.0)
+        own.clear()
+        return {"loss": total}, [signal is not None and progress.step >= signal, 0, 0]
+
+    def log(progress: Any) -> None:
+        events.append(("record", progress.step, progress.recent["loss"].sum))
+
+    def evaluate(run: Any) -> None:
+        events.append(("evaluation", progress.step, progress.epoch + 1))
+        progress.add_evaluation({"accuracy": quality(progress.step)}, "accuracy", higher=True)
+
+    def save(*, wait: bool = False) -> None:
+        nonlocal saved
+        saved = copy.deepcopy(progress.state_dict())
+        if not wait:
+            events.append(("save", progress.step, progress.is_best()))
+
+    def train_step(run: Any, micro_batches: Any) -> None:
+        own.append(progress.step + 1)
+        progress.advance(micro_batches.samples, 0.1)
+
+    training = loading.TrainingBatches([0] * sampler.samples, sampler, config, torch.device("cpu"))
+    run = SimpleNamespace(
+        config=config,
+        progress=progress,
+        training=training,
+        model=torch.nn.Identity(),
+        sums=SimpleNamespace(reduce=reduce),
+        update=SimpleNamespace(left_out=[0, 0], report=lambda *_: None),
+        reporter=mock.MagicMock(progress_bar=lambda steps: steps.steps_from(progress), log_training=log),
+        checkpoints=SimpleNamespace(save=save, complete=lambda: None, advice=str),
+        stop=SimpleNamespace(received=False, agreed=False, leave=lambda step: 75),
+    )
+    with mock.patch.multiple(train, Run=lambda *_: run, train_step=train_step, evaluate=evaluate):
+        code = train.main(config, None, None)
+    return events, saved, code
+
+
+def without_saves(events: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """All but those that --save-every asks for: a stop saves in their place."""
+    return [event for event in events if event[0] != "save" or event[2]]
+
+
+def test_the_flat_loop_does_what_nested_loops_do_and_so_do_its_parts(
+    package: Package, project: Render, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has settings at random, and stops at random steps."""
+    monkeypatch.syspath_prepend(project())
+    monkeypatch.delitem(sys.modules, "train", raising=False)
+    train, numbers = importlib.import_module("train"), random.Random(1)
+    for _ in range(200):
+        setting = Setting.random(numbers)
+        expected = nested_loops(setting)
+        assert flat_loop(setting, package, train, None, None)[0] == expected, setting
+        events: list[tuple[Any, ...]] = []
+        saved, code = None, 75
+        while code == 75:
+            signal = (saved["step"] if saved else 0) + numbers.randint(1, 9) if len(events) < 40 else None
+            more, saved, code = flat_loop(setting, package, train, saved, signal)
+            events += more
+        assert without_saves(events) == without_saves(expected), setting

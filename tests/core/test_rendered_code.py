@@ -82,7 +82,7 @@ def test_shell_scripts_are_valid_and_can_be_started_as_the_readme_says(with_choi
     for script in scripts:
         assert script.read_text().startswith("#!/usr/bin/env bash\n")
     output_of([Path(sys.executable).with_name("shellcheck"), "--norc", *scripts], project)
-    readme = (project / "README.md").read_text()
+    readme = (project / "README.md").read_text() + (project / "LAUNCHING.md").read_text()
     started = {project / script for script in re.findall(r"(?<![\w.])(?:\./|(?=kubernetes/))([\w./-]+\b)", readme)}
     assert {path for path in started if path.suffix != ".yaml"} <= set(scripts)
     for script in {*scripts, *project.rglob("*.sh")}:
@@ -105,7 +105,7 @@ def code_and_settings(project: Path) -> dict[str, str]:
     """
     paths = [path for path in sorted(project.rglob("*")) if path.is_file() and path.suffix != ".npz"]
     texts = {str(path.relative_to(project)): path.read_text() for path in paths}
-    for name in ("README.md", "TROUBLESHOOTING.md", "UPDATING.md", ".copier-answers.yml"):
+    for name in ("README.md", "LAUNCHING.md", "TROUBLESHOOTING.md", "UPDATING.md", ".copier-answers.yml"):
         del texts[name]
     texts["tests/conftest.py"] = texts["tests/conftest.py"].replace('"spawn" if sys.platform', "")
     return texts
@@ -133,7 +133,7 @@ def test_there_is_no_trace_of_an_answer_that_was_not_given(with_choice: WithChoi
 
 
 # What tells of the task beside the owner's files.
-OF_THE_TASK = {"README.md", "RECIPES.md", "UPDATING.md", ".copier-answers.yml", "pyproject.toml"}
+OF_THE_TASK = {"README.md", "LAUNCHING.md", "RECIPES.md", "UPDATING.md", ".copier-answers.yml", "pyproject.toml"}
 
 
 @pytest.mark.parametrize("others", [{}, {"launcher": "slurm", "amp": "apex", "sync_bn": True, "logging": "mlflow"}])

@@ -11,7 +11,7 @@ from unittest import mock
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.simulated import norms_of_resnet_50, one_of
+from benchmarks.simulated import norms_of_resnet_50, one_of, progress_of
 
 FEW_RANKS, MANY_RANKS = 4, 1024
 
@@ -36,7 +36,7 @@ def test_to_go_on_costs_a_rank_no_more_among_many(package: Callable[..., Any], t
     read, records, memory, sizes = [], [], [], []
     for ranks in (FEW_RANKS, MANY_RANKS):
         config = package("config").Config(run_dir=tmp_path / str(ranks))
-        progress = package("runtime.meter").Progress()
+        progress = progress_of(package, config)
         checkpoints = package("runtime.checkpoint").Checkpoints(config, progress, norms_of_resnet_50())
         path = checkpoints.folder / "last.pt"
         with one_of(ranks):
@@ -63,7 +63,8 @@ def test_what_a_rank_sends_to_save_does_not_grow_with_the_ranks(package: Callabl
         assert rows is None
         sent.append(own.nbytes)
 
-    config, progress = package("config").Config(run_dir=tmp_path), package("runtime.meter").Progress()
+    config = package("config").Config(run_dir=tmp_path)
+    progress = progress_of(package, config)
     checkpoints = package("runtime.checkpoint").Checkpoints(config, progress, norms_of_resnet_50())
     for ranks in (FEW_RANKS, MANY_RANKS):
         with one_of(ranks, ranks - 1), mock.patch.object(dist, "gather", gather):

@@ -1,4 +1,4 @@
-"""SkyPilot reads the task that a README shows, and what the task runs on each machine trains as one run."""
+"""SkyPilot reads the task that LAUNCHING.md shows, and what the task runs on each machine trains as one run."""
 
 import json
 import os
@@ -33,7 +33,9 @@ CATALOG = "from sky.catalog import common; print(common.get_catalog_path('common
 
 @pytest.fixture(scope="module")
 def shown(project: Render) -> str:
-    [task] = re.findall(r"`skypilot.yaml`:\n\n```yaml\n(.*?)^```", (project() / "README.md").read_text(), re.M | re.S)
+    [task] = re.findall(
+        r"`skypilot.yaml`:\n\n```yaml\n(.*?)^```", (project() / "LAUNCHING.md").read_text(), re.M | re.S
+    )
     return str(task)
 
 

@@ -25,8 +25,8 @@ TWO_NODES = ("--nodes=2", "--ntasks-per-node=1")
 def place(own_project: Render) -> Path:
     """A project with one commit, whose steps take as long as the variable PACE says until it resumes."""
     project = own_project(launcher="slurm")
-    slow = '__import__("time").sleep(0 if config.resume else float(__import__("os").environ.get("PACE", 0)))\n{}'
-    Rewrite("progress.advance($X)", slow, "train_epoch").apply(project / "train.py")
+    slow = '__import__("time").sleep(0 if run.config.resume else float(__import__("os").environ.get("PACE", 0)))\n{}'
+    Rewrite("run.progress.advance($$$A)", slow, "train_step").apply(project / "train.py")
     where = "python -c \"import ddp_project; print('imported', ddp_project.__file__)\"\n"
     script = (project / "launch.sh").read_text()
     (project / "launch.sh").write_text(script.replace("\n# One task that fails", f"\n{where}\n# One task that fails"))

@@ -96,8 +96,8 @@ def test_what_a_worker_leaves_ends_the_same(
     options = ("--max-steps=20", "--save-every=2", "--log-every=1")
     project = edited(repr(options), launcher)
     train(project, tmp_path / "whole", *options, launcher=launcher)
-    slow = "__import__('time').sleep(0 if config.resume == 'newest' else 0.3)\n{}"
-    Rewrite("progress.advance($X)", slow, "train_epoch").apply(project / "train.py")
+    slow = "__import__('time').sleep(0 if run.config.resume == 'newest' else 0.3)\n{}"
+    Rewrite("run.progress.advance($$$A)", slow, "train_step").apply(project / "train.py")
     worker = start(project, 1)
     wait_for_line(project / "runs" / "sweep" / "0" / "train.log", "step 5 ")
     run_dir = project / "runs" / "sweep" / "0"

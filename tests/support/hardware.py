@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
-from generator.chaos.quota import cpu_quota
+from generator.chaos.surroundings import cpu_quota
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Tensor], *method: Any) 
     """
     if isinstance(batch, Tensor):
         return function(batch)
-    if method and callable(getattr(type(batch), method[0], None)):  # a field may have the name, too
+    if method and callable(getattr(type(batch), method[0], None)):  # a field may have the same name
         changed = getattr(batch, method[0])(*method[1:])
         return batch if changed is None else changed
     if isinstance(batch, Mapping):
@@ -90,7 +90,7 @@ def attributes(value: Any) -> list[str]:
 def with_attributes(value: Any, parts: dict[str, Any]) -> Any:
     """Return a copy of an object with other attributes, frozen or not; __init__() is not called."""
     changed = copy(value)
-    getattr(changed, "__dict__", {}).clear()  # of what is cached, too
+    getattr(changed, "__dict__", {}).clear()  # also of cached properties
     for name, part in parts.items():
         object.__setattr__(changed, name, part)
     return changed
@@ -195,7 +195,7 @@ class BatchDataset(Dataset[Any]):
         # torch.manual_seed() would seed the GPUs too, which takes 100 times as long.
         torch.default_generator.manual_seed(seed)
         in_worker = get_worker_info() is not None
-        if in_worker:  # without workers, they go on with the generators of the rank
+        if in_worker:  # without workers, they use the generators of the rank
             random.seed(seed)
             np.random.seed(seed % 2**32)
         try:
@@ -219,7 +219,7 @@ class BatchDataset(Dataset[Any]):
 
 
 def loaded(load: Callable[[Any], Any], indices: Any) -> Any:
-    """Return what a dataset does. An error that is none for the user names the sample and the owner's line, too."""
+    """Return what a dataset does. An error in the owner's code also names the sample and the line."""
     try:
         return load(indices)
     except (UserError, MemoryError):

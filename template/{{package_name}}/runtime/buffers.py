@@ -65,7 +65,7 @@ def shapes_of(model: nn.Module) -> dict[str, list[int]]:
 
 
 def set_buffer(model: nn.Module, name: str, value: Tensor | None) -> None:
-    """Give a buffer a value, whatever its shape; None takes it away."""
+    """Set a buffer to a value of any shape; None removes it."""
     buffer = persistent_buffers(model).get(name)
     if buffer is not None and value is not None and buffer.shape == value.shape:
         buffer.copy_(value)

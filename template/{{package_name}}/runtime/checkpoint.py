@@ -1,4 +1,4 @@
-"""Checkpoints: written by rank 0, whole or not at all, and enough to go on as if nothing had happened."""
+"""Checkpoints: rank 0 writes them atomically; a run resumes from one exactly."""
 
 import copy
 import io
@@ -179,7 +179,7 @@ class Checkpoints:
         self.before_save: Callable[[], None] = lambda: None  # rank 0 does this then, so that its records are not behind
         self.writing: Future[Any] | None = None  # on rank 0, with --async-saves; it may outlive the process group
 
-    def save(self, *, best: bool = False, wait: bool = False) -> None:
+    def save(self, *, wait: bool = False) -> None:
         """Write a checkpoint. All ranks call it, since each has a state of its own; it returns when the disk has it.
 
         With --async-saves it returns when the memory has it, unless it shall wait.
@@ -197,7 +197,7 @@ class Checkpoints:
         ranks: dict[str, Any] = {kind: stack_on_main(own) for kind, own in rank_state(self.model).items()}
         of_ranks = gather_buffers(self.model, unequal)
         ranks["buffers"] |= {name: [buffers[name] for buffers in of_ranks] for name in unequal}
-        entry = {"step": self.progress.step, "best": best, "world_size": dist.get_world_size()}
+        entry = {"step": self.progress.step, "best": self.progress.is_best(), "world_size": dist.get_world_size()}
         HERE.phase = "saving"
         with averaged_buffers(self.model, unequal):
             checkpoint = self._state() | {"ranks": ranks, "world_size": entry["world_size"]}
@@ -278,7 +278,7 @@ class Checkpoints:
             grow_buffers(self.model, checkpoint.get("grown_buffers", {}), checkpoint["model"])
             for name, part in self.parts.items():
                 further = [{*changed}] if isinstance(part, OptimizerState) else []
-                # On a CPU an optimizer would go on in the memory of the file; a GPU has its own.
+                # On a CPU, the optimizer would write to the mapped file; a GPU has its own memory.
                 part.load_state_dict(copy.deepcopy(checkpoint[name]) if on_cpu else checkpoint[name], *further)
                 # RNG and running statistics belong to a rank: other ranks start again, from the means.
                 if part is self.model and checkpoint["world_size"] == dist.get_world_size():
@@ -335,7 +335,7 @@ def read_checkpoint(path: Path, required: Iterable[str]) -> dict[str, Any]:
     """Read the file. Raises UserError if it is damaged, or no checkpoint that has all that is required."""
     try:
         # weights_only: a checkpoint holds plain types alone, so that one from a stranger cannot run code.
-        # mmap: each rank reads its own part of what differs from rank to rank, not that of all. The name must be UTF-8
+        # mmap: each rank reads only its own part of the per-rank state. The name must be UTF-8
         # then, whatever the locale is: so it is that of the open file.
         with open(path, "rb") as file:
             mapped = is_zipfile(path)  # not so the format before PyTorch 1.6
@@ -365,7 +365,7 @@ def rank_state(model: nn.Module) -> dict[str, dict[str, Tensor]]:
 
 
 def set_rank_state(model: nn.Module, ranks: dict[str, dict[str, Any]], rank: int, *, new_seed: bool) -> None:
-    """Go on with what is saved of a rank, of the states of all ranks; random numbers begin anew with a new seed."""
+    """Go on with what is saved of a rank, of the states of all ranks; with a new seed, random numbers start again."""
     if not new_seed:
         # Clones, since torch.set_rng_state() misreads what lies within a larger tensor.
         set_generator_states({name: rows[rank].clone() for name, rows in ranks["generators"].items()})

@@ -70,7 +70,7 @@ def stack_on_main(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def on_main(work: Callable[[], T]) -> T:
-    """Do something on rank 0 alone, however long it takes: the others do not wait for it until --timeout.
+    """Run a function on rank 0 alone. It may take longer than --timeout.
 
     Every rank returns its result, or raises its UserError or OSError as UserError.
     """

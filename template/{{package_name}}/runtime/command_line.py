@@ -28,7 +28,7 @@ NEWEST = "newest"
 AUTO = "auto"
 SEVERAL = (list, tuple, set, frozenset, Sequence)  # types of options that take several values
 SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-# What other programs call the options: who types these, or something close, is told the name here.
+# What other programs call the options: typing one of these, or something close, gets a hint.
 OTHER_NAMES = {
     "global_batch_size": "batch_size train_batch_size per_device_train_batch_size",
     "accum_steps": "gradient_accumulation_steps accumulate_grad_batches grad_accum",
@@ -46,6 +46,12 @@ OTHER_NAMES = {
     "seed": "random_seed manual_seed",
     "weight_decay": "wd",
 }
+# What tyro says of a wrong value, and the same in fewer words.
+PLAIN_WORDS = {
+    "^Error parsing (--[^:]+): ": r"\1 ",
+    "^Missing value for argument '(--.+)'.*": r"\1 needs a value",
+    r"^invalid choice (.+) for argument '(--.+)'\. Expected one of \((.+)\)$": r"\2 must be one of \3, not \1",
+}
 
 T = TypeVar("T")
 
@@ -61,10 +67,10 @@ def at_least(
         try:
             value = whole(words[0]) if number is int else number(words[0])
         except (ValueError, OverflowError):
-            raise ValueError(f"{words[0]} is no {'whole ' * (number is int)}number") from None
+            raise ValueError(f"needs a {'whole ' * (number is int)}number, not {words[0]!r}") from None
         if not minimum <= value < below:
-            limit = f" and below {below}" if below < math.inf else ""
-            raise ValueError(f"{words[0]} is not a number of at least {minimum}{limit}")
+            limit = f"below {below}" if value >= below else f"at least {minimum}"
+            raise ValueError(f"must be {limit}, not {words[0]}")
         return value
 
     return PrimitiveConstructorSpec(
@@ -89,18 +95,18 @@ def whole(text: str) -> int:
 def path_or_newest(words: list[str]) -> str:
     """Read what follows --resume: nothing, auto or one path."""
     if len(words) > 1:
-        raise ValueError(f"give one path at most, not {' '.join(words)}")
+        raise ValueError(f"takes one path, not {' and '.join(words)}")
     return words[0] if words else NEWEST
 
 
-Count = Annotated[int, at_least(1, below=2**40)]
-CountOrZero = Annotated[int, at_least(0, below=2**63)]
+PositiveInt = Annotated[int, at_least(1, below=2**40)]
+NonNegativeInt = Annotated[int, at_least(0, below=2**63)]
 Seconds = Annotated[int, at_least(0, below=2**31)]
-CountOrAuto = Annotated[int | str, at_least(0, or_auto=True)]
-Amount = Annotated[float, at_least(0, float)]
-Share = Annotated[float, at_least(0, float, below=1)]
-File = Annotated[str | None, tyro.conf.arg(metavar="PATH")]
-Checkpoint = Annotated[
+NonNegativeIntOrAuto = Annotated[int | str, at_least(0, or_auto=True)]
+NonNegativeFloat = Annotated[float, at_least(0, float)]
+UnitFloat = Annotated[float, at_least(0, float, below=1)]
+OptionalPath = Annotated[str | None, tyro.conf.arg(metavar="PATH")]
+ResumeFrom = Annotated[
     str | None,
     PrimitiveConstructorSpec(
         nargs=(0, 1),
@@ -111,9 +117,17 @@ Checkpoint = Annotated[
     ),
 ]
 
+# As options.py of projects of version 1 imports them.
+Count = PositiveInt
+CountOrZero = NonNegativeInt
+CountOrAuto = NonNegativeIntOrAuto
+Amount = NonNegativeFloat
+Share = UnitFloat
+File = OptionalPath
+
 
 def with_defaults_of_base(options: type[T]) -> type[T]:
-    """Let each option that the base class has, too, keep the default that it has there; to be used below @dataclass."""
+    """Keep the defaults of the base class for options that both classes have; use it below @dataclass."""
     for name in vars(options).keys() & {field.name for field in fields(cast(Any, options.__base__))}:
         setattr(options, name, getattr(options.__base__, name))
     return options
@@ -194,15 +208,18 @@ def in_one_sentence(complaint: str, config: Any) -> str:
     text = re.sub("[\u2500-\u257f]", " ", re.sub(r"\x1b\[[\d;]*m", "", complaint.partition("\n")[2]))
     text = re.split("Argument helptext:|Perhaps you meant:|Arguments similar to|For full help", text)[0]
     text = " ".join(text.split()).removesuffix(".")
-    if not text.startswith("Unrecognized options:"):
+    for pattern, words in PLAIN_WORDS.items():
+        text = re.sub(pattern, words, text)
+    if not (unknown := re.match("Unrecognized options: (.*)", text)):
         return text
-    options = re.findall(r"(?<= )-*([A-Za-z][\w-]*)", text.partition(":")[2])
-    hints = [f"--{hint.replace('_', '-')}" for option in options if (hint := similar_option(option, config))]
-    return f"{text}: {'did you mean ' + ', '.join(hints) + '?' if hints else 'see --help'}"
+    options = re.findall(r"-+[A-Za-z][\w-]*", unknown[1])
+    hints = [f"--{hint.replace('_', '-')}" for option in options if (hint := similar_option(option.strip("-"), config))]
+    advice = f"did you mean {', '.join(hints)}?" if hints else "see --help"
+    return f"there is no option {', '.join(options) or unknown[1]}: {advice}"
 
 
 def similar_option(name: str, config: Any) -> str | None:
-    """Return the option that may be meant by a name that no option has."""
+    """Return the option that is closest to an unknown name."""
     options = [field.name for field in fields(config)]
     meant = {other: option for option in options for other in OTHER_NAMES.get(option, "").split()}
     meant |= {option: option for option in (*options, "config", "doctor")}
@@ -287,7 +304,7 @@ def load(text: str, *, is_json: bool) -> Any:
 
 
 def words_for(option: str, value: Any, kind: Any, default: Any) -> list[str]:
-    """Return an option with the value that a file gives it as words. Raises ValueError if it cannot be of this kind."""
+    """Return an option and its value as words of the command line. Raises ValueError if it cannot be of this kind."""
     kinds = {kind, *get_args(kind)}
     if isinstance(value, dict) and ((isinstance(default, dict) and default) or is_dataclass(kind)):
         inner = get_type_hints(kind) if is_dataclass(kind) else dict.fromkeys(value, (get_args(kind) or [str])[-1])

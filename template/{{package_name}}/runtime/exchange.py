@@ -52,7 +52,7 @@ def exchange(config: Config, world: World, device: torch.device) -> ExitCode:
 
 
 def pairs(world: World, device: torch.device) -> Iterator[str]:
-    """Let each rank send to each other one. Yields a row for the slowest. Raises UserError if numbers are wrong."""
+    """Send from each rank to each other rank. Yields a row for the slowest. Raises UserError if numbers are wrong."""
     found = []
     for distance in range(1, world.world_size):
         to, source = (world.rank + distance) % world.world_size, (world.rank - distance) % world.world_size

@@ -50,7 +50,7 @@ class UserError(Exception):
 
 
 class Diverged(UserError):
-    """Gradients or weights are inf or NaN, on all ranks: to go on would be a waste."""
+    """Gradients or weights are inf or NaN, on all ranks: training further would be a waste."""
 
     code = ExitCode.DIVERGED
 
@@ -134,7 +134,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def ignore_stop_signals() -> None:
-    """Let no signal that comes from here on change how this process ends."""
+    """Ignore stop signals from here on: the exit code is decided."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -169,7 +169,7 @@ class StopSignals:
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Let the kernel kill this process as soon as what started it is gone; end now, if that had this ID and is gone."""
+    """Ask the kernel to kill this process when its parent dies; exit now if the parent, with this ID, is gone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of <sys/prctl.h>
     # The parent of all processes of a fork server is that server, which ends with what has started it.

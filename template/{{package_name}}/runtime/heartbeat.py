@@ -154,9 +154,9 @@ class SignsOfLife:
         HERE.failed, self.heeded = in_one_line(error), self.others
         self.record = write_record(self.rank)
         missing = self._missing(SILENT + 2 * BEAT)
-        # A rank whose time is out closes its connections, which others hear of in words of their own.
+        # A rank that times out closes its connections; other ranks then fail with other messages.
         if not missing and any("imed out" in said for said in (HERE.failed, *(it.failed for it in self.seen.values()))):
-            # Whoever came to the collective fails in it, too, a little sooner or later.
+            # Every rank that entered the collective fails within seconds.
             self._missing(PATIENCE)
             places = self.seen.items()
             missing = {rank: f"does not come: it is {place}" for rank, place in places if not place.failed}

@@ -80,7 +80,7 @@ def checked(returned: Any) -> tuple[Any, Any]:
 def digests_of(datasets: dict[str, Any], config: Config) -> dict[str, str | None]:
     """Return a digest of the first, middle and last sample of each set; None if one cannot be loaded.
 
-    If workers are to load the data, one does it here, too: files that this process opened would be theirs as well.
+    If workers load the data, one loads these samples: workers would inherit files that this process opens.
     """
     digests: dict[str, str | None] = dict.fromkeys(datasets)
     for name, dataset in datasets.items():
@@ -106,7 +106,7 @@ def loader_of(dataset: Dataset[Any], sampler: Iterable[Batch], workers: int, **o
 
 
 class DeviceBatches:
-    """The batches of a sampler, loaded, by worker processes that live as long as this, and moved to the device."""
+    """Loads the batches of a sampler, with persistent workers, and moves them to the device."""
 
     phase = "evaluating"
 
@@ -126,7 +126,7 @@ class DeviceBatches:
     def __iter__(self) -> Iterator[Any]:
         HERE.phase = self.phase
         moved: Iterator[Any] = map(self._move, self._loaded())
-        if self.copies and self.workers:  # without workers, the random generators of the rank would be ahead, too
+        if self.copies and self.workers:  # without workers, this would also advance the rank's random generators
             # One ahead: the next copy begins before a step that the CPU may wait for.
             moved = (batch for batch, _ in pairwise(chain(moved, [None])))
         self.arrived = 0
@@ -211,50 +211,35 @@ class TrainingBatches(DeviceBatches):
         self.sampler: ResumableDistributedSampler = sampler
         self.accum_steps = config.accum_steps
         self.total_steps = config.epochs * len(self)
-        self.waited = self.trained = 0.0  # seconds
+        self.waited = self.passed = 0.0  # seconds
 
-    def go_on(self, progress: Progress) -> "TrainingBatches":
-        """Choose the epoch to iterate over, from where it has come to. Returns itself.
-
-        Raises UserError if the epoch has begun with another number of samples: their order would be another one.
-        """
-        samples, before = self.sampler.samples, progress.samples_of_epoch or self.sampler.samples
-        if progress.samples_in_epoch and (before != samples or progress.samples_in_epoch > samples):
-            had = before if before != samples else f"at least {progress.samples_in_epoch}"
-            raise UserError(
-                f"data.py: the training set has {samples} samples and had {had} when epoch {progress.epoch + 1} began: "
-                "resume with as many, or from a checkpoint at the end of an epoch, or begin anew with --init-from"
-            )
-        progress.samples_of_epoch = samples
-        self.sampler.set_epoch(progress.epoch, skip=progress.samples_in_epoch)
-        return self
-
-    def is_finished(self, progress: Progress) -> bool:
-        """Return whether nothing is left of the epoch."""
-        return progress.samples_in_epoch + self.sampler.global_micro_batch_size > self.sampler.samples
+    def steps_from(self, progress: Progress) -> Iterator[MicroBatches]:
+        """Yield the micro-batches of each step, from where the run has come to, until nothing is left to train."""
+        while not progress.is_done():
+            self.sampler.set_epoch(progress.epoch, skip=progress.samples_in_epoch)
+            batches, left = iter(self), len(self.sampler)
+            while left and not progress.is_done():
+                number = min(self.accum_steps, left)
+                left -= number
+                step = MicroBatches(batches, number, number * self.sampler.global_micro_batch_size)
+                began = time.perf_counter()
+                yield step
+                if left:  # else the time of an evaluation is in it
+                    self._add_times(step.waited, time.perf_counter() - began)
+            progress.start_next_epoch()
 
     def __len__(self) -> int:
         """Return the steps that are left of the epoch."""
         return math.ceil(len(self.sampler) / self.accum_steps)
 
-    def __iter__(self) -> Iterator[MicroBatches]:
-        batches, left = super().__iter__(), len(self.sampler)
-        while left:
-            number = min(self.accum_steps, left)
-            left -= number
-            step = MicroBatches(batches, number, number * self.sampler.global_micro_batch_size)
-            began = time.perf_counter()
-            yield step
-            self.waited += step.waited
-            self.trained += time.perf_counter() - began - step.waited
-            if self.waited + self.trained > PERIOD:
-                self._tell()
-
-    def _tell(self) -> None:
-        share = self.waited / (self.waited + self.trained)
-        if share > 0.2:
-            logging.info("waiting for data takes %.0f %% of the time: try more --workers", 100 * share)
-        self.waited = self.trained = 0.0
+    def _add_times(self, waited: float, whole: float) -> None:
+        self.waited += waited
+        self.passed += whole
+        if self.passed > PERIOD:
+            if self.waited > 0.2 * self.passed:
+                share = 100 * self.waited / self.passed
+                logging.info("waiting for data takes %.0f %% of the time: try more --workers", share)
+            self.waited = self.passed = 0.0
 
 
 class EvaluationBatches(DeviceBatches):
@@ -295,8 +280,8 @@ def from_workers(loader: DataLoader[Any]) -> Iterator[Any]:
         raise UserError(f"--workers: processes that load data cannot start: {reason}: {advice}") from error
     for worker in workers_of(loader) if starting else ():
         Finalize(None, worker.kill, exitpriority=0)  # else this process would wait at its end for one that hangs
-    # Its handler would raise an error wherever the rank is by then, such as within a save. The loader looks after its
-    # workers while it waits for them, too.
+    # DataLoader's handler would raise in the middle of anything, such as a save. The loader also checks its workers
+    # while it waits for them.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     return passed_on(batches, loader)
 
@@ -338,7 +323,7 @@ def signals_held_back() -> Iterator[None]:
 
 
 def outlive_signals(rank: int, worker: int) -> None:
-    """Let a worker process load on if the whole job is asked to stop: its rank still has a step to complete.
+    """Keep a worker alive when the whole job gets a stop signal: its rank still has to complete a step.
 
     It ends when its rank, which has this process ID, wants it to, or is gone.
     """

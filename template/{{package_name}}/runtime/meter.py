@@ -1,7 +1,7 @@
 """Sums of the loss and the metrics over batches and ranks, and how far a run has come."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from ..config import Config
 from .collectives import gather, reduce_tensor
 from .exits import UserError
 from .heartbeat import HERE
+from .sampling import ResumableDistributedSampler
 
 NUMBERS = (Tensor, float, int)
 AT_ONCE = 64  # batches that are added up together: to do so in every step would cost 1 % of a step of 3 ms
@@ -20,7 +21,7 @@ class Mean(NamedTuple):
     """A sum and what to divide it by, so that the mean over any batches and ranks is exact."""
 
     sum: Tensor | float  # of any shape; that of the loss is a scalar
-    count: Tensor | float  # type: ignore[assignment]  # of samples, of tokens, or of whatever else the mean is over
+    count: Tensor | float  # type: ignore[assignment]  # of samples, tokens, or other units
 
 
 Totals = dict[str, Mean]  # over all ranks, as floats; a sum that is no scalar is a tensor of float64 on the CPU
@@ -54,7 +55,7 @@ class Meter:
         self.totals: Tensor | float = 0.0  # each sum, flattened, and its count, in a row
 
     def add(self, means: dict[str, Mean], *, counts: bool = True) -> None:
-        """Add the means of a batch, if it counts. Raises UserError if the names are not those of the batches before."""
+        """Add the means of a batch, if it counts. Raises UserError if earlier batches had other names."""
         if not counts:
             means = {name: Mean(torch.zeros_like(torch.as_tensor(mean.sum)), 0) for name, mean in means.items()}
         if not self.shapes:
@@ -122,81 +123,119 @@ def agreed_shapes(own: dict[str, torch.Size]) -> dict[str, torch.Size]:
 
 @dataclass
 class Progress:
-    """How far a run has come; the same on every rank."""
+    """How far a run has come, and what is due after a step; the same on every rank."""
 
+    config: InitVar[Config]
+    sampler: InitVar[ResumableDistributedSampler]
     step: int = 0  # optimizer steps
     epoch: int = 0  # epochs completed
     samples_in_epoch: int = 0  # trained in the current epoch, over all ranks
-    samples_of_epoch: int = 0  # of the training set that the epoch deals out; 0: not known
+    samples_of_epoch: int = 0  # of the training set that the epoch deals out
     samples_seen: int = 0  # trained in the whole run, over all ranks
     best: float = math.nan  # value of the metric that decides, on the validation set
     best_metrics: dict[str, float] = field(default_factory=dict)  # all metrics then, and the step
     since_best: int = 0  # evaluations
     of_epoch: Totals = field(default_factory=dict)  # of the current epoch, without losses that are not finite
-    recent: Totals = field(default_factory=dict)  # the same since metrics were due
+    recent: Totals = field(default_factory=dict)  # the same since the last record
 
-    def advance(self, samples: int) -> None:
-        """Count one optimizer step."""
+    def __post_init__(self, config: Config, sampler: ResumableDistributedSampler) -> None:
+        """Keep what decides about the next steps, which is no part of the state."""
+        self._config, self._sampler = config, sampler
+        self.samples_of_epoch = sampler.samples
+        self.lr = math.nan  # of the last step
+        self.evaluated_step = -1
+
+    def advance(self, samples: int, lr: float) -> None:
+        """Count an optimizer step."""
         self.step += 1
         self.samples_in_epoch += samples
         self.samples_seen += samples
+        self.lr = lr
         HERE.step = self.step
 
     def count(self, totals: Totals) -> None:
-        """Add up what all ranks have trained: of the epoch, and since metrics were due."""
+        """Add up what all ranks have trained: of the epoch, and since the last record."""
         for sums in (self.of_epoch, self.recent):
             for name, total in totals.items():
                 before = sums.get(name, Mean(0.0, 0.0))
                 sums[name] = Mean(before.sum + total.sum, before.count + total.count)
 
-    def complete_epoch(self) -> None:
-        """Go on to the start of the next epoch."""
-        self.epoch += 1
-        self.samples_in_epoch = 0
-        self.of_epoch = {}
+    def has_finished_epoch(self) -> bool:
+        """Return whether nothing is left of the epoch."""
+        return self.samples_in_epoch + self._sampler.global_micro_batch_size > self._sampler.samples
 
-    def is_out_of_steps(self, config: Config) -> bool:
+    def reached_max_steps(self) -> bool:
         """Return whether --max-steps ends the run here."""
-        return 0 < config.max_steps <= self.step
+        return 0 < self._config.max_steps <= self.step
 
-    def is_save_due(self, config: Config) -> bool:
-        """Return whether --save-every asks for a checkpoint after this step."""
-        return config.save_every > 0 and self.step % config.save_every == 0
-
-    def is_done(self, config: Config) -> bool:
-        """Return whether nothing is left to train."""
-        return self.epoch >= config.epochs or self.is_out_of_steps(config) or self.is_out_of_patience(config)
-
-    def is_out_of_patience(self, config: Config) -> bool:
+    def should_stop_early(self) -> bool:
         """Return whether --patience ends the run here."""
-        return 0 < config.patience <= self.since_best
+        return 0 < self._config.patience <= self.since_best
 
-    def is_evaluation_due(self, config: Config) -> bool:
-        """Return whether this epoch, which ends here, is one of those to evaluate: each last one is."""
-        last = self.is_out_of_steps(config) or self.epoch + 1 == config.epochs
-        return last or (self.epoch + 1) % config.eval_every == 0
+    def is_done(self) -> bool:
+        """Return whether nothing is left to train."""
+        return self.epoch >= self._config.epochs or self.reached_max_steps() or self.should_stop_early()
 
-    def is_best(self, metrics: dict[str, float], decides: str, *, higher: bool) -> bool:
-        """Return whether the metric that decides is the best so far, and remember the metrics if it is."""
+    def is_record_due(self) -> bool:
+        """Return whether --log-every asks for a record after this step; each epoch ends with one."""
+        return self.has_finished_epoch() or self.step % self._config.log_every == 0
+
+    def is_reduction_due(self) -> bool:
+        """Return whether the ranks reduce their sums after this step: for a record, a checkpoint or an evaluation."""
+        return self.is_record_due() or self.is_save_due() or self.reached_max_steps()
+
+    def is_evaluation_due(self) -> bool:
+        """Return whether to evaluate after this step: at --max-steps, and where --eval-every or the last epoch ends."""
+        epoch = self.epoch + 1
+        asked_for = epoch == self._config.epochs or epoch % self._config.eval_every == 0
+        return self.reached_max_steps() or (self.has_finished_epoch() and asked_for)
+
+    def is_save_due(self) -> bool:
+        """Return whether a checkpoint is due after this step: it was evaluated, or --save-every asks for one."""
+        save_every = self._config.save_every
+        return self.evaluated_step == self.step or (save_every > 0 and self.step % save_every == 0)
+
+    def add_evaluation(self, metrics: dict[str, float], decides: str, *, higher: bool) -> None:
+        """Count an evaluation after this step, and remember its metrics if the deciding metric is the best so far."""
+        self.evaluated_step = self.step
+        self.since_best += 1
         value = metrics[decides]
         if math.isnan(self.best) or (value > self.best if higher else value < self.best):
             self.best, self.best_metrics, self.since_best = value, {**metrics, "step": self.step}, 0
-            return True
-        self.since_best += 1
-        return False
+
+    def is_best(self) -> bool:
+        """Return whether the evaluation after this step is the best so far."""
+        return self.evaluated_step == self.step and self.since_best == 0
+
+    def start_next_epoch(self) -> None:
+        """Begin another epoch if nothing is left of this one."""
+        if self.has_finished_epoch():
+            self.epoch += 1
+            self.samples_in_epoch = 0
+            self.of_epoch = {}
 
     def forget_best(self) -> None:
-        """Look for the best metrics anew."""
+        """Forget the best metrics."""
         self.best, self.best_metrics, self.since_best = math.nan, {}, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it as plain numbers and tensors, for the checkpoint."""
         totals = {name: {key: [*mean] for key, mean in getattr(self, name).items()} for name in ("of_epoch", "recent")}
-        return vars(self) | totals
+        return {each.name: getattr(self, each.name) for each in fields(self)} | totals
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state. Raises TypeError if it is none."""
+        """Go on from a saved state. Raises TypeError if it is none.
+
+        Raises UserError if the epoch began with another number of samples: their order would be another one.
+        """
         totals = {name: {key: Mean(*mean) for key, mean in state[name].items()} for name in ("of_epoch", "recent")}
         best = math.nan if state["best"] is None else state["best"]  # None: from version 1.0.0, before an evaluation
-        vars(self).update(vars(Progress(**state | totals | {"best": best})))
+        vars(self).update(vars(Progress(self._config, self._sampler, **state | totals | {"best": best})))
+        samples, before = self._sampler.samples, state.get("samples_of_epoch") or self._sampler.samples
+        if self.samples_in_epoch and (before != samples or self.samples_in_epoch > samples):
+            had = before if before != samples else f"at least {self.samples_in_epoch}"
+            raise UserError(
+                f"data.py: the training set has {samples} samples and had {had} when epoch {self.epoch + 1} began: "
+                "resume with as many, or from a checkpoint at the end of an epoch, or begin anew with --init-from"
+            )
         HERE.step = self.step

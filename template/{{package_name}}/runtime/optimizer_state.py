@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from .exits import UserError
 from .plain import plain, some
 
-# Not to be turned on in the middle of a run: they need a state of their own from the first step on. SGD can begin late.
+# Not to be turned on in the middle of a run: they need state from the first step on. SGD can begin late.
 NEED_STATE = ("amsgrad", "centered", "momentum")
 ADVICE = "--init-from begins a new run with the weights alone"
 
@@ -46,7 +46,7 @@ class OptimizerState:
     def load_state_dict(self, state: State, changed: Collection[str] = ()) -> None:
         """Go on from saved state; of version 1, which does not say what was built, with the options that have changed.
 
-        Raises UserError if the state is that of other optimizers.
+        Raises UserError if it is the state of other optimizers.
         """
         states = state.get("optimizers", [state])
         if len(states) != len(self.parts):

@@ -41,7 +41,7 @@ class Permutation:
 
 
 def mixed(numbers: Numbers) -> Numbers:
-    """Let each bit of a number change half of the bits of the result: the last steps of SplitMix64 (Vigna, 2015)."""
+    """Mix the bits: each bit of a number changes half of the bits of the result (SplitMix64, Vigna, 2015)."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))

@@ -1,6 +1,6 @@
 """A page to look at, of one run or several: curves, options, stops. It needs no network and no other file.
 
-It is made from metrics.jsonl and config.json alone, so also for a run that goes on, or that was killed. To compare
+It is made from metrics.jsonl and config.json alone, so it also works for a running or killed run. To compare
 runs, python -m with the name of this module and the folders of the runs writes the page into the current folder.
 """
 

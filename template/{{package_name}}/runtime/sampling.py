@@ -33,7 +33,7 @@ class ResumableDistributedSampler(Sampler[Batch]):
 
     So all ranks get equally many samples and steps, no sample is used twice, the n % m last ones of the permutation
     wait for another epoch, and who trains on what depends on the seed, the epoch and the place in it alone: a run can
-    go on with another number of processes. To go on late in an epoch costs no more than to begin it.
+    resume with another number of processes. Resuming late in an epoch costs no more than starting it.
     """
 
     def __init__(self, samples: int, global_micro_batch_size: int, world: World, seed: int) -> None:

@@ -54,7 +54,7 @@ def sha256_of(path: Path) -> str:
 
 
 def sha256_of_json(value: Any) -> str:
-    """Return the digest of plain values, in whatever order their keys are, in hexadecimal."""
+    """Return the digest of plain values in hexadecimal; the order of keys does not matter."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -152,7 +152,7 @@ class Manifest:
     def problem(self, checkpoint: Path, sha256: str | None = None) -> str | None:
         """Return what is wrong with a file; None if its bytes are known, or if nothing is known of such a file.
 
-        Whoever has its digest already saves the time to read it.
+        With the digest, the file is not read.
         """
         known = self.read()
         names = {entry["file"] for entry in known.values()} | {"last.pt", "best.pt"}

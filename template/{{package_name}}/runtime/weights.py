@@ -1,4 +1,4 @@
-"""Weights alone, without what a run needs to go on: those of a checkpoint, or of a safetensors file."""
+"""Weights of a checkpoint or of a safetensors file, without the state of a run."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from .exits import UserError, in_one_line
 from .plain import some
 from .storage import Manifest, sha256_of, whole_file
 
-ABOUT = "model.json"  # beside the weights of an export: what made them
+ABOUT = "model.json"  # next to the weights of an export: what made them
 OF_OTHERS = ("state_dict", "model_state_dict", "module", "weights")  # where other programs keep them in a file
 
 Weights = dict[str, Any]  # parameters and buffers by name; nothing but tensors, unless the model adds something
@@ -113,7 +113,7 @@ def verify(path: Path) -> None:
 
 
 def init_from(model: nn.Module, config: Config, saved: Sequence[Path]) -> nn.Module:
-    """Return the model, with the weights of --init-from if there is no checkpoint to go on from. All ranks call it.
+    """Return the model, with the weights of --init-from unless the run resumes. All ranks call it.
 
     Raises UserError on every rank if the file cannot be read, or if nothing in it fits.
     """

@@ -55,7 +55,7 @@ def paced(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Paced:
     def get(launcher: str) -> Path:
         copy = shutil.copytree(project(launcher=launcher), tmp_path_factory.mktemp("paced") / "project")
         pace = "__import__('time').sleep(0 if {}config.resume else {})\n{{}}"
-        Rewrite("progress.advance($X)", pace.format("", 0.5), "train_epoch").apply(copy / "train.py")
+        Rewrite("run.progress.advance($$$A)", pace.format("run.", 0.5), "train_step").apply(copy / "train.py")
         # Slurm lets jobs of this cluster live for 10 seconds after TERM, Open MPI its ranks for 2.
         saving = pace.format("self.", 3 if launcher == "mpirun" else 1)
         Rewrite("put(file)", saving, "_write").apply(copy / "ddp_project" / "runtime" / "checkpoint.py")

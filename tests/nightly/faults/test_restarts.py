@@ -36,7 +36,7 @@ def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[bytes]) ->
 
 def slowed(project: Path) -> Path:
     """Let each step of a project take a tenth of a second, so that a test can kill it where it wants."""
-    Rewrite("progress.advance($X)", "{}\n__import__('time').sleep(0.1)", "train_epoch").apply(project / "train.py")
+    Rewrite("run.progress.advance($$$A)", "{}\n__import__('time').sleep(0.1)", "train_step").apply(project / "train.py")
     return project
 
 

@@ -64,7 +64,7 @@ def test_an_update_is_taken_over(project: Path, made_up: MadeUp, shell: Shell) -
     after = read_files(project)
     of_both = {  # what the new version brings, and what the owner has edited
         "train.py": ["run.model.eval()  # no dropout", "good enough"],
-        "ddp_project/config.py": ["epochs: Count = 21", "label_smoothing"],
+        "ddp_project/config.py": ["epochs: PositiveInt = 21", "label_smoothing"],
         "pyproject.toml": ["numpy>=1.26.4", "einops"],
         "ddp_project/runtime/sums.py": ["New in this version"],
         ".copier-answers.yml": ["_commit: v1.1.0"],
@@ -140,7 +140,7 @@ def test_a_package_that_was_renamed_is_updated_under_its_new_name(project: Path,
     after = read_files(project)
     assert {path for path in after if path.startswith("ddp_project/")} == set()
     assert after.keys() - edits.keys() == {"my_net/runtime/sums.py"}
-    assert "epochs: Count = 21" in after["my_net/config.py"][1].decode()
+    assert "epochs: PositiveInt = 21" in after["my_net/config.py"][1].decode()
     assert after["my_net/model.py"] == edits["my_net/model.py"]
     assert conflicts(after) == []
     shell("python train.py --device cpu --max-steps 2 --run-dir runs/renamed", project)
@@ -167,7 +167,7 @@ def test_commands_that_fail_lose_nothing(project: Path, made_up: MadeUp, shell: 
     shell(f"cd {copy}; {guide.take_over}", project)
     assert not copy.exists()
     assert "What I try" in (project / "notes.md").read_text()
-    assert "epochs: Count = 21" in (project / "ddp_project" / "config.py").read_text()
+    assert "epochs: PositiveInt = 21" in (project / "ddp_project" / "config.py").read_text()
 
 
 def test_a_project_that_is_not_committed_is_left_alone(made_up: MadeUp, shell: Shell, tmp_path: Path) -> None:

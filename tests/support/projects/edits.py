@@ -29,9 +29,7 @@ def averaged_weights(project: Path) -> None:
 
 
 def new_option(project: Path) -> None:
-    option = (
-        '    label_smoothing: Amount = 0.0\n    """Share of each label that is spread over all classes (fraction)."""\n'
-    )
+    option = '    label_smoothing: NonNegativeFloat = 0.0\n    """Share of each label for all classes (fraction)."""\n'
     extend(project / "ddp_project" / "config.py", option)
 
 
@@ -41,8 +39,8 @@ def added_metric(project: Path) -> None:
 
 
 def early_end(project: Path) -> None:
-    enough = "if best and progress.best and progress.best > 0.999:\n    logging.info('good enough')\n{}"
-    Rewrite("if finished_epoch: $$$BODY", enough, "main").apply(project / "train.py")
+    enough = "if run.progress.is_best() and run.progress.best > 0.999:\n    logging.info('good enough')\n{}"
+    Rewrite("run.progress.start_next_epoch()", enough, "finish_step").apply(project / "train.py")
 
 
 def added_dependency(project: Path) -> None:

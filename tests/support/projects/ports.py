@@ -113,7 +113,7 @@ def scheduler(project: Path) -> None:
         Rewrite(saved.format(""), saved.format("scheduler=self.scheduler, ")),
         Rewrite("lr = float(task.lr_at($$$A))", "lr = run.scheduler.get_last_lr()[0]"),
         Rewrite('for group in run.optimizer.param_groups:\n    group["lr"] = $X', ""),
-        Rewrite("progress.advance($$$A)", "{}\nrun.scheduler.step()", "train_epoch"),
+        Rewrite("run.progress.advance($$$A)", "{}\nrun.scheduler.step()", "train_step"),
     ):
         edit.apply(project / "train.py")
     extend(project / TASK, "\n\ndel lr_at\n")
