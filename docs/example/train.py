@@ -36,10 +36,10 @@ from ddp_project.runtime import (
 
 
 class Run:
-    """Everything that one rank trains with, built in the order in which the parts need each other."""
+    """Everything one rank trains with, built in order of dependence."""
 
     def __init__(self, config: Config, world: launcher.World, device: torch.device) -> None:
-        """Get ready to train, or to go on if --resume asks for it. Every rank does it."""
+        """Build all parts; restore the checkpoint if --resume asks for one. Every rank runs this."""
         self.training, self.validation = loading.load(config, world, device)
         config, saved = checkpoint.claim_run_dir(config)  # refuses to mix two runs
         self.config, self.device = config, device
@@ -65,7 +65,7 @@ class Run:
 
 
 def main(config: Config, world: launcher.World, device: torch.device) -> exits.ExitCode:
-    """Train and evaluate. Every rank runs this."""
+    """Train until --epochs, --max-steps, --patience or a signal ends the run. Every rank runs this."""
     run = Run(config, world, device)
     progress = run.progress
     run.model.train()
@@ -106,9 +106,9 @@ def train_step(run: Run, micro_batches: loading.MicroBatches) -> None:
 
 
 def reduce_and_log(run: Run) -> None:
-    """Reduce sums, skipped steps and stop signals over the ranks: the loop's only collective beside the gradients.
+    """Reduce sums, skipped steps and stop signals over the ranks: the only other collective of the loop.
 
-    Sums that are not logged yet carry over, so a run records the same wherever it is saved, stopped and resumed.
+    Sums that are not logged yet carry over: where a run is saved, stopped and resumed changes no record.
     """
     progress = run.progress
     totals, [stops, *left_out] = run.sums.reduce(run.stop.received, run.update.left_out)

@@ -200,7 +200,7 @@ def test_a_switch_takes_a_value_too(parse: Parse) -> None:
 
 @pytest.mark.parametrize("option", ["seed", "bucket-mib", "timeout", "epochs"])
 def test_a_number_too_large_is_refused(option: str, refused: Refused) -> None:
-    assert re.search(rf"--{option}: .* is not a number of at least \d and", refused(f"--{option}", 2**64))
+    assert re.fullmatch(rf"--{option} must be below \d+, not {2**64}", refused(f"--{option}", 2**64))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_foreign_option_gets_its_name(words: str, meant: str, refused: Refused
     """And no other name of an option is an option itself."""
     said = refused(*words.split())
     assert said.endswith(f": did you mean {meant}?")
-    assert said.startswith(f"Unrecognized options: {words.split()[0]}")
+    assert said.startswith(f"there is no option {re.split('[ =]', words)[0]}: ")
     known = {field.name for field in fields(package("config").Config)}
     named = package("runtime.command_line").OTHER_NAMES
     assert named.keys() <= known
@@ -236,15 +236,15 @@ def test_a_foreign_option_gets_its_name(words: str, meant: str, refused: Refused
     [
         ("x: 3", "there is no option x: leave it out, or take one of --help"),
         ("learning-rate: 3", r"there is no option learning-rate: did you mean lr\?"),
-        ("epochs: -3", "--epochs: -3 is not a number of at least 1"),
-        ("ema_decay: 1", "--ema-decay: 1 is not a number of at least 0 and below 1"),
-        ("epochs: yes", "--epochs: .* is no whole number"),
+        ("epochs: -3", "--epochs must be at least 1, not -3"),
+        ("ema_decay: 1", "--ema-decay must be below 1, not 1"),
+        ("epochs: yes", "--epochs needs a whole number, not "),
         ('{"epochs": true}', "epochs must be neither true nor false, not True"),
-        ("epochs: 1.5", "--epochs: .* is no whole number"),
-        ("seed: 0x10", "--seed: .* is no whole number"),
+        ("epochs: 1.5", "--epochs needs a whole number, not "),
+        ("seed: 0x10", "--seed needs a whole number, not "),
         ("seed:", "seed has no value"),
         ('{"device": null}', "device has no value"),
-        ('{"lr": NaN}', "--lr: nan is not a number of at least 0"),
+        ('{"lr": NaN}', "--lr must be at least 0, not nan"),
         ("lr: 1\nlr: 2", "lr is there twice"),
         ("accum-steps: 1\naccum_steps: 2", "accum_steps is there twice"),
         ("lr: {a: 1}", "lr must be one value, not {'a': '1'}"),
@@ -253,7 +253,7 @@ def test_a_foreign_option_gets_its_name(words: str, meant: str, refused: Refused
         ("- epochs", "does not hold options and their values"),
         ("a: [", "cannot be read: while parsing"),
         ("a: \xff", "cannot be read: 'utf-8' codec"),
-        ("lr: x", r"--config \S+/options.yaml: .* --lr: x is no number"),
+        ("lr: x", r"--config \S+/options.yaml: --lr needs a number, not 'x'"),
         ("", "cannot be read: No such file or directory"),
     ],
 )

@@ -40,7 +40,7 @@ def test_a_sound_machine_has_no_findings_and_no_traces(project: Render, tmp_path
     assert output_of(command, project(), os.environ | place) == ""
     assert not [*tmp_path.iterdir()]
     refused = output_of([*command, "--epochs", "0"], project(), os.environ | place, code=2)
-    assert refused.startswith("error: Error parsing --epochs: 0 is not a number of at least 1"), "as in a run"
+    assert refused.startswith("error: --epochs must be at least 1, not 0"), "as in a run"
 
 
 def test_ranks_that_share_cores_or_gpus(machine: Any) -> None:

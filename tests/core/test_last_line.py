@@ -22,7 +22,7 @@ def test_launch_sh_answers_a_wrong_option_and_help_once(launcher: str, project: 
         return run_in_terminal(command, project(launcher=launcher), {**os.environ, "PATH": PATH})
 
     refused, helped = launch("--learning-rate", "3"), launch("--help")
-    assert refused.lines == ["error: Unrecognized options: --learning-rate, 3: did you mean --lr?"]
+    assert refused.lines == ["error: there is no option --learning-rate: did you mean --lr?"]
     assert (helped.plain.count("--epochs INT"), refused.code, helped.code) == (1, 2, 0)
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from generator.chaos.surroundings import cpu_quota
 
 

@@ -212,10 +212,11 @@ def in_one_sentence(complaint: str, config: Any) -> str:
         text = re.sub(pattern, words, text)
     if not (unknown := re.match("Unrecognized options: (.*)", text)):
         return text
-    options = re.findall(r"-+[A-Za-z][\w-]*", unknown[1])
+    parts = [part.partition("=")[0] for part in unknown[1].split(", ")]
+    options = [part for part in parts if part.startswith("-")] or parts  # the others are their values
     hints = [f"--{hint.replace('_', '-')}" for option in options if (hint := similar_option(option.strip("-"), config))]
     advice = f"did you mean {', '.join(hints)}?" if hints else "see --help"
-    return f"there is no option {', '.join(options) or unknown[1]}: {advice}"
+    return f"there is no option {', '.join(options)}: {advice}"
 
 
 def similar_option(name: str, config: Any) -> str | None:
