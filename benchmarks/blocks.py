@@ -128,7 +128,7 @@ def generated_run(rank: int, folder: Path, device: torch.device, ranks: int = se
     options |= {"global_batch_size": workload.batch, "lr": workload.lr, "weight_decay": workload.weight_decay}
     options |= {"epochs": 10**6, "warmup_steps": 0, "device": device.type}
     options |= {"run_dir": Path(tempfile.mkdtemp(dir=folder), "run")}
-    return train.Run(config.Config(**options), launcher.World(rank, rank, ranks, ranks), device)
+    return train.Run(config.Config(**options), launcher.DistEnv(rank, rank, ranks, ranks), device)
 
 
 def train_block(run: Any) -> None:

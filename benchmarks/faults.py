@@ -39,7 +39,7 @@ class Benchmark(runner.Benchmark):
         manifest = storage.Manifest(folder)
 
         def verified(checkpoint: dict[str, Tensor]) -> None:
-            with storage.whole_file(path) as file:
+            with storage.atomic_write(path) as file:
                 torch.save(checkpoint, file)
                 manifest.enter(file.sha256(), {"file": path.name, "size": file.size})
 

@@ -31,9 +31,9 @@ PARTS = 5  # of the steps, whose differences are told
 LOGGERS = ("csv", "tensorboard", "mlflow", "wandb")
 PLAIN, BAR, SIGNS, LOG = "console", "a progress bar on a screen", "signs of life", "the log"
 JUDGING = "judging each step by its gradients"
-OF_A_THREAD = {SIGNS: tuple(f"{PROJECT}.heartbeat:SignsOfLife.{name}" for name in ("_tell", "_hear"))}
+OF_A_THREAD = {SIGNS: tuple(f"{PROJECT}.heartbeat:Watchdog.{name}" for name in ("_tell", "_hear"))}
 CALLS = {
-    JUDGING: (f"{UPDATE}:Update.correct_gradients", f"{UPDATE}:Update.accepts"),
+    JUDGING: (f"{UPDATE}:Update.normalize_gradients", f"{UPDATE}:Update.is_finite"),
     LOG: (f"{PROJECT}.tracking:Tracker.log",),
 }
 
@@ -66,7 +66,7 @@ def measure_on_rank(rank: int, folder: Path, port: int, steps: int) -> None:
                     put_clock(name, guard, counter, now)
         watch = run.reporter.watch
         run.reporter.watch = lambda steps, progress: clocked(watch(clocked(steps, "", taken), progress), BAR, taken)
-        signs = imported(f"{PROJECT}.heartbeat").SignsOfLife(rank, RANKS, patience=60)
+        signs = imported(f"{PROJECT}.heartbeat").Watchdog(rank, RANKS, patience=60)
         parts: dict[str, list[float]] = {guard: [] for guard in (JUDGING, SIGNS, BAR, LOG)}
         seconds = []
         for part in range(PARTS + 1):

@@ -69,7 +69,7 @@ def rate(data: Files, workers: int | str, step: Callable[[], object]) -> Record:
     loading = imported("ddp_project.runtime.loading")
     indices = torch.randint(IMAGES, (STEPS, BATCH), generator=torch.Generator().manual_seed(0)).tolist()
     batches = [loading.Batch(chosen, (i,)) for i, chosen in enumerate(indices)]
-    loader = loading.DeviceBatches(data, batches, loading.Config(workers=workers), torch.device("cpu"))
+    loader = loading.PrefetchLoader(data, batches, loading.Config(workers=workers), torch.device("cpu"))
     started = 0.0
     for i, _ in enumerate(loader):
         if i == 1:

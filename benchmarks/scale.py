@@ -83,7 +83,7 @@ def of_project(module: str) -> Any:
 
 def world(ranks: int) -> Any:
     """The last one of so many ranks."""
-    return of_project("runtime.launcher").World(ranks - 1, 0, ranks, 1)
+    return of_project("runtime.launcher").DistEnv(ranks - 1, 0, ranks, 1)
 
 
 def warm_up() -> None:

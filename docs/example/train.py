@@ -38,20 +38,20 @@ from ddp_project.runtime import (
 class Run:
     """Everything one rank trains with, built in order of dependence."""
 
-    def __init__(self, config: Config, world: launcher.World, device: torch.device) -> None:
+    def __init__(self, config: Config, world: launcher.DistEnv, device: torch.device) -> None:
         """Build all parts; restore the checkpoint if --resume asks for one. Every rank runs this."""
         self.training, self.validation = loading.load(config, world, device)
-        config, saved = checkpoint.claim_run_dir(config)  # refuses to mix two runs
+        config, saved = checkpoint.create_run_dir(config)  # refuses to mix two runs
         self.config, self.device = config, device
         reporting.set_up_log(config, world, device)
 
-        with reproducibility.same_numbers(config.seed, world.rank):
+        with reproducibility.seed_everything(config.seed, world.rank):
             model = weights.init_from(reproducibility.build(build_model, config), config, saved)
         self.model = process_group.place(model, config, device)  # not wrapped: its state_dict has plain keys
         self.optimizer = task.build_optimizer(self.model, config)
         # task.compute() on the same model, wrapped: its backward pass averages the gradients over the ranks.
-        objective = update.Objective(task.compute, self.model, config, device)
-        self.ddp = process_group.wrap(objective, config)
+        loss_module = update.LossModule(task.compute, self.model, config, device)
+        self.ddp = process_group.wrap(loss_module, config)
         self.update = update.Update(self.ddp, self.optimizer, config, device)
 
         self.progress = meter.Progress(config, self.training.sampler)
@@ -59,12 +59,12 @@ class Run:
             config, self.progress, self.model, optimizer=self.optimizer, update=self.update
         )
         self.checkpoints.restore(saved)
-        self.sums = meter.Meter(device, finite_only=True)  # of what was trained since the last report
+        self.sums = meter.MetricAccumulator(device, finite_only=True)  # of what was trained since the last report
         self.reporter = reporting.Reporter(config, world, self.checkpoints)  # log, progress bar, logger and profiler
         self.stop = exits.StopSignals(config.max_hours)
 
 
-def main(config: Config, world: launcher.World, device: torch.device) -> exits.ExitCode:
+def main(config: Config, world: launcher.DistEnv, device: torch.device) -> exits.ExitCode:
     """Train until --epochs, --max-steps, --patience or a signal ends the run. Every rank runs this."""
     run = Run(config, world, device)
     progress = run.progress
@@ -93,13 +93,13 @@ def train_step(run: Run, micro_batches: loading.MicroBatches) -> None:
             means = run.ddp(batch)  # calls task.compute()
             run.update.backward(means["loss"].sum, means["loss"].count, len(micro_batches))
         run.sums.add(means)
-    norm = run.update.correct_gradients()  # exact for uneven counts
+    norm = run.update.normalize_gradients()  # exact for uneven counts
     if run.config.clip_norm:
         torch.nn.utils.clip_grads_with_norm_(run.update.weights, run.config.clip_norm, norm)
     lr = float(task.lr_at(run.progress.step, run.training.total_steps, run.config))
     for group in run.optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
-    if run.update.accepts(norm):
+    if run.update.is_finite(norm):
         run.optimizer.step()
     run.update.zero_grad()
     run.progress.advance(micro_batches.samples, lr)
@@ -111,10 +111,10 @@ def reduce_and_log(run: Run) -> None:
     Sums that are not logged yet carry over: where a run is saved, stopped and resumed changes no record.
     """
     progress = run.progress
-    totals, [stops, *left_out] = run.sums.reduce(run.stop.received, run.update.left_out)
+    totals, [stops, *skipped_steps] = run.sums.reduce(run.stop.received, run.update.skipped_steps)
     run.stop.agreed = stops > 0
     progress.count(totals)
-    run.update.report(progress.step, left_out, run.checkpoints.advice)
+    run.update.report(progress.step, skipped_steps, run.checkpoints.advice)
     if progress.is_record_due() or progress.reached_max_steps():
         run.reporter.log_training(progress)
     if progress.is_record_due():
@@ -133,7 +133,7 @@ def finish_step(run: Run) -> None:
 @torch.no_grad()
 def evaluate(run: Run) -> None:
     """Evaluate on all ranks, each sample once, and record the epoch."""
-    sums = meter.Meter(run.device)
+    sums = meter.MetricAccumulator(run.device)
     run.model.eval()
     with collectives.averaged_buffers(run.model), run.update.evaluating():
         for batch, counts in run.validation:

@@ -56,16 +56,16 @@ def take_steps(_: int, project: Path, options: dict[str, Any], optimizer: str) -
     sys.path.insert(0, str(project))
     train, gpu = importlib.import_module("train"), torch.device("gpu", 0)
     config = train.Config(accum_steps=2, clip_norm=1.0, **options)
-    training, _validation = train.loading.load(config, train.launcher.World(0, 0, 1, 1), gpu)
+    training, _validation = train.loading.load(config, train.launcher.DistEnv(0, 0, 1, 1), gpu)
     train.meter.AT_ONCE = 4
-    averaging: Any = sys.modules[train.update.Average.__module__]
+    averaging: Any = sys.modules[train.update.ExponentialMovingAverage.__module__]
     averaging.places_with_infinity = lambda weights: []  # it waits, but before the first step
     with FakeTensorMode(allow_non_fake_inputs=True):
         with gpu:
             model = train.build_model()
-        run = SimpleNamespace(config=config, device=gpu, sums=train.meter.Meter(gpu, finite_only=True))
+        run = SimpleNamespace(config=config, device=gpu, sums=train.meter.MetricAccumulator(gpu, finite_only=True))
         run.optimizer = eval(optimizer) if optimizer else train.task.build_optimizer(model, config)
-        run.ddp = train.update.Objective(train.task.compute, model, config, gpu)
+        run.ddp = train.update.LossModule(train.task.compute, model, config, gpu)
         run.ddp.no_sync = nullcontext
         wrapped: Any = SimpleNamespace(module=run.ddp, _check_reducer_finalized=lambda: None)
         run.update = train.update.Update(wrapped, run.optimizer, config, gpu)

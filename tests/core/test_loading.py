@@ -57,7 +57,7 @@ def test_data_outside_memory_has_workers_on_spare_cores(loading: ModuleType, mon
     """A Subset gives batches of anything."""
 
     def workers(dataset: Dataset[Any], **options: Any) -> int:
-        found: int = loading.DeviceBatches(dataset, [loading.Batch([0], (0,))], loading.Config(**options), CPU).workers
+        found: int = loading.PrefetchLoader(dataset, [loading.Batch([0], (0,))], loading.Config(**options), CPU).workers
         return found
 
     assert workers(Whole()) == workers(Subset(Subset(Whole(), range(9)), range(3))) == 0
@@ -72,7 +72,7 @@ def test_data_outside_memory_has_workers_on_spare_cores(loading: ModuleType, mon
 def test_a_whole_batch_that_is_a_list_is_refused(loading: ModuleType) -> None:
     pairs = Whole(lambda indices: [torch.tensor(indices), torch.tensor(indices)])
     with pytest.raises(loading.UserError, match="a list of 2 for 3 indices: return a tuple or dict"):
-        [*loading.DeviceBatches(pairs, [loading.Batch([1, 2, 3], (0,))], loading.Config(), CPU)]
+        [*loading.PrefetchLoader(pairs, [loading.Batch([1, 2, 3], (0,))], loading.Config(), CPU)]
 
 
 @pytest.fixture
@@ -112,15 +112,15 @@ GPU = torch.device("cuda")
 
 def test_a_gpu_copies_in_a_stream_of_its_own_for_which_the_step_waits(loading: ModuleType, asked: list[str]) -> None:
     """What cannot be pinned is copied without, and as if it were on a GPU already."""
-    [*loading.DeviceBatches(Whole(), [loading.Batch([1, 2], (0,))], loading.Config(), GPU)]
+    [*loading.PrefetchLoader(Whole(), [loading.Batch([1, 2], (0,))], loading.Config(), GPU)]
     assert asked == ["pin 2", "copies: copy 2", "kept for training", "training waits for copies: copy 2"]
     asked.clear()
     elsewhere = Whole(lambda indices: (torch.ones(3).to_sparse(), torch.ones(4, device="meta")))
-    [*loading.DeviceBatches(elsewhere, [loading.Batch([1, 2], (0,))], loading.Config(), GPU)]
+    [*loading.PrefetchLoader(elsewhere, [loading.Batch([1, 2], (0,))], loading.Config(), GPU)]
     assert asked[:2] == ["training: copy 3", "training: copy 4"]
     asked.clear()
     batches = importlib.import_module("ddp_project.runtime.batches")
-    batches.Pinnable(elsewhere.make([1, 2])).pin_memory()  # as the loader does it, with workers
+    batches.PinnedBatch(elsewhere.make([1, 2])).pin_memory()  # as the loader does it, with workers
     assert asked == []
 
 
@@ -137,7 +137,7 @@ def test_workers_let_a_copy_begin_before_a_step_that_the_cpu_waits_for(
 ) -> None:
     """No step waits for a copy other than its own."""
     sampler = [loading.Batch([*range(size)], (0,)) for size in (1, 2, 3)]
-    for batch in loading.DeviceBatches(OneByOne(), sampler, loading.Config(workers=workers), GPU):
+    for batch in loading.PrefetchLoader(OneByOne(), sampler, loading.Config(workers=workers), GPU):
         asked.append(f"step {len(batch)}")
     told = [each.replace("training waits for copies: copy", "wait").replace("copies: ", "") for each in asked]
     assert [each for each in told if each.startswith(("copy", "wait", "step"))] == expected
@@ -152,10 +152,10 @@ def test_the_log_tells_of_a_loop_that_waits(
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(loading, "PERIOD", 0.1)
     caplog.set_level(logging.INFO)
-    world = importlib.import_module("ddp_project.runtime.launcher").World(0, 0, 1, 1)
+    world = importlib.import_module("ddp_project.runtime.launcher").DistEnv(0, 0, 1, 1)
     sampler = importlib.import_module("ddp_project.runtime.sampling").evaluation_batches(64, 1, world)
     sampler.global_micro_batch_size = 1
-    windows = loading.TrainingBatches(OneByOne(loading_takes), sampler, loading.Config(workers=0, accum_steps=2), CPU)
+    windows = loading.TrainingLoader(OneByOne(loading_takes), sampler, loading.Config(workers=0, accum_steps=2), CPU)
     for window in windows:
         assert len([*window]) == 2
         time.sleep(training)

@@ -62,7 +62,7 @@ def test_the_metrics_have_the_peak_memory_of_a_gpu(
     reporting = package("runtime.reporting")
     recorded: list[dict[str, float]] = []
     with one_of(1):
-        config, world = package("config").Config(run_dir=tmp_path), reporting.World(0, 0, 1, 1)
+        config, world = package("config").Config(run_dir=tmp_path), reporting.DistEnv(0, 0, 1, 1)
         progress = progress_of(package, config)
         checkpoints = SimpleNamespace(progress=progress, model=torch.nn.Linear(1, 1))
         reporter = reporting.Reporter(config, world, checkpoints)
@@ -126,7 +126,7 @@ def flat_loop(
     options = {name: value for name, value in vars(setting).items() if name != "steps"}
     config = package("config").Config(**options, global_batch_size=2, workers=0)
     sampler = package("runtime.sampling").ResumableDistributedSampler(
-        2 * setting.steps + 1, 2, package("runtime.launcher").World(0, 0, 1, 1), 0
+        2 * setting.steps + 1, 2, package("runtime.launcher").DistEnv(0, 0, 1, 1), 0
     )
     events: list[tuple[Any, ...]] = []
     own: list[int] = []
@@ -156,14 +156,14 @@ def flat_loop(
         own.append(progress.step + 1)
         progress.advance(micro_batches.samples, 0.1)
 
-    training = loading.TrainingBatches([0] * sampler.samples, sampler, config, torch.device("cpu"))
+    training = loading.TrainingLoader([0] * sampler.samples, sampler, config, torch.device("cpu"))
     run = SimpleNamespace(
         config=config,
         progress=progress,
         training=training,
         model=torch.nn.Identity(),
         sums=SimpleNamespace(reduce=reduce),
-        update=SimpleNamespace(left_out=[0, 0], report=lambda *_: None),
+        update=SimpleNamespace(skipped_steps=[0, 0], report=lambda *_: None),
         reporter=mock.MagicMock(progress_bar=lambda steps: steps.steps_from(progress), log_training=log),
         checkpoints=SimpleNamespace(save=save, complete=lambda: None, advice=str),
         stop=SimpleNamespace(received=False, agreed=False, leave=lambda step: 75),

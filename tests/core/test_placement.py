@@ -30,7 +30,7 @@ def test_cores_and_quotas_are_divided_among_the_ranks_that_share_them(placement:
         places = []
         for number, own in enumerate(ranks):
             cores, quotas = (range(16), own) if isinstance(own, dict) else (own, {})
-            places.append(placement.Place(f"node{number * apart}", "gloo", [], tuple(cores), quotas))
+            places.append(placement.LocalDevices(f"node{number * apart}", "gloo", [], tuple(cores), quotas))
         return [*placement.shares_of_cores(places)]
 
     assert shares(range(16), range(16)) == [8, 8], "nothing has divided them"
@@ -79,16 +79,16 @@ def chosen_gpus(visible: list[str], placement: Any, patch: pytest.MonkeyPatch) -
     patch.setattr(torch.cuda, "set_device", Mock(side_effect=AssertionError("takes memory of a GPU")))
     patch.setattr(dist, "is_nccl_available", lambda: True)
     seen = [[{"uuid": "ABCD"[int(number)]} for number in numbers.split(",")] for numbers in visible]
-    places = [own_place(placement, patch, *gpus) for gpus in seen]
+    places = [local_devices(placement, patch, *gpus) for gpus in seen]
     return places, placement.divide_gpus(places)
 
 
-def own_place(placement: Any, patch: pytest.MonkeyPatch, *gpus: Mapping[str, object]) -> Any:
+def local_devices(placement: Any, patch: pytest.MonkeyPatch, *gpus: Mapping[str, object]) -> Any:
     """Where a rank can compute to which torch tells this of its GPUs."""
     patch.setattr(torch.cuda, "is_available", lambda: True)
     patch.setattr(torch.cuda, "device_count", lambda: len(gpus))
     patch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(**gpus[index]))
-    return replace(placement.own_place(placement.Config()), backend="nccl")
+    return replace(placement.local_devices(placement.Config()), backend="nccl")
 
 
 def at(bus: int, uuid: str) -> dict[str, object]:
@@ -120,7 +120,7 @@ GPUS: dict[str, tuple[list[list[Any]], bool, list[int] | None]] = {
 @pytest.mark.parametrize("case", GPUS)
 def test_each_rank_has_a_gpu_whatever_is_told(case: str, placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus, apart, expected = GPUS[case]
-    places = [own_place(placement, monkeypatch, *each) for each in gpus]
+    places = [local_devices(placement, monkeypatch, *each) for each in gpus]
     if apart:
         places = [replace(each, host=host) for each, host in zip(places, ("n1", "n2"), strict=True)]
     chosen = placement.divide_gpus(places)

@@ -32,7 +32,7 @@ def update(package: Package) -> Any:
 
 
 def test_a_step_on_a_gpu_takes_few_kernels_to_keep_them(update: Any) -> None:
-    statistics = update.Statistics(nn.Sequential(*(nn.BatchNorm2d(4) for _ in range(LAYERS))).to("meta"))
+    statistics = update.BatchNormSnapshot(nn.Sequential(*(nn.BatchNorm2d(4) for _ in range(LAYERS))).to("meta"))
     bad = torch.empty((), dtype=torch.bool, device="meta")
     with Kernels() as kernels:
         statistics.restore_if(bad)
@@ -48,7 +48,7 @@ def test_buffers_of_the_owner_are_kept_too(update: Any) -> None:
     saying.register_buffer("level", torch.ones(2))
     saying.track_running_stats = True  # type: ignore[assignment]
     model: Any = nn.ModuleList([named, saying])
-    statistics = update.Statistics(model)
+    statistics = update.BatchNormSnapshot(model)
     for grown in (torch.ones(2), torch.full((2,), 2.0), torch.zeros(3)):
         named.running_level = grown
         statistics.keep()

@@ -197,7 +197,7 @@ def state_of(run: Any) -> dict[str, list[Tensor]]:
 
 def large_sum(meter: Any) -> float:
     """The sum over two batches, and over the ranks, of numbers that float32 cannot add."""
-    sums = meter.Meter(torch.device("cpu"))
+    sums = meter.MetricAccumulator(torch.device("cpu"))
     for number in (LARGE, 1.0):
         sums.add({"loss": meter.Mean(torch.tensor(number), 1)})
     total: float = sums.reduce()[0]["loss"].sum

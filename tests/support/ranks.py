@@ -73,7 +73,7 @@ def join(main: Callable[[Any, Any, torch.device], int] | None, **options: object
     """Join the other ranks as train.py does, and run main(): with these options, or those of the command line."""
     process_group, config = project_module("runtime.process_group"), project_module("config").Config
     chosen = config(**options) if options else project_module("runtime.command_line").parse(config)
-    sys.exit(process_group.run_rank(main, chosen, process_group.read_world()))
+    sys.exit(process_group.run_rank(main, chosen, process_group.read_dist_env()))
 
 
 def errors_in(printed: Iterable[str]) -> list[str]:
@@ -202,7 +202,7 @@ def make_run(rank: int, project: Path, package: str, options: dict[str, Any], de
     sys.path.insert(0, str(project))
     train = importlib.import_module("train")
     config = importlib.import_module(f"{package}.config").Config(**options)
-    world = importlib.import_module(f"{package}.runtime.launcher").World(rank, rank, 2, 2)
+    world = importlib.import_module(f"{package}.runtime.launcher").DistEnv(rank, rank, 2, 2)
     return train, train.Run(config, world, torch.device(device))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
-class Average:
+class ExponentialMovingAverage:
     """The average of the weights that the optimizer steps, in float32 at least. All ranks compute the same one.
 
     It begins as a copy. After each step that was taken, average = decay * average + (1 - decay) * weights, with a decay
@@ -60,8 +60,8 @@ class Average:
     @torch.no_grad()
     def _follow(self, optimizer: Optimizer, *_: Any) -> None:
         # A fused optimizer may have left the step out on the GPU, which the CPU does not wait for.
-        left_out = getattr(optimizer, "found_inf", None)
-        taken = 1.0 if left_out is None else 1.0 - left_out
+        skipped_steps = getattr(optimizer, "found_inf", None)
+        taken = 1.0 if skipped_steps is None else 1.0 - skipped_steps
         self.steps += taken
         share = taken * (9 / (9 + self.steps)).clamp(min=1 - self.decay)
         weights = self._followed()

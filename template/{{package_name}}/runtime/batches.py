@@ -139,22 +139,22 @@ def can_be_pinned(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.layout == torch.strided
 
 
-class Pinnable:
+class PinnedBatch:
     """A batch as PyTorch's loader takes it, which pins what it knows: tuples and dicts, but no dataclasses."""
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch  # or the error that the rank must raise
 
-    def pin_memory(self) -> "Pinnable":
+    def pin_memory(self) -> "PinnedBatch":
         """Copy it to memory from which a GPU can read without waiting."""
         if isinstance(self.batch, Exception):
             return self
         pin = map_tensors(self.batch, lambda each: each.pin_memory() if can_be_pinned(each) else each, "pin_memory")
-        return Pinnable(pin)
+        return PinnedBatch(pin)
 
 
 class Sent:
-    """A batch on its way from a worker process, which the rank gets as Pinnable.
+    """A batch on its way from a worker process, which the rank gets as PinnedBatch.
 
     Its bytes are made at once: a queue would make them in a thread, where an error is lost and the batch with it.
     """
@@ -166,18 +166,18 @@ class Sent:
             what = f"data.py: the batch of {numbered(indices)} cannot leave its worker process"
             self.bytes = bytes(ForkingPickler.dumps(explained(error, what)))
 
-    def __reduce__(self) -> tuple[Callable[[bytes], Pinnable], tuple[bytes]]:
+    def __reduce__(self) -> tuple[Callable[[bytes], PinnedBatch], tuple[bytes]]:
         return received, (self.bytes,)
 
 
-def received(sent: bytes) -> Pinnable:
+def received(sent: bytes) -> PinnedBatch:
     """Return what a worker process has sent, or the error that keeps it from coming."""
     try:
-        return Pinnable(ForkingPickler.loads(sent))
+        return PinnedBatch(ForkingPickler.loads(sent))
     except (ConnectionError, FileNotFoundError, EOFError) as error:  # the process that has the memory is gone
-        return Pinnable(error)
+        return PinnedBatch(error)
     except Exception as error:
-        return Pinnable(explained(error, "data.py: a batch of a worker process cannot be received"))
+        return PinnedBatch(explained(error, "data.py: a batch of a worker process cannot be received"))
 
 
 class BatchDataset(Dataset[Any]):
@@ -201,11 +201,11 @@ class BatchDataset(Dataset[Any]):
         try:
             whole = self._load(batch.indices)
         except UserError as error:
-            error.speaks = True  # no other rank has this sample
+            error.should_report = True  # no other rank has this sample
             whole = error  # for the rank to raise: a loader would make its traceback part of the message
         finally:
             torch.set_rng_state(before)
-        return Sent(whole, batch.indices) if in_worker else Pinnable(whole)
+        return Sent(whole, batch.indices) if in_worker else PinnedBatch(whole)
 
     def _load(self, indices: list[int]) -> Any:
         if hasattr(self.dataset, "__getitems__"):  # one call for 16 samples: 20 us instead of 47
@@ -251,7 +251,7 @@ def explained(error: Exception, what: str) -> Exception:
     if is_out_of_memory(error):
         return error
     explanation = UserError(f"{what}: {in_one_line(error)}" + (f"; {help}" if (help := remedy(error)) else ""))
-    explanation.speaks = True  # of one rank
+    explanation.should_report = True  # of one rank
     return explanation
 
 

@@ -27,20 +27,20 @@ from .collectives import (
     check_weights_agree,
     gather,
     gather_buffers,
-    on_every_rank,
-    on_main,
-    stack_on_main,
+    gather_to_rank_zero,
+    on_all_ranks,
+    on_rank_zero,
     unequal_buffers,
 )
 from .command_line import AUTO, NEWEST, as_plain_dict
 from .exits import Diverged, UserError
-from .heartbeat import HERE, RECORDS
+from .heartbeat import RECORDS, STATUS
 from .launcher import job_name
 from .meter import Progress
 from .optimizer_state import OptimizerState
 from .plain import plain, reason_of, some
 from .reproducibility import generator_states, provenance, set_generator_states
-from .storage import HashedFile, Manifest, link_atomically, lock, sha256_of_json, sync_folder, whole_file
+from .storage import HashedFile, Manifest, atomic_write, link_atomically, lock, sha256_of_json, sync_folder
 
 RUNS = Path("runs")
 STARTS = "starts"  # a file of the run directory
@@ -51,16 +51,16 @@ IN_FOLDERS = ("model.safetensors", "checkpoints/best.pt", "best.pt", "pytorch_mo
 IF_IT_DOES_NOT_FIT = "go on with the version of the program that wrote it, or start a run in another --run-dir"
 
 
-def claim_run_dir(config: Config) -> tuple[Config, list[Path]]:
+def create_run_dir(config: Config) -> tuple[Config, list[Path]]:
     """Make the run directory. All ranks call it.
 
     Returns the options with the directory that was chosen, and the checkpoints to resume from, the newest first,
     or the one that was named. Raises UserError, with nothing written, if the checkpoint is missing, or if two runs
     would mix.
     """
-    config = replace(config, run_dir=on_main(lambda: choose_run_dir(config)))
+    config = replace(config, run_dir=on_rank_zero(lambda: choose_run_dir(config)))
     os.environ.setdefault(RECORDS, str(config.run_dir / "flight-recorder-rank-"))  # unless the user has said where
-    return config, on_main(lambda: claim(config))
+    return config, on_rank_zero(lambda: claim(config))
 
 
 def choose_run_dir(config: Config) -> Path:
@@ -115,7 +115,7 @@ def claim(config: Config) -> list[Path]:
             raise UserError(f"{config.run_dir} is that of a run that is training: choose another --run-dir")
         count_starts(config, newest)
         (config.run_dir / RESULT).unlink(missing_ok=True)  # of a start before
-        with whole_file(config.run_dir / "config.json") as file:
+        with atomic_write(config.run_dir / "config.json") as file:
             file.write((json.dumps(as_plain_dict(config), indent=2) + "\n").encode())
     except OSError as error:
         raise UserError(f"cannot write to --run-dir {config.run_dir}: {error.strerror}") from error
@@ -194,16 +194,16 @@ class Checkpoints:
             raise Diverged(f"weights are not finite after step {self.progress.step}: {told}")
         check_weights_agree(self.model, largest)
         unequal = unequal_buffers(self.model)
-        ranks: dict[str, Any] = {kind: stack_on_main(own) for kind, own in rank_state(self.model).items()}
+        ranks: dict[str, Any] = {kind: gather_to_rank_zero(own) for kind, own in rank_state(self.model).items()}
         of_ranks = gather_buffers(self.model, unequal)
         ranks["buffers"] |= {name: [buffers[name] for buffers in of_ranks] for name in unequal}
         entry = {"step": self.progress.step, "best": self.progress.is_best(), "world_size": dist.get_world_size()}
-        HERE.phase = "saving"
+        STATUS.phase = "saving"
         with averaged_buffers(self.model, unequal):
             checkpoint = self._state() | {"ranks": ranks, "world_size": entry["world_size"]}
             write = self._begin if self.config.async_saves else self._write
-            on_main(self.before_save)
-            on_main(lambda: write(writer_of(checkpoint | {"code": provenance()}), entry))
+            on_rank_zero(self.before_save)
+            on_rank_zero(lambda: write(writer_of(checkpoint | {"code": provenance()}), entry))
         if wait:
             self.finish()
 
@@ -217,7 +217,7 @@ class Checkpoints:
     def finish(self) -> None:
         """Wait until the disk has what was saved last. All ranks call it. Raises UserError if it does not take it."""
         if self.config.async_saves:
-            on_main(lambda: self.writing and self.writing.result())
+            on_rank_zero(lambda: self.writing and self.writing.result())
 
     def _begin(self, put: Callable[[Any], Any], entry: dict[str, Any]) -> None:
         memory = io.BytesIO()
@@ -230,7 +230,7 @@ class Checkpoints:
             left_by_a_kill.unlink()
         path = self.folder / f"step-{entry['step']:08d}.pt"
         config_sha256 = sha256_of_json(as_plain_dict(self.config))
-        with whole_file(path, size=lambda: size_of(put)) as file:
+        with atomic_write(path, size=lambda: size_of(put)) as file:
             put(file)
             about = {"file": path.name, "size": file.size, "config_sha256": config_sha256}
             self.manifest.enter(file.sha256(), about | entry)
@@ -248,14 +248,14 @@ class Checkpoints:
         if not candidates:
             self._get_ready()
             return
-        path = on_main(lambda: first_whole(candidates))
-        before = on_every_rank(lambda: self._load(path))
+        path = on_rank_zero(lambda: first_whole(candidates))
+        before = on_all_ranks(lambda: self._load(path))
         if path.resolve().parent != self.folder.resolve():
             self.progress.forget_best()  # the best.pt of another run is not here
         logging.info("resumed from %s: epoch %d, step %d", path, self.progress.epoch + 1, self.progress.step)
         if changed := changed_options(before.get("config", {}), self.config):
             logging.info("other options than before: %s", ", ".join(changed.values()))
-        code = on_main(provenance)
+        code = on_rank_zero(provenance)
         if files := changed_files(before.get("code", code), code):
             commits = f"commit {code['commit']}, was {before['code']['commit']}"
             logging.info("other code than before: %s (%s)", ", ".join(files), commits)
@@ -265,7 +265,7 @@ class Checkpoints:
         """Note what is finite, and try on all parts whether they can be saved."""
         self.largest = largest_values(self.model)
         state = self._state()
-        on_main(lambda: bool(writer_of(state)))
+        on_rank_zero(lambda: bool(writer_of(state)))
 
     def _load(self, path: Path) -> dict[str, Any]:
         """Go on from a checkpoint, and return what it says about its run."""
@@ -291,12 +291,12 @@ class Checkpoints:
     def complete(self) -> None:
         """Wait for the last save, and forget how often the run was started: it is at its end. All ranks call it."""
         self.finish()
-        on_main(lambda: (self.folder.parent / STARTS).unlink(missing_ok=True))
+        on_rank_zero(lambda: (self.folder.parent / STARTS).unlink(missing_ok=True))
 
     def advice(self) -> str:
         """Return what to do if the numbers are not finite any more. All ranks call it."""
         self.finish()
-        saved = on_main(self.manifest.numbered)
+        saved = on_rank_zero(self.manifest.numbered)
         good = f"{saved[-1]} is the last checkpoint, and good" if saved else "there is no checkpoint yet"
         return f"{good}; look at the data and the learning rate from there on"
 

@@ -50,7 +50,7 @@ def gather(value: T) -> list[T]:
     return values
 
 
-def stack_on_main(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def gather_to_rank_zero(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Stack the tensors of all ranks, in the order of the ranks. Rank 0 gets them, on the CPU, and the others no rows.
 
     Names, shapes and dtypes are the same on every rank. All travel as bytes, in a single exchange.
@@ -69,7 +69,7 @@ def stack_on_main(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return stacked
 
 
-def on_main(work: Callable[[], T]) -> T:
+def on_rank_zero(work: Callable[[], T]) -> T:
     """Run a function on rank 0 alone. It may take longer than --timeout.
 
     Every rank returns its result, or raises its UserError or OSError as UserError.
@@ -98,7 +98,7 @@ def outcome_of(work: Future[Any]) -> list[Any]:
         return [True, None, str(error)]
 
 
-def on_every_rank(work: Callable[[], T]) -> T:
+def on_all_ranks(work: Callable[[], T]) -> T:
     """Do something on every rank. If one has a UserError or OSError, all raise it, so that none is left waiting."""
     results: list[T] = []
     problem = None

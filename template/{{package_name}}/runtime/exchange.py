@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ..config import Config
 from . import collectives, machine, process_group
 from .exits import ExitCode, UserError
-from .heartbeat import HERE
-from .launcher import World
+from .heartbeat import STATUS
+from .launcher import DistEnv
 from .placement import unused_devices
 
 TIMEOUT = 60  # seconds that a rank may wait for another, which may import torch slowly, unless --timeout says
@@ -24,7 +24,7 @@ MIB = 2**20
 class Fault(UserError):
     """An exchange fails on this rank, and maybe not on all."""
 
-    speaks = True
+    should_report = True
 
 
 def examine_ranks(config: Config) -> int:
@@ -32,31 +32,31 @@ def examine_ranks(config: Config) -> int:
     return process_group.launch(exchange, replace(config, timeout=config.timeout or TIMEOUT))
 
 
-def exchange(config: Config, world: World, device: torch.device) -> ExitCode:
+def exchange(config: Config, world: DistEnv, device: torch.device) -> ExitCode:
     """Do what ranks do together, and let rank 0 tell how long it takes. Raises UserError if something fails."""
     try:
         collectives.check_ranks_agree(config)
         unused = unused_devices(config.device) if device.type == "cpu" and world.local_rank == 0 else ""
         if findings := [f"error: {found}" for found in collectives.gather(unused) if found]:
-            machine.tell(findings if world.is_main else [])
+            machine.tell(findings if world.is_rank_zero else [])
             return ExitCode.REFUSED
         rows = [*pairs(world, device), *together(config, world, device)]
         average_gradients(config, world, device)
     except RuntimeError as error:  # as torch raises what goes wrong between ranks
         reason = " ".join(str(error).partition("Exception raised from")[0].split())
-        where = f"rank {world.rank} on {socket.gethostname()}: {HERE.phase} fails"
+        where = f"rank {world.rank} on {socket.gethostname()}: {STATUS.phase} fails"
         raise Fault(f"{where} ({reason}): see how these ranks reach each other; NCCL_DEBUG=INFO tells more") from error
-    if world.is_main:
+    if world.is_rank_zero:
         print(f"world size {world.world_size}, {dist.get_backend()}:", *rows, "sound: a run can start here", sep="\n")
     return ExitCode.DONE
 
 
-def pairs(world: World, device: torch.device) -> Iterator[str]:
+def pairs(world: DistEnv, device: torch.device) -> Iterator[str]:
     """Send from each rank to each other rank. Yields a row for the slowest. Raises UserError if numbers are wrong."""
     found = []
     for distance in range(1, world.world_size):
         to, source = (world.rank + distance) % world.world_size, (world.rank - distance) % world.world_size
-        HERE.phase = f"an exchange with ranks {to} and {source}"
+        STATUS.phase = f"an exchange with ranks {to} and {source}"
 
         def shift(own: Tensor, to: int = to, source: int = source) -> Tensor:
             received = torch.empty_like(own)
@@ -73,7 +73,7 @@ def pairs(world: World, device: torch.device) -> Iterator[str]:
         yield row(f"slowest pair: rank {source} to {to}", latency, MIB, duration)
 
 
-def together(config: Config, world: World, device: torch.device) -> Iterator[str]:
+def together(config: Config, world: DistEnv, device: torch.device) -> Iterator[str]:
     """Do what all ranks do together. Yields a row for each. Raises UserError if a result is wrong."""
     size, rank = world.world_size, world.rank
     all_ranks = size * (size + 1) / 2  # the sum of what each rank has
@@ -84,14 +84,14 @@ def together(config: Config, world: World, device: torch.device) -> Iterator[str
         return received
 
     def gather(own: Tensor) -> Tensor:
-        rows = collectives.stack_on_main({"own": own})["own"]
+        rows = collectives.gather_to_rank_zero({"own": own})["own"]
         return rows.sum(dim=0) if rank == 0 else torch.full((1,), all_ranks)
 
     def all_gather(own: Tensor) -> Tensor:
         return torch.tensor([float(sum(collectives.gather(float(own[0]))))])
 
     def from_main(own: Tensor) -> Tensor:
-        return torch.tensor([collectives.on_main(lambda: float(own[0]))])
+        return torch.tensor([collectives.on_rank_zero(lambda: float(own[0]))])
 
     trials: list[tuple[str, Callable[[Tensor], Tensor], float, int]] = [
         ("all-reduce", lambda own: collectives.reduce_tensor(own, "sum"), all_ranks, config.bucket_mib),
@@ -101,15 +101,15 @@ def together(config: Config, world: World, device: torch.device) -> Iterator[str
         ("broadcast of objects", from_main, 1, 0),
     ]
     for name, work, right, mib in trials:
-        HERE.phase = name
+        STATUS.phase = name
         refuse_wrong(float(work(numbers(1, world, device))[0]), right)
         latency = seconds(work, numbers(1, world, device))
         yield row(name, latency, mib * MIB, seconds(work, numbers(mib * MIB // 4, world, device)) if mib else 0)
 
 
-def average_gradients(config: Config, world: World, device: torch.device) -> None:
+def average_gradients(config: Config, world: DistEnv, device: torch.device) -> None:
     """Let DistributedDataParallel average gradients as in a run. Raises UserError if they are wrong."""
-    HERE.phase = "the average of gradients"
+    STATUS.phase = "the average of gradients"
     layer = nn.Linear(1, 1, bias=False, device=device)
     ddp = process_group.wrap(layer, replace(config, compile=False))
     ddp(numbers(1, world, device)[None]).sum().backward()
@@ -117,7 +117,7 @@ def average_gradients(config: Config, world: World, device: torch.device) -> Non
     refuse_wrong(float(layer.weight.grad), (world.world_size + 1) / 2)
 
 
-def numbers(count: int, world: World, device: torch.device) -> Tensor:
+def numbers(count: int, world: DistEnv, device: torch.device) -> Tensor:
     """Return numbers that tell this rank from others."""
     return torch.full((count,), world.rank + 1.0, device=device)
 
@@ -126,7 +126,7 @@ def refuse_wrong(result: float, right: float) -> None:
     """Compare a result with what it must be, on all ranks. Raises UserError if it is another one somewhere."""
     for rank, found in enumerate(collectives.gather(abs(result - right) > 0.01 * right)):
         if found:
-            raise UserError(f"{HERE.phase} gives rank {rank} wrong numbers: update the driver, or try --backend gloo")
+            raise UserError(f"{STATUS.phase} gives rank {rank} wrong numbers: update the driver, or try --backend gloo")
 
 
 def seconds(work: Callable[[Tensor], Tensor], own: Tensor) -> float:

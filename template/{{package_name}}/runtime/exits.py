@@ -42,11 +42,11 @@ class UserError(Exception):
     """Something the user can fix. The message is one line: what is wrong, and what would work."""
 
     code = ExitCode.REFUSED
-    speaks: bool | None = None  # whether this rank reports it; None: all ranks have it, and the first one does
+    should_report: bool | None = None  # whether this rank reports it; None: all ranks have it, and the first one does
 
     def __reduce__(self) -> Any:
         """Come from another process as what the user should see: a class of the owner's may take other arguments."""
-        return UserError, (str(self),), {"code": self.code, "speaks": self.speaks}
+        return UserError, (str(self),), {"code": self.code, "should_report": self.should_report}
 
 
 class Diverged(UserError):
@@ -58,14 +58,14 @@ class Diverged(UserError):
 class OutOfMemory(UserError):
     """The GPU of this rank, or its machine, has no memory left; the others may wait for it."""
 
-    speaks = True
+    should_report = True
 
 
 class LoaderLost(UserError):
     """A process that loads data for this rank is gone; the other ranks may wait for it."""
 
     code = ExitCode.LOST
-    speaks = True
+    should_report = True
 
 
 class RankLost(UserError):
@@ -73,9 +73,9 @@ class RankLost(UserError):
 
     code = ExitCode.LOST
 
-    def __init__(self, message: str, *, speaks: bool) -> None:
+    def __init__(self, message: str, *, should_report: bool) -> None:
         super().__init__(message)
-        self.speaks = speaks
+        self.should_report = should_report
 
 
 def finish(work: Callable[[], Any]) -> int:
@@ -122,7 +122,7 @@ def reported_by_first(error: UserError, *, first: bool) -> UserError:
     """Return an error that the first rank of a machine reports; if it is stuck, and has not left, this one does."""
     if not first:
         time.sleep(3)
-        error.speaks = True
+        error.should_report = True
     return error
 
 

@@ -22,7 +22,7 @@ from .command_line import read, words_from
 from .exits import UserError
 from .placement import uses_gpu
 from .reproducibility import build
-from .storage import whole_file
+from .storage import atomic_write
 from .weights import ABOUT, read_safetensors, read_whole, verify, weights_of, write_safetensors
 
 WEIGHTS = "model.safetensors"
@@ -47,7 +47,7 @@ def export(source: Path | None = None, folder: Path | None = None) -> Path:
     weights, kind = weights_of(checkpoint)
     about = {"weights": kind, **description(checkpoint), "checkpoint": str(path), "checkpoint_sha256": sha256}
     about["sha256"] = write_safetensors(weights, folder / WEIGHTS)
-    with whole_file(folder / ABOUT) as file:
+    with atomic_write(folder / ABOUT) as file:
         file.write((json.dumps(about, indent=2) + "\n").encode())
     return folder
 
@@ -106,7 +106,7 @@ def predict(paths: Sequence[Path], to: Path | None = None, device: str = "auto")
     if not files:
         raise UserError(f"name files behind {folder}, to be read by predict() of {task.__file__}")
     model = load_model(folder, "cuda" if uses_gpu(device) else "cpu")
-    with whole_file(to) if to else nullcontext(sys.stdout.buffer) as output, torch.no_grad():
+    with atomic_write(to) if to else nullcontext(sys.stdout.buffer) as output, torch.no_grad():
         for file in files:
             for line in lines_of(ask, model, file):
                 output.write(line)

@@ -27,7 +27,7 @@ RECORDS = "TORCH_FR_DUMP_TEMP_FILE"
 
 
 @dataclass
-class Whereabouts:
+class RankStatus:
     """What a rank is doing."""
 
     step: int = 0  # the last one that is complete
@@ -47,7 +47,7 @@ MISMATCH = (
 )
 KEPT: list[object] = []  # what C calls, and Python would forget
 OWN_WAIT = SimpleNamespace(what=None)  # a function, new for each wait, that says for what this rank itself waits
-HERE = Whereabouts()  # the training loop only sets it, which costs nothing; a thread tells the others
+STATUS = RankStatus()  # the training loop only sets it, which costs nothing; a thread tells the others
 
 
 def write_record(rank: int) -> str:
@@ -74,12 +74,12 @@ def end_a_wait(rank: int, patience: float) -> None:
     Beats are counted, and not the time, which also passes for processes that are frozen.
     """
     last, beats = None, 0
-    while not HERE.end:
+    while not STATUS.end:
         time.sleep(BEAT)
         last, beats = OWN_WAIT.what, beats + 1 if OWN_WAIT.what is last else 0
         if last and beats * BEAT > patience:
             advice = "see what hangs there, or give --timeout more seconds; start again with --resume"
-            wait = f"it has waited {patience:.0f} s for {last()}, after step {HERE.step}: {advice}"
+            wait = f"it has waited {patience:.0f} s for {last()}, after step {STATUS.step}: {advice}"
             end_process(rank, f"LoaderLost {wait}", ExitCode.LOST)
 
 
@@ -101,7 +101,7 @@ def end_at_a_mismatch(rank: int) -> None:
 
 def end_process(rank: int, end: str, code: ExitCode) -> None:
     """End this process, of which no thread may be able to, once the others have heard why."""
-    HERE.end = end
+    STATUS.end = end
     print(f"error: rank {rank}: {end.partition(' ')[2]}", file=sys.stderr, flush=True)
     time.sleep(SILENT)
     os._exit(code)
@@ -114,7 +114,7 @@ def leave_before_python_ends(code: int) -> None:
         atexit.register(os._exit, code)
 
 
-class SignsOfLife:
+class Watchdog:
     """Tells the others where this rank is and hears where they are, through the store at which the group has met."""
 
     def __init__(self, rank: int, world_size: int, patience: float) -> None:
@@ -124,7 +124,7 @@ class SignsOfLife:
         self.others = [other for other in range(world_size) if other != rank]
         # Each rank listens to the next one: so all are watched, and none has much to read.
         self.heeded = [(rank + 1) % world_size]
-        self.seen: dict[int, Whereabouts] = {}
+        self.seen: dict[int, RankStatus] = {}
         store = dist.distributed_c10d._get_default_store()
         if hasattr(store, "clone"):  # a client of its own, whose timeout is another; old versions of torch have none
             store = store.clone()
@@ -139,39 +139,41 @@ class SignsOfLife:
 
     def leave(self, end: str) -> None:
         """Tell the others that this rank ends, and why, if the store still answers."""
-        HERE.end = end
+        STATUS.end = end
         self.over.set()
         self.thread.join(timeout=SILENT)
 
     def report(self, end: str) -> None:
         """Say in one line where this rank was when its program failed, and why: the traceback comes later."""
-        logging.error("it fails, %s: %s", HERE, end)
+        logging.error("it fails, %s: %s", STATUS, end)
 
     def blame(self, error: RuntimeError) -> None:
         """After a collective has failed: raise RankLost if another rank has ended, is silent or does not come."""
         if not self.others:
             return
-        HERE.failed, self.heeded = in_one_line(error), self.others
+        STATUS.failed, self.heeded = in_one_line(error), self.others
         self.record = write_record(self.rank)
         missing = self._missing(SILENT + 2 * BEAT)
         # A rank that times out closes its connections; other ranks then fail with other messages.
-        if not missing and any("imed out" in said for said in (HERE.failed, *(it.failed for it in self.seen.values()))):
+        if not missing and any(
+            "imed out" in said for said in (STATUS.failed, *(it.failed for it in self.seen.values()))
+        ):
             # Every rank that entered the collective fails within seconds.
             self._missing(PATIENCE)
             places = self.seen.items()
             missing = {rank: f"does not come: it is {place}" for rank, place in places if not place.failed}
             if not missing:
                 logging.warning("a collective has failed", exc_info=error)
-                raise RankLost(f"all ranks wait for each other: {MISMATCH}", speaks=self.rank == 0) from error
+                raise RankLost(f"all ranks wait for each other: {MISMATCH}", should_report=self.rank == 0) from error
         if missing:
             found = "; ".join(f"rank {rank} {what}" for rank, what in missing.items())
             if "does not come" in found or "ended: it is done" in found:  # the program may be at fault, here or there
                 logging.warning("a collective has failed", exc_info=error)
             left = [rank for rank in (self.rank, *self.others) if rank not in missing]
-            advice = "start again with --resume" if HERE.step else "launch.sh --doctor examines the machines"
+            advice = "start again with --resume" if STATUS.step else "launch.sh --doctor examines the machines"
             if MISMATCH in found or "load_data()" in found:
                 advice = "no --resume helps" if MISMATCH in found else "if it needs longer, give --timeout more seconds"
-            raise RankLost(f"{found}; {advice}{self.record}", speaks=self.rank == min(left)) from error
+            raise RankLost(f"{found}; {advice}{self.record}", should_report=self.rank == min(left)) from error
 
     def _missing(self, seconds: float) -> dict[int, str]:
         """Listen to the others for some seconds, and say which have ended or are silent."""
@@ -181,9 +183,11 @@ class SignsOfLife:
             return ended
         if now > self.answered + SILENT:
             # Rank 0 or its launcher keeps the store, and the last rank listens to rank 0.
-            speaks = self.rank > max(seen, default=-1)
+            should_report = self.rank > max(seen, default=-1)
             last = "".join(f"; rank {rank} was {place}" for rank, place in seen.items())
-            raise RankLost(f"the store at which the ranks met is silent{last}{self.record}", speaks=speaks)
+            raise RankLost(
+                f"the store at which the ranks met is silent{last}{self.record}", should_report=should_report
+            )
         return {rank: f"is silent: it was {place}" for rank, place in seen.items() if now > place.since + SILENT}
 
     def _live(self) -> None:
@@ -207,13 +211,13 @@ class SignsOfLife:
             self._tell()
 
     def _tell(self) -> None:
-        HERE.beat += 1
-        self.store.set(str(self.rank), json.dumps(asdict(HERE)))
+        STATUS.beat += 1
+        self.store.set(str(self.rank), json.dumps(asdict(STATUS)))
 
     def _hear(self) -> None:
         ranks = self.heeded
         for rank, text in zip(ranks, self.store.multi_get([str(rank) for rank in ranks]), strict=True):
-            place = Whereabouts(**json.loads(text))
+            place = RankStatus(**json.loads(text))
             if place != self.seen.get(rank):
                 place.since = time.monotonic()
                 self.seen[rank] = place

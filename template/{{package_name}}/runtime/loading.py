@@ -24,13 +24,13 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from .. import data
 from ..config import Config
 from .batches import BatchDataset, can_be_pinned, digest, explained, map_tensors, numbered, remedy
-from .collectives import check_ranks_agree, on_every_rank
+from .collectives import check_ranks_agree, on_all_ranks
 from .exits import STOP_SIGNALS, UserError, end_with_parent, in_one_line, is_out_of_memory
-from .heartbeat import HERE, OWN_WAIT
-from .launcher import World
+from .heartbeat import OWN_WAIT, STATUS
+from .launcher import DistEnv
 from .meter import Progress
 from .placement import own_cores
-from .reproducibility import same_numbers
+from .reproducibility import seed_everything
 from .sampling import Batch, ResumableDistributedSampler, evaluation_batches, global_micro_batch_size
 
 MOST_PER_CORE = 32  # workers for each core of a rank: a number beyond is a mistake, and would fill the memory
@@ -38,24 +38,24 @@ MOST_WORKERS = 8  # of a rank
 PERIOD = 20.0  # seconds of training, after which the log may say how much of them went into waiting for data
 
 
-def load(config: Config, world: World, device: torch.device) -> "tuple[TrainingBatches, EvaluationBatches]":
+def load(config: Config, world: DistEnv, device: torch.device) -> "tuple[TrainingLoader, EvaluationLoader]":
     """Deal the datasets of data.py out to the ranks.
 
     Raises UserError if data is missing, if the ranks differ, or if the batch cannot be split.
     """
-    HERE.phase = "in load_data() of data.py"
+    STATUS.phase = "in load_data() of data.py"
     OWN_WAIT.what = (lambda: "load_data() of data.py") if config.timeout else None  # which may have much to do
-    training, validation = on_every_rank(lambda: checked(data.load_data(config)))
-    HERE.phase, OWN_WAIT.what = "comparing samples", None
+    training, validation = on_all_ranks(lambda: checked(data.load_data(config)))
+    STATUS.phase, OWN_WAIT.what = "comparing samples", None
     digests = partial(digests_of, {"training": training, "validation": validation}, config)
     check_ranks_agree(config, digests if world.world_size > 1 else dict, training=training, validation=validation)
-    HERE.phase = "starting"
+    STATUS.phase = "starting"
     if not len(validation):
         raise UserError("data.py: the validation set is empty: load_data() must return samples to evaluate on")
     micro_batch = global_micro_batch_size(config, world, len(training))
     sampler = ResumableDistributedSampler(len(training), micro_batch, world, config.seed)
     shard = evaluation_batches(len(validation), micro_batch // world.world_size, world)
-    return TrainingBatches(training, sampler, config, device), EvaluationBatches(validation, shard, config, device)
+    return TrainingLoader(training, sampler, config, device), EvaluationLoader(validation, shard, config, device)
 
 
 def checked(returned: Any) -> tuple[Any, Any]:
@@ -87,7 +87,7 @@ def digests_of(datasets: dict[str, Any], config: Config) -> dict[str, str | None
         places = sorted({0, len(dataset) // 2, max(0, len(dataset) - 1)})
         batches = [Batch([place], (place,)) for place in places]
         OWN_WAIT.what = partial("samples {} of the {} set".format, places, name)
-        with suppress(Exception), same_numbers(config.seed, 0):
+        with suppress(Exception), seed_everything(config.seed, 0):
             workers = min(1, workers_for(dataset, config))
             forked = "fork" if workers and sys.platform == "linux" else None  # which starts soonest
             loaded = [each.batch for each in loader_of(dataset, batches, workers, multiprocessing_context=forked)]
@@ -105,7 +105,7 @@ def loader_of(dataset: Dataset[Any], sampler: Iterable[Batch], workers: int, **o
     return DataLoader(BatchDataset(dataset), sampler=sampler, **options)
 
 
-class DeviceBatches:
+class PrefetchLoader:
     """Loads the batches of a sampler, with persistent workers, and moves them to the device."""
 
     phase = "evaluating"
@@ -124,7 +124,7 @@ class DeviceBatches:
             self.loader = loader_of(dataset, sampler, self.workers, persistent_workers=True, pin_memory=pinned)
 
     def __iter__(self) -> Iterator[Any]:
-        HERE.phase = self.phase
+        STATUS.phase = self.phase
         moved: Iterator[Any] = map(self._move, self._loaded())
         if self.copies and self.workers:  # without workers, this would also advance the rank's random generators
             # One ahead: the next copy begins before a step that the CPU may wait for.
@@ -188,15 +188,15 @@ class MicroBatches:
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(self.number):
-            HERE.phase = "loading data"
+            STATUS.phase = "loading data"
             began = time.perf_counter()
             batch = next(self.batches)
             self.waited += time.perf_counter() - began
-            HERE.phase = "training"
+            STATUS.phase = "training"
             yield batch
 
 
-class TrainingBatches(DeviceBatches):
+class TrainingLoader(PrefetchLoader):
     """This rank's part of the training set, in the micro-batches of each step; an epoch's last step may have fewer.
 
     If the loop waits for data for more than a fifth of its time, the log says so now and then.
@@ -242,7 +242,7 @@ class TrainingBatches(DeviceBatches):
             self.waited = self.passed = 0.0
 
 
-class EvaluationBatches(DeviceBatches):
+class EvaluationLoader(PrefetchLoader):
     """This rank's part of the validation set: each batch, and whether it counts, or only takes part in collectives."""
 
     def __iter__(self) -> Iterator[tuple[Any, bool]]:

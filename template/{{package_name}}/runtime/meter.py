@@ -10,7 +10,7 @@ from torch import Tensor
 from ..config import Config
 from .collectives import gather, reduce_tensor
 from .exits import UserError
-from .heartbeat import HERE
+from .heartbeat import STATUS
 from .sampling import ResumableDistributedSampler
 
 NUMBERS = (Tensor, float, int)
@@ -24,7 +24,7 @@ class Mean(NamedTuple):
     count: Tensor | float  # type: ignore[assignment]  # of samples, tokens, or other units
 
 
-Totals = dict[str, Mean]  # over all ranks, as floats; a sum that is no scalar is a tensor of float64 on the CPU
+ReducedMetrics = dict[str, Mean]  # over all ranks, as floats; a sum that is no scalar is a tensor of float64 on the CPU
 
 
 def checked(means: Any) -> dict[str, Mean]:
@@ -42,7 +42,7 @@ def checked(means: Any) -> dict[str, Mean]:
     return means
 
 
-class Meter:
+class MetricAccumulator:
     """Adds up what compute() returns, on the device: to read a loss in every step would wait for it."""
 
     def __init__(self, device: torch.device, *, finite_only: bool = False) -> None:
@@ -68,12 +68,12 @@ class Meter:
         if len(self.batches) >= AT_ONCE:
             self._add_up()
 
-    def reduce(self, *further: Tensor | float) -> tuple[Totals, list[float]]:
+    def reduce(self, *further: Tensor | float) -> tuple[ReducedMetrics, list[float]]:
         """Return the totals of all ranks since the last call, and the sums of further numbers over all ranks.
 
         One all-reduce, which waits for the device. Raises UserError on every rank if their names differ.
         """
-        HERE.phase = "reducing"
+        STATUS.phase = "reducing"
         self._add_up()
         if not self.agreed:
             self.shapes, self.agreed = agreed_shapes(self.shapes), True
@@ -82,7 +82,7 @@ class Meter:
         numbers = [torch.as_tensor(each, dtype=own.dtype, device=own.device).view(-1) for each in further]
         everything = reduce_tensor(torch.cat([own, *numbers]), "sum").to("cpu")
         parts = everything[: len(own)].split(lengths)
-        totals: Totals = {}
+        totals: ReducedMetrics = {}
         for (name, shape), total, count in zip(self.shapes.items(), parts[::2], parts[1::2], strict=True):
             totals[name] = Mean(total.view(shape) if shape else total.item(), count.item())
             if totals[name].count == 0 and not self.finite_only:
@@ -135,8 +135,8 @@ class Progress:
     best: float = math.nan  # value of the metric that decides, on the validation set
     best_metrics: dict[str, float] = field(default_factory=dict)  # all metrics then, and the step
     since_best: int = 0  # evaluations
-    of_epoch: Totals = field(default_factory=dict)  # of the current epoch, without losses that are not finite
-    recent: Totals = field(default_factory=dict)  # the same since the last record
+    of_epoch: ReducedMetrics = field(default_factory=dict)  # of the current epoch, without losses that are not finite
+    recent: ReducedMetrics = field(default_factory=dict)  # the same since the last record
 
     def __post_init__(self, config: Config, sampler: ResumableDistributedSampler) -> None:
         """Keep what decides about the next steps, which is no part of the state."""
@@ -151,9 +151,9 @@ class Progress:
         self.samples_in_epoch += samples
         self.samples_seen += samples
         self.lr = lr
-        HERE.step = self.step
+        STATUS.step = self.step
 
-    def count(self, totals: Totals) -> None:
+    def count(self, totals: ReducedMetrics) -> None:
         """Add up what all ranks have trained: of the epoch, and since the last record."""
         for sums in (self.of_epoch, self.recent):
             for name, total in totals.items():
@@ -238,4 +238,4 @@ class Progress:
                 f"data.py: the training set has {samples} samples and had {had} when epoch {self.epoch + 1} began: "
                 "resume with as many, or from a checkpoint at the end of an epoch, or begin anew with --init-from"
             )
-        HERE.step = self.step
+        STATUS.step = self.step

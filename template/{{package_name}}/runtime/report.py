@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .exits import UserError, finish
 from .records import FILE, LOG, Thinned, metrics_in, thinned
-from .storage import whole_file
+from .storage import atomic_write
 
 PAGE = "report.html"
 MOST = 60  # metrics to draw
@@ -151,7 +151,7 @@ def write_page(run_dirs: Sequence[Path], page: Path, recorded: Thinned | None = 
     more = f"<p>{FILE} has {len(metrics) - MOST:,} metrics more.</p>" if len(metrics) > MOST else ""
     table = f"<div class=scroll tabindex=0><table>{''.join(options_table(runs))}</table></div>"
     head = f"{TOP}<title>{escape(', '.join(run.name for run in runs))}</title><style>{STYLE}</style>"
-    with whole_file(page, sync=False) as file:
+    with atomic_write(page, sync=False) as file:
         text = f"{head}<main>{''.join(about(runs))}{LEGEND}<section>{charts}</section>{more}{table}</main>"
         file.write(text.encode(errors="backslashreplace"))  # names may hold what is no text
 

@@ -9,7 +9,7 @@ from torch.utils.data import Sampler
 
 from ..config import Config
 from .exits import UserError
-from .launcher import World
+from .launcher import DistEnv
 from .permutation import Permutation
 
 COMPUTED_AT_ONCE = 1 << 14  # samples of the order: one by one, each would take 200 times as long
@@ -36,7 +36,7 @@ class ResumableDistributedSampler(Sampler[Batch]):
     resume with another number of processes. Resuming late in an epoch costs no more than starting it.
     """
 
-    def __init__(self, samples: int, global_micro_batch_size: int, world: World, seed: int) -> None:
+    def __init__(self, samples: int, global_micro_batch_size: int, world: DistEnv, seed: int) -> None:
         self.samples = samples
         self.global_micro_batch_size = global_micro_batch_size
         self.world = world
@@ -71,7 +71,7 @@ class Batches(Sampler[Batch]):
     some ranks than on others. A cell without any gets one of another rank, and does not count.
     """
 
-    def __init__(self, samples: int, batch_size: int, world: World) -> None:
+    def __init__(self, samples: int, batch_size: int, world: DistEnv) -> None:
         self.samples = samples
         self.world = world
         self.cells = math.ceil(samples / (batch_size * world.world_size)) * world.world_size
@@ -87,12 +87,12 @@ class Batches(Sampler[Batch]):
             yield Batch([*range(first, first + max(own, 1))], (first,), counts=own > 0)
 
 
-def evaluation_batches(samples: int, batch_size: int, world: World) -> Batches:
+def evaluation_batches(samples: int, batch_size: int, world: DistEnv) -> Batches:
     """Deal a set out to the ranks with no sample twice and none left out, in equally many batches."""
     return Batches(samples, batch_size, world)
 
 
-def global_micro_batch_size(config: Config, world: World, samples: int) -> int:
+def global_micro_batch_size(config: Config, world: DistEnv, samples: int) -> int:
     """Return the samples of a micro-batch over all ranks. Raises UserError if the global batch cannot be split."""
     size, accum_steps = config.global_batch_size, config.accum_steps
     parts = world.world_size * accum_steps

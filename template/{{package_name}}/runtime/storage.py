@@ -59,7 +59,7 @@ def sha256_of_json(value: Any) -> str:
 
 
 @contextmanager
-def whole_file(path: Path, size: Callable[[], int] | None = None, *, sync: bool = True) -> Iterator[HashedFile]:
+def atomic_write(path: Path, size: Callable[[], int] | None = None, *, sync: bool = True) -> Iterator[HashedFile]:
     """Yield a file to write to. It gets its name at the end, when the disk has it: a crash leaves the old one, whole.
 
     Raises UserError, with nothing left behind, if the disk does not take it; size() returns how many bytes it takes.
@@ -90,7 +90,7 @@ def link_atomically(path: Path, name: Path) -> None:
         os.link(path, temporary)
         os.replace(temporary, name)
     except OSError:  # some file systems have no hard links
-        with open(path, "rb") as source, whole_file(name, size=lambda: path.stat().st_size) as copy:
+        with open(path, "rb") as source, atomic_write(name, size=lambda: path.stat().st_size) as copy:
             shutil.copyfileobj(source, copy, BLOCK)
 
 
@@ -146,7 +146,7 @@ class Manifest:
             if key in before or one.get("best") or (self.folder / one["file"]).exists()
         }
         kept.pop(sha256, None)  # to come last
-        with whole_file(self.path) as file:
+        with atomic_write(self.path) as file:
             file.write((json.dumps({**kept, sha256: entry}, indent=2) + "\n").encode())
 
     def problem(self, checkpoint: Path, sha256: str | None = None) -> str | None:

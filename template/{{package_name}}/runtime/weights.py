@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from ..config import Config
 from .checkpoint import read_checkpoint, weights_file
-from .collectives import on_every_rank, on_main
+from .collectives import on_all_ranks, on_rank_zero
 from .exits import UserError, in_one_line
 from .plain import some
-from .storage import Manifest, sha256_of, whole_file
+from .storage import Manifest, atomic_write, sha256_of
 
 ABOUT = "model.json"  # next to the weights of an export: what made them
 OF_OTHERS = ("state_dict", "model_state_dict", "module", "weights")  # where other programs keep them in a file
@@ -93,7 +93,7 @@ def write_safetensors(weights: Weights, path: Path) -> str:
     tensors = {name: weights[name].clone(memory_format=torch.contiguous_format) for name in first.values()}
     twice = {name: other for name, other in tied.items() if name != other}
     content = save(tensors, metadata={"format": "pt", "tied": json.dumps(twice)})
-    with whole_file(path, size=lambda: len(content)) as file:
+    with atomic_write(path, size=lambda: len(content)) as file:
         file.write(content)
     return file.sha256()
 
@@ -119,8 +119,8 @@ def init_from(model: nn.Module, config: Config, saved: Sequence[Path]) -> nn.Mod
     """
     if config.init_from and not saved:
         path = weights_file(Path(config.init_from))
-        on_main(lambda: verify(path))
-        on_every_rank(lambda: load_what_fits(model, path))
+        on_rank_zero(lambda: verify(path))
+        on_all_ranks(lambda: load_what_fits(model, path))
     return model
 
 

@@ -105,17 +105,17 @@ def spoiled(project: Render, orders: list[list[int]], tmp_path: Path) -> Callabl
 def assert_no_bad_step_is_averaged(run_dir: Path) -> dict[str, Any]:
     """Compute each average from the one before and the weights of a checkpoint. Returns the last checkpoint."""
     steps = [checkpoint(run_dir, f"step-{step:08d}.pt") for step in range(1, END + 1)]
-    average, left_out = reference.Average(steps[0]["update"]["average"], DECAY, steps=1), []
+    average, skipped_steps = reference.Average(steps[0]["update"]["average"], DECAY, steps=1), []
     for number, (before, after) in enumerate(pairwise(steps), start=2):
         if differences(before["model"], after["model"]):
             average.follow(after["model"])
         else:
-            left_out.append(number)
+            skipped_steps.append(number)
             assert differences(before["update"]["average"], after["update"]["average"]) == []
         assert relative_difference(after["update"]["average"], average.weights) <= 1e-5, number
-    assert 3 in left_out
-    assert len(left_out) <= reference.EPOCHS
-    assert steps[-1]["update"]["averaged_steps"] == average.steps == END - len(left_out)
+    assert 3 in skipped_steps
+    assert len(skipped_steps) <= reference.EPOCHS
+    assert steps[-1]["update"]["averaged_steps"] == average.steps == END - len(skipped_steps)
     return steps[-1]
 
 

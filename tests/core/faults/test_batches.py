@@ -57,14 +57,14 @@ class Whole(OneByOne):
 def loaded(loading: ModuleType, dataset: Any, workers: int, *batches: list[int]) -> Iterator[Any]:
     """Load these batches, or one of samples 2 and 3."""
     sampler = [loading.Batch(samples, (number,)) for number, samples in enumerate(batches or [[2, 3]])]
-    return iter(loading.DeviceBatches(dataset, sampler, loading.Config(workers=workers), CPU))
+    return iter(loading.PrefetchLoader(dataset, sampler, loading.Config(workers=workers), CPU))
 
 
 def refused(loading: ModuleType, dataset: Any, workers: int) -> str:
     """What the user sees of the error that loading two batches ends with."""
     with pytest.raises(loading.UserError) as error:
         [*loaded(loading, dataset, workers, [2, 3], [4, 5])]
-    assert error.value.speaks, "no other rank knows"
+    assert error.value.should_report, "no other rank knows"
     return str(error.value)
 
 

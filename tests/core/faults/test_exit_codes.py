@@ -124,7 +124,7 @@ def test_a_task_of_slurm_that_refuses_keeps_its_code(project: Render) -> None:
 # signal, or the answer of a store in which a thread hangs when main() has ended.
 LATE = """
 import os, runpy, sys, time
-from ddp_project.runtime.heartbeat import SignsOfLife
+from ddp_project.runtime.heartbeat import Watchdog
 
 store = int(os.environ.get("STORE", 0))
 
@@ -133,13 +133,13 @@ class Late:
         kill(pid, number)
         sleep(bool(store))
 
-def leave(signs, end, leave=SignsOfLife.leave):
+def leave(signs, end, leave=Watchdog.leave):
     if store:
         os.kill(store, 19)
         time.sleep(1)
     leave(signs, end)
 
-SignsOfLife.leave = leave
+Watchdog.leave = leave
 sys.late = Late()
 sys.argv[0] = "train.py"
 runpy.run_path("train.py", run_name="__main__")

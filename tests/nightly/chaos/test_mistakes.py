@@ -39,7 +39,7 @@ MISTAKES = {  # by name: the file in runtime/, the edit, and what the nemesis sa
     ),
     "a full disk is no error of the user": (
         "storage.py",
-        Rewrite("raise UserError($TEXT) from error", "raise", "whole_file"),
+        Rewrite("raise UserError($TEXT) from error", "raise", "atomic_write"),
         "exit code 1",
     ),
 }

@@ -48,7 +48,12 @@ MISTAKES: dict[str, dict[str, tuple[str, ...]]] = {
             BATCHES.format(""),
             BATCHES.format(DROP),
         ),
-        "rank 0 logs its own validation loss": (METER, "reduce_tensor($COUNTS, $OP)", OWN_COUNTS, "Meter.reduce"),
+        "rank 0 logs its own validation loss": (
+            METER,
+            "reduce_tensor($COUNTS, $OP)",
+            OWN_COUNTS,
+            "MetricAccumulator.reduce",
+        ),
     },
     RESUME: {
         "the model is left in evaluation mode": (TRAIN, "$MODEL.train()", ""),
@@ -57,7 +62,7 @@ MISTAKES: dict[str, dict[str, tuple[str, ...]]] = {
         "random numbers begin anew after a stop": (CHECKPOINT, "set_generator_states($X)", ""),
         "the running statistics of a rank are not restored": (CHECKPOINT, "set_buffer($$$A)", "pass", "set_rank_state"),
     },
-    KILL: {"files are written in their place": (STORAGE, "os.replace($$$A)", "shutil.copy($$$A)", "whole_file")},
+    KILL: {"files are written in their place": (STORAGE, "os.replace($$$A)", "shutil.copy($$$A)", "atomic_write")},
     STOP: {
         "a stop writes no checkpoint": (TRAIN, "run.checkpoints.save(wait=True)", "", "main"),
         "each rank looks at its own signals alone": (

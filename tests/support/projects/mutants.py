@@ -64,11 +64,11 @@ MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
         ),
     },
     ("train", "ddp_project/runtime/checkpoint.py"): {
-        "all ranks save": edited("on_main(lambda: write($$$A))", "write($$$A)", "exit code 2"),
+        "all ranks save": edited("on_rank_zero(lambda: write($$$A))", "write($$$A)", "exit code 2"),
     },
     ("train", "ddp_project/runtime/tracking.py"): {
         "all ranks record": edited(
-            "$TRACKER if world.is_main else NoTracker()",
+            "$TRACKER if world.is_rank_zero else NoTracker()",
             "$TRACKER",
             r"a rank other than 0 wrote a file|metrics\.csv could not be written",
             logging="csv",
@@ -94,13 +94,16 @@ MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
     },
     ("train", "ddp_project/runtime/meter.py"): {
         "rank 0 logs its own loss": edited(
-            "reduce_tensor($COUNTS, $OP)", "($COUNTS if self.finite_only else {})", "over all ranks", "Meter.reduce"
+            "reduce_tensor($COUNTS, $OP)",
+            "($COUNTS if self.finite_only else {})",
+            "over all ranks",
+            "MetricAccumulator.reduce",
         ),
         "rank 0 logs its own evaluation": edited(
             "reduce_tensor($COUNTS, $OP)",
             "({} if self.finite_only else $COUNTS)",
             "epoch/validation_loss at step 3",
-            "Meter.reduce",
+            "MetricAccumulator.reduce",
         ),
     },
     ("resume", "train.py"): {
@@ -141,7 +144,7 @@ MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
             "os.fsync($FILE.fileno())",
             "$FILE.truncate(1000 if path.suffix == '.pt' else None)",
             "exit code 2",
-            "whole_file",
+            "atomic_write",
         ),
     },
 }
