@@ -269,3 +269,13 @@ def test_what_cannot_be_saved_is_refused_before_the_first_step(own_project: Rend
     said = "error: optimizer/param_groups/0/schedule is a function, which a checkpoint cannot hold: keep"
     assert error_in(printed).startswith(said)
     assert " step " not in "".join(printed)
+
+
+def test_a_rate_of_numpy_is_resumed_and_exported(own_project: Render, tmp_path: Path) -> None:
+    project, run_dir = own_project(), tmp_path / "run"
+    rate = "return config.lr * np.interp(step, [0, total_steps], [1.0, 0.1])"
+    Rewrite("if step < config.warmup_steps: $$$A", rate, "lr_at").apply(project / "ddp_project" / "task.py")
+    train_on_ranks(project, run_dir, "--max-steps", "2")
+    assert type(checkpoint(run_dir)["optimizer"]["param_groups"][0]["lr"]) is float
+    train_on_ranks(project, run_dir, "--max-steps", "3", "--resume")
+    assert checkpoint(run_dir)["progress"]["step"] == 3

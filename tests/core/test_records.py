@@ -40,6 +40,18 @@ def measured(run_dir: Path) -> list[dict[str, Any]]:
     return [{name: one[name] for name in one.keys() - OF_CLOCK} for one in read(run_dir) if "event" not in one]
 
 
+LOG = """\
+2026-01-01 00:00:00,000 rank 0 INFO world size 2, rank 0 on cpu
+2026-01-01 00:00:01,000 rank 0 INFO step 5  train/loss 3.5e+04  train/accuracy nan  lr 0.1
+2026-01-01 00:00:01,500 rank 0 INFO step 5  epoch 1  epoch/validation_loss inf
+2026-01-01 00:00:02,000 rank 0 INFO step 8  train/loss 9
+2026-01-01 00:00:03,000 rank 0 INFO world size 2, rank 0 on cuda:0
+2026-01-01 00:00:04,000 rank 0 INFO resumed from x.pt: epoch 1, step 5
+2026-01-01 00:00:05,000 rank 0 INFO step 7  train/loss 2.5
+2026-01-01 00:00:06,000 rank 0 INFO stopped after step 7; --resume goes on from here
+"""
+
+
 def test_a_resumed_run_has_each_record_once(project: Render, tmp_path: Path) -> None:
     whole, run_dir = tmp_path / "whole", tmp_path / "run"
     train_on_ranks(project(), whole, *OPTIONS)
@@ -254,3 +266,32 @@ def test_runs_are_compared_on_one_page(project: Render, tmp_path: Path) -> None:
     assert re.findall(r"<tr class=other><td>(.*?)</td>(.*?)</tr>", text)[0] == ("--lr", "<td>0.001</td><td>0.002</td>")
     refused = output_of([*command, "nowhere"], tmp_path, env, code=2)
     assert refused == "error: nowhere is no run with metrics.jsonl and config.json: name folders such as runs/*\n"
+
+
+def test_a_log_of_version_1_is_taken_over_once(records: Any, tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(LOG + "2026-01-01 00:00:06,000 rank 0 INFO world size 2, now\n")
+    kept = records.Records(tmp_path)
+    kept.begin(7)
+    kept.add(7, {"event": "resumed"})
+    for _ in range(2):
+        found = [(one["step"], one.get("event", one.get("train/loss", one.get("epoch")))) for one in read(tmp_path)]
+        assert found[:-1] == [(0, "started"), (5, 35000.0), (5, 1.0), (5, "resumed"), (7, 2.5), (7, "stopped")]
+        records.Records(tmp_path).begin(7)
+    assert read(tmp_path)[0]["about"] == "world size 2, rank 0 on cpu"
+    assert math.isnan(read(tmp_path)[1]["train/accuracy"])
+    assert read(tmp_path)[2]["epoch/validation_loss"] == math.inf
+
+
+def test_a_log_alone_is_drawn(project: Render, tmp_path: Path) -> None:
+    run_dir = tmp_path / "old"
+    run_dir.mkdir()
+    (run_dir / "train.log").write_text(LOG)
+    (run_dir / "config.json").write_text("{}")
+    report = [sys.executable, "-m", "ddp_project.runtime.report", str(run_dir)]
+    output_of(report, tmp_path, env={"PYTHONPATH": str(project())})
+    page = (tmp_path / "report.html").read_text()
+    assert "old training, step 7: 2.5" in page
+    assert "step 8" not in page
+    assert "resumed at step 5, stopped at step 7" in page
+    assert "2026-01-01 00:00:03: world size 2, rank 0 on cuda:0" in page
+    assert {path.name for path in run_dir.iterdir()} == {"train.log", "config.json"}, "it may go on, with version 1"
