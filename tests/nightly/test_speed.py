@@ -61,6 +61,5 @@ def test_blocks_of_steps_are_compared_within_their_turn(tmp_path: Path) -> None:
     found = {record["loop"]: record for record in records}
     assert [*found] == [PLAIN, PLAIN_STATIC, GENERATED, *OPTIONS]
     assert found[GENERATED]["ratio_quartiles"] == [1, 1, 1]
-    assert all(record["seconds"] > 0 for record in records)
     log = "".join(file.read_text() for file in tmp_path.glob("*/run/train.log"))
     assert f"step {3 * STEPS_OF_BLOCK['tiny_mlp']}  train/loss" in log, "the first block does not count"
