@@ -110,7 +110,7 @@ def training(samples: int, ranks: int, place: str) -> Record:
 
 def evaluation(samples: int, ranks: int) -> Record:
     """Begin an evaluation."""
-    batches = of_project("runtime.sampling").evaluation_batches
+    batches = of_project("runtime.sampling").EvaluationSampler
     measured = iterating(lambda: batches(samples, BATCH, world(ranks)))
     return {"part": "evaluation", "samples": samples, "ranks": ranks, **measured}
 

@@ -18,7 +18,7 @@ from tests.support.ranks import project_module, run_train, start_ranks, train_on
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("size", [1, 2, 64])
 def test_all_ranks_have_equally_many_batches(ranks: int, size: int, package: Package) -> None:
-    world, batches_of = package("runtime.launcher").DistEnv, package("runtime.sampling").evaluation_batches
+    world, batches_of = package("runtime.launcher").DistEnv, package("runtime.sampling").EvaluationSampler
     for samples in (1, 2, 3, 7, 64, 128, 129, 257):
         shards = [batches_of(samples, size, world(rank, 0, ranks, 1)) for rank in range(ranks)]
         assert {len(shard) for shard in shards} == {-(-samples // (ranks * size))}, "no more than are needed"

@@ -64,6 +64,7 @@ def take_steps(_: int, project: Path, options: dict[str, Any], optimizer: str) -
         with gpu:
             model = train.build_model()
         run = SimpleNamespace(config=config, device=gpu, sums=train.meter.MetricAccumulator(gpu, finite_only=True))
+        run.training, run.progress = training, train.meter.Progress(config, training.sampler)
         run.optimizer = eval(optimizer) if optimizer else train.task.build_optimizer(model, config)
         run.ddp = train.update.LossModule(train.task.compute, model, config, gpu)
         run.ddp.no_sync = nullcontext
@@ -71,10 +72,10 @@ def take_steps(_: int, project: Path, options: dict[str, Any], optimizer: str) -
         run.update = train.update.Update(wrapped, run.optimizer, config, gpu)
         if "precision" in options:
             run.scaler = train.update.GradScaler(gpu.type, enabled=config.precision == "fp16")
-        for _step, micro_batches in zip(range(4), training, strict=False):
+        for _step, micro_batches in zip(range(4), training.steps_from(run.progress), strict=False):
             loaded = train.loading.MicroBatches(iter([*micro_batches]), len(micro_batches), 0)
             with Operations() as operations:
-                train.train_step(run, loaded, lr=1e-3)
+                train.train_step(run, loaded)
             assert {"aten._fused_adamw_.default", "aten.convolution_backward.default"} <= operations.names
             # Counts that are numbers come every 64 batches.
             assert {*operations.crossings} <= {("aten._to_copy.default", False)}

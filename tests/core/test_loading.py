@@ -153,12 +153,13 @@ def test_the_log_tells_of_a_loop_that_waits(
     monkeypatch.setattr(loading, "PERIOD", 0.1)
     caplog.set_level(logging.INFO)
     world = importlib.import_module("ddp_project.runtime.launcher").DistEnv(0, 0, 1, 1)
-    sampler = importlib.import_module("ddp_project.runtime.sampling").evaluation_batches(64, 1, world)
-    sampler.global_micro_batch_size = 1
-    windows = loading.TrainingLoader(OneByOne(loading_takes), sampler, loading.Config(workers=0, accum_steps=2), CPU)
-    for window in windows:
+    config = loading.Config(epochs=1, workers=0, accum_steps=2)
+    sampler = importlib.import_module("ddp_project.runtime.sampling").ResumableDistributedSampler(64, 1, world, seed=0)
+    progress = loading.Progress(config, sampler)
+    for window in loading.TrainingLoader(OneByOne(loading_takes), sampler, config, CPU).steps_from(progress):
         assert len([*window]) == 2
         time.sleep(training)
+        progress.advance(window.samples, 0.1)
     shares = re.findall(r"takes (\d+) % of the time", caplog.text)
     assert bool(shares) == told
     assert {*shares} <= {"89"}, "two samples of 4 ms are loaded for a step of 1 ms"

@@ -27,8 +27,8 @@ DEFAULT: Choice = next(iter(DEFAULTS.items()))
 VARIANTS = [DEFAULT, *(choice for choice in CHOICES if choice not in DEFAULTS.items())]
 
 # Lines with docstrings and blank lines, and without tests.
-MAXIMUM_OF_PROJECT = 6450  # a sixth of it is --doctor, which a run never imports
-MAXIMUM_OF_TRAIN = 160
+MAXIMUM_OF_PROJECT = 6500  # a sixth of it is --doctor, which a run never imports
+MAXIMUM_OF_TRAIN = 150
 
 # The words that a choice brings into code and settings. Where it was not made, they are a trace of it.
 TRACES: dict[Choice, str] = {

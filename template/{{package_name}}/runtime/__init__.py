@@ -10,43 +10,34 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .collectives import reduce_tensor
-    from .command_line import (
-        NonNegativeFloat,
-        NonNegativeInt,
-        NonNegativeIntOrAuto,
-        OptionalPath,
-        PositiveInt,
-        Seconds,
-        UnitFloat,
-    )
-    from .exits import UserError
-    from .meter import Mean
-    from .update import Optimizers
+    from .collectives import reduce_tensor as reduce_tensor
+    from .command_line import NonNegativeFloat as NonNegativeFloat
+    from .command_line import NonNegativeInt as NonNegativeInt
+    from .command_line import NonNegativeIntOrAuto as NonNegativeIntOrAuto
+    from .command_line import OptionalPath as OptionalPath
+    from .command_line import PositiveInt as PositiveInt
+    from .command_line import Seconds as Seconds
+    from .command_line import UnitFloat as UnitFloat
+    from .exits import UserError as UserError
+    from .meter import Mean as Mean
+    from .update import Optimizers as Optimizers
 else:
 
     def __getattr__(name):
         """Import what is behind a name."""
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = MODULES.get(name, "command_line")  # most are types of options
-        return getattr(import_module(f".{module}", __name__), name)
+        for module, names in NAMES.items():
+            if name in names.split():
+                return getattr(import_module(f".{module}", __name__), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-MODULES = {"Mean": "meter", "Optimizers": "update", "UserError": "exits", "reduce_tensor": "collectives"}
-__all__ = [
-    "Mean",
-    "NonNegativeFloat",
-    "NonNegativeInt",
-    "NonNegativeIntOrAuto",
-    "Optimizers",
-    "OptionalPath",
-    "PositiveInt",
-    "Seconds",
-    "UnitFloat",
-    "UserError",
-    "reduce_tensor",
-]
+NAMES = {
+    "collectives": "reduce_tensor",
+    "command_line": "NonNegativeFloat NonNegativeInt NonNegativeIntOrAuto OptionalPath PositiveInt Seconds UnitFloat",
+    "exits": "UserError",
+    "meter": "Mean",
+    "update": "Optimizers",
+}
 
 if sys.platform == "win32":
     print("error: this project needs Linux or macOS: use WSL", file=sys.stderr)

@@ -250,6 +250,7 @@ class Checkpoints:
             return
         path = on_rank_zero(lambda: first_whole(candidates))
         before = on_all_ranks(lambda: self._load(path))
+        self.progress.check_samples()
         if path.resolve().parent != self.folder.resolve():
             self.progress.forget_best()  # the best.pt of another run is not here
         logging.info("resumed from %s: epoch %d, step %d", path, self.progress.epoch + 1, self.progress.step)

@@ -174,7 +174,7 @@ def check_weights_agree(model: nn.Module, largest: dict[str, float]) -> None:
     own = torch.tensor([largest[name] for name in weights], dtype=torch.float64, device=next(iter(weights.values())))
     ends = torch.stack([own, -own])
     dist.all_reduce(ends, op=dist.ReduceOp.MAX)
-    differing = (ends[0] + ends[1] > ROUNDING * ends[0]).tolist()  # not by sum(), which apex computes in float32
+    differing = (ends[0] + ends[1] > ROUNDING * ends[0]).tolist()  # sum() may be in float32, in mixed precision
     if any(differing):
         found = ", ".join([name for name, differs in zip(weights, differing, strict=True) if differs][:5])
         advice = "change weights by the optimizer alone, or alike on all ranks: broadcast what rank 0 has computed"

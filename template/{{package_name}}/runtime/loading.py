@@ -31,7 +31,7 @@ from .launcher import DistEnv
 from .meter import Progress
 from .placement import own_cores
 from .reproducibility import seed_everything
-from .sampling import Batch, ResumableDistributedSampler, evaluation_batches, global_micro_batch_size
+from .sampling import Batch, EvaluationSampler, ResumableDistributedSampler, global_micro_batch_size
 
 MOST_PER_CORE = 32  # workers for each core of a rank: a number beyond is a mistake, and would fill the memory
 MOST_WORKERS = 8  # of a rank
@@ -54,7 +54,7 @@ def load(config: Config, world: DistEnv, device: torch.device) -> "tuple[Trainin
         raise UserError("data.py: the validation set is empty: load_data() must return samples to evaluate on")
     micro_batch = global_micro_batch_size(config, world, len(training))
     sampler = ResumableDistributedSampler(len(training), micro_batch, world, config.seed)
-    shard = evaluation_batches(len(validation), micro_batch // world.world_size, world)
+    shard = EvaluationSampler(len(validation), micro_batch // world.world_size, world)
     return TrainingLoader(training, sampler, config, device), EvaluationLoader(validation, shard, config, device)
 
 

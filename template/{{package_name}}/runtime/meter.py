@@ -141,7 +141,7 @@ class Progress:
     def __post_init__(self, config: Config, sampler: ResumableDistributedSampler) -> None:
         """Keep what decides about the next steps, which is no part of the state."""
         self._config, self._sampler = config, sampler
-        self.samples_of_epoch = sampler.samples
+        self.samples_of_epoch = self.samples_of_epoch or sampler.samples
         self.lr = math.nan  # of the last step
         self.evaluated_step = -1
 
@@ -224,18 +224,19 @@ class Progress:
         return {each.name: getattr(self, each.name) for each in fields(self)} | totals
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state. Raises TypeError if it is none.
-
-        Raises UserError if the epoch began with another number of samples: their order would be another one.
-        """
+        """Go on from a saved state. Raises TypeError if it is none."""
         totals = {name: {key: Mean(*mean) for key, mean in state[name].items()} for name in ("of_epoch", "recent")}
         best = math.nan if state["best"] is None else state["best"]  # None: from version 1.0.0, before an evaluation
         vars(self).update(vars(Progress(self._config, self._sampler, **state | totals | {"best": best})))
-        samples, before = self._sampler.samples, state.get("samples_of_epoch") or self._sampler.samples
-        if self.samples_in_epoch and (before != samples or self.samples_in_epoch > samples):
-            had = before if before != samples else f"at least {self.samples_in_epoch}"
+        STATUS.step = self.step
+
+    def check_samples(self) -> None:
+        """Raise UserError if the epoch began with another number of samples: their order would be another one."""
+        samples, before, trained = self._sampler.samples, self.samples_of_epoch, self.samples_in_epoch
+        if trained and (before != samples or trained > samples):
+            had = before if before != samples else f"at least {trained}"
             raise UserError(
                 f"data.py: the training set has {samples} samples and had {had} when epoch {self.epoch + 1} began: "
                 "resume with as many, or from a checkpoint at the end of an epoch, or begin anew with --init-from"
             )
-        STATUS.step = self.step
+        self.samples_of_epoch = samples

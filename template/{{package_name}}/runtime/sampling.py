@@ -63,7 +63,7 @@ class ResumableDistributedSampler(Sampler[Batch]):
                 yield Batch(indices, (self.seed, self.epoch, start))
 
 
-class Batches(Sampler[Batch]):
+class EvaluationSampler(Sampler[Batch]):
     """Deals a set out to the ranks for an evaluation: each sample once, and equally many batches to each rank.
 
     Let there be b batches for each of r ranks, n samples and c = b * r cells. Then batch i of rank k is cell i*r + k,
@@ -85,11 +85,6 @@ class Batches(Sampler[Batch]):
         for cell in range(self.world.rank, self.cells, self.world.world_size):
             first, own = min(cell * size + min(cell, larger), self.samples - 1), size + (cell < larger)
             yield Batch([*range(first, first + max(own, 1))], (first,), counts=own > 0)
-
-
-def evaluation_batches(samples: int, batch_size: int, world: DistEnv) -> Batches:
-    """Deal a set out to the ranks with no sample twice and none left out, in equally many batches."""
-    return Batches(samples, batch_size, world)
 
 
 def global_micro_batch_size(config: Config, world: DistEnv, samples: int) -> int:

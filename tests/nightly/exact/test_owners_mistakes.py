@@ -20,7 +20,7 @@ TESTS = {NUMBERS: "exact", RESUME: "exact", KILL: "faults", STOP: "faults", DAMA
 TRAIN = "train.py"
 # Parts of what is edited.
 BACKWARD, SAVED = "run.update.backward($$$LOSS,", "$M.Checkpoints($$$PARTS,"
-BATCHES, DROP = "Batches($SAMPLES{}, $SIZE, world)", " - $SAMPLES % world.world_size"
+BATCHES, DROP = "EvaluationSampler($SAMPLES{}, $SIZE, world)", " - $SAMPLES % world.world_size"
 ONCE = "nullcontext() if $I == {} else $NO_SYNC"
 OWN_COUNTS = "({} if self.finite_only else $COUNTS)"
 CHECKPOINT, LOADING, METER, SAMPLING, STORAGE = (
@@ -44,7 +44,7 @@ MISTAKES: dict[str, dict[str, tuple[str, ...]]] = {
         "the learning rate stays at its first value": (TRAIN, '$GROUP["lr"] = $LR', '$GROUP["lr"] = run.config.lr'),
         "every rank trains on the same samples": (SAMPLING, "self.skip + $OWN", "self.skip"),
         "evaluation drops what does not fill a batch of every rank": (
-            SAMPLING,
+            LOADING,
             BATCHES.format(""),
             BATCHES.format(DROP),
         ),
