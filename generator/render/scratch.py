@@ -1,6 +1,7 @@
 """Folders and processes that are gone soon, whatever ends this one."""
 
 import ctypes
+import fcntl
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 IN_MEMORY = Path("/dev/shm")
 PREFIX = "ddp-template-check-"
+KEPT = ".kept"  # in a folder that its work has left on purpose
 DAY = 24 * 3600  # seconds
 
 
@@ -26,22 +28,37 @@ def scratch_root(room: int) -> Path:
 def scratch_folder(room: int, *, keep: bool = False) -> Iterator[Path]:
     """Yield a new folder with room (bytes). It is deleted at the end; if it is to be kept, after an error."""
     forget_killed(IN_MEMORY)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=scratch_root(room)))
-    try:
-        yield folder
-    except BaseException:
-        remove(folder)
-        raise
-    if not keep:
-        remove(folder)
+    new = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=scratch_root(room)))
+    with open_folder(new) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = new.rename(new.with_name(new.name[1:]))  # whoever finds it by this name finds it locked
+        try:
+            yield folder
+        except BaseException:
+            remove(folder)
+            raise
+        if not keep:
+            remove(folder)
+        elif folder.exists():
+            (folder / KEPT).touch()
 
 
 def forget_killed(root: Path) -> None:
-    """Delete what was left by work that was killed long ago: nobody would look for it in memory."""
+    """Delete what killed work has left in memory, and after a day what was kept there."""
     for folder in root.glob(f"{PREFIX}*"):
-        with suppress(OSError):
-            if time.time() - folder.stat().st_mtime > DAY:
+        with suppress(OSError), open_folder(folder) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not (folder / KEPT).exists() or time.time() - folder.stat().st_mtime > DAY:
                 shutil.rmtree(folder)
+
+
+@contextmanager
+def open_folder(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def remove(folder: Path) -> None:
