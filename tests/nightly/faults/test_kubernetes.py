@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from generator.chaos.faults import LOST
 from tests.conftest import Render
 from tests.support import hosts
 from tests.support.processes import output_of, scaled
@@ -104,4 +105,4 @@ def test_launch_sh_ends_where_node_0_is_out_of_reach(submit: Submit) -> None:
     wait_for_steps(jobset.run_dir)
     jobset.hosts[0].set_link("down")
     jobset.pods[1].process.wait(scaled(60))
-    assert jobset.pods[1].code == 128 + signal.SIGKILL, jobset.output
+    assert jobset.pods[1].code == LOST, jobset.output
