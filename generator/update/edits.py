@@ -52,7 +52,8 @@ def blocks_in(block: list[ast.stmt], chain: Chain = (), above: int = 0) -> Itera
     """Yield blocks of statements, outer ones first, with what is around each, and the line at which that begins."""
     yield block, chain, above
     for statement in block:
-        name = getattr(statement, "name", type(statement).__name__.lower())
+        kind_of = "loop" if isinstance(statement, ast.For | ast.While) else type(statement).__name__.lower()
+        name = getattr(statement, "name", kind_of)
         holders = [statement, *getattr(statement, "handlers", []), *getattr(statement, "cases", [])]
         for part in (getattr(holder, kind, []) for holder in holders for kind in ("body", "orelse", "finalbody")):
             if part and isinstance(part[0], ast.If) and part[0].col_offset == statement.col_offset:
@@ -201,11 +202,19 @@ def judge(edit: Edit, project: Path) -> str:
     if chain == edit.place.chain:
         return ""
     chains = {place.chain for place in find_places(edit.path, edit.file.new)}
-    # Where the new version has no such function, or sets another heading, it may go with the lines around it.
+    # Where the new version has no such function, or sets another heading, it may go with the lines around it, or into
+    # what has another name now.
     may_go_along = edit.place.chain not in chains or not edit.path.endswith(".py")
-    if may_go_along and keeps_company(edit, text):
+    if may_go_along and (is_renamed(edit, chain) or keeps_company(edit, text)):
         return ""
     return f"it has moved to {'.'.join(chain) or 'the outside of all functions'}"
+
+
+def is_renamed(edit: Edit, chain: Chain) -> bool:
+    """Return whether a section is the one of the edit but for names that are new in this version."""
+    known = {name for place in find_places(edit.path, edit.file.old) for name in place.chain}
+    both = [*zip(edit.place.chain, chain, strict=False)]
+    return len(chain) == len(edit.place.chain) and all(was == now or now not in known for was, now in both)
 
 
 def keeps_company(edit: Edit, text: str) -> bool:

@@ -150,7 +150,7 @@ def flat_loop(
         nonlocal saved
         saved = copy.deepcopy(progress.state_dict())
         if not wait:
-            events.append(("save", progress.step, progress.is_best()))
+            events.append(("save", progress.step, progress.is_best_step()))
 
     def train_step(run: Any, micro_batches: Any) -> None:
         own.append(progress.step + 1)

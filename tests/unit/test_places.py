@@ -54,3 +54,22 @@ def test_an_edit_is_judged_by_what_is_around_it(
     said = judge(edit, tmp_path)
     assert said.startswith(wrong)
     assert bool(said) == bool(wrong)
+
+
+@pytest.mark.parametrize(
+    ("new", "wrong"),
+    [
+        (CODE.replace("area", "disc").replace("return 0", "return 0.0").replace("< 0", "< 0.0"), ""),
+        (
+            CODE.replace("area", "Shape").replace("return 0", "return 0.0").replace("< 0", "< 0.0"),
+            "it has moved to Shape.if",
+        ),
+    ],
+    ids=["another name", "the name of something else"],
+)
+def test_an_edit_may_go_along_into_what_has_another_name(new: str, wrong: str, tmp_path: Path) -> None:
+    edit = edit_at(8, 8, new)
+    file = tmp_path / edit.path
+    file.parent.mkdir()
+    file.write_text(new.replace("        return 0.0\n", f"        {edit.name} = 0\n        return 0.0\n"))
+    assert judge(edit, tmp_path) == wrong

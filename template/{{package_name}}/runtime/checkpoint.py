@@ -197,7 +197,7 @@ class Checkpoints:
         ranks: dict[str, Any] = {kind: gather_to_rank_zero(own) for kind, own in rank_state(self.model).items()}
         of_ranks = gather_buffers(self.model, unequal)
         ranks["buffers"] |= {name: [buffers[name] for buffers in of_ranks] for name in unequal}
-        entry = {"step": self.progress.step, "best": self.progress.is_best(), "world_size": dist.get_world_size()}
+        entry = {"step": self.progress.step, "best": self.progress.is_best_step(), "world_size": dist.get_world_size()}
         STATUS.phase = "saving"
         with averaged_buffers(self.model, unequal):
             checkpoint = self._state() | {"ranks": ranks, "world_size": entry["world_size"]}

@@ -150,16 +150,16 @@ def parse(config: type[T], arguments: Sequence[str] | None = None, *, quiet: boo
     for file in given.config:
         of_file = words_of(file, config)
         try:
-            read(config, of_file, quiet=True)
+            parse_words(config, of_file, quiet=True)
         except UserError as error:
             raise UserError(f"--config {file}: {error}") from None
         of_files += of_file
-    parsed = read(config, of_files + without_values(words, config), quiet=quiet)
+    parsed = parse_words(config, of_files + without_values(words, config), quiet=quiet)
     check_replay(parsed, config)
     return parsed
 
 
-def read(config: type[T], words: Sequence[str], *, quiet: bool) -> T:
+def parse_words(config: type[T], words: Sequence[str], *, quiet: bool) -> T:
     """Read the words of a command line. Raises UserError, which says what is wrong with them."""
     complaint = io.StringIO()
     try:
@@ -192,7 +192,7 @@ def check_replay(parsed: Any, config: Any) -> None:
 
     def is_replayed(names: Iterable[str]) -> bool:
         try:
-            again = read(config, words_from({name: options[name] for name in names}, config), quiet=True)
+            again = parse_words(config, words_from({name: options[name] for name in names}, config), quiet=True)
         except UserError:
             return False
         return all(repr(as_plain_dict(again)[name]) == repr(options[name]) for name in names)

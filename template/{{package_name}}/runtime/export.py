@@ -18,7 +18,7 @@ from ..config import Config
 from ..model import build_model
 from .buffers import grow_buffers
 from .checkpoint import IF_IT_DOES_NOT_FIT, RUNS, newest_run
-from .command_line import read, words_from
+from .command_line import parse_words, words_from
 from .exits import UserError
 from .placement import uses_gpu
 from .reproducibility import build
@@ -90,7 +90,7 @@ def config_of(options: dict[str, Any]) -> Config:
     known = {field.name for field in fields(Config)}
     if unknown := sorted(options.keys() - known):
         print(f"{ABOUT} has options that this program does not: {', '.join(unknown)}", file=sys.stderr)
-    return read(Config, words_from({name: options[name] for name in options.keys() & known}, Config), quiet=True)
+    return parse_words(Config, words_from({name: options[name] for name in options.keys() & known}, Config), quiet=True)
 
 
 def predict(paths: Sequence[Path], to: Path | None = None, device: str = "auto") -> None:

@@ -203,7 +203,7 @@ class Progress:
         if math.isnan(self.best) or (value > self.best if higher else value < self.best):
             self.best, self.best_metrics, self.since_best = value, {**metrics, "step": self.step}, 0
 
-    def is_best(self) -> bool:
+    def is_best_step(self) -> bool:
         """Return whether the evaluation after this step is the best so far."""
         return self.evaluated_step == self.step and self.since_best == 0
 

@@ -39,7 +39,7 @@ def added_metric(project: Path) -> None:
 
 
 def early_end(project: Path) -> None:
-    enough = "if run.progress.is_best() and run.progress.best > 0.999:\n    logging.info('good enough')\n{}"
+    enough = "if run.progress.is_best_step() and run.progress.best > 0.999:\n    logging.info('good enough')\n{}"
     Rewrite("run.progress.start_next_epoch()", enough, "finish_step").apply(project / "train.py")
 
 
