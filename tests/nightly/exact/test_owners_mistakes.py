@@ -56,7 +56,7 @@ MISTAKES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     RESUME: {
-        "the model is left in evaluation mode": (TRAIN, "$MODEL.train()", ""),
+        "the model is left in evaluation mode": (TRAIN, "$MODEL.train()", "", "evaluate"),
         "an epoch begins anew after a stop": (LOADING, "$S.set_epoch($E, skip=$X)", "$S.set_epoch($E, skip=0)"),
         "the optimizer is not saved": (TRAIN, f"{SAVED} optimizer=$X, $$$REST)", f"{SAVED} $$$REST)"),
         "random numbers begin anew after a stop": (CHECKPOINT, "set_generator_states($X)", ""),
