@@ -17,7 +17,7 @@ from generator.render.workers import Workers, ask, legal_combinations
 from tests.core.test_matrix import everything_in
 from tests.support.cli import COMMAND, members
 from tests.support.combinations import PRODUCT, names
-from tests.support.processes import output_of, scaled, wait_until
+from tests.support.processes import scaled, wait_until
 
 
 def test_what_is_legal_is_what_copier_says_of_each_combination(all_names: list[str], snapshot: Path) -> None:
@@ -55,7 +55,11 @@ def clone(tmp_path: Path) -> Path:
 def matrix_of(clone: Path, *arguments: str) -> str:
     """Run `ddp-template matrix` of a clone for a few combinations, and return what it prints."""
     few = ["task=digits", "launcher=spawn,mpirun", "amp=none", "sync_bn=false"]
-    return output_of([COMMAND, "matrix", *few, *arguments], clone, os.environ | {"PYTHONPATH": str(clone)})
+    env = os.environ | {"PYTHONPATH": str(clone)}
+    done = subprocess.run(
+        [COMMAND, "matrix", *few, *arguments], cwd=clone, env=env, check=True, stdout=subprocess.PIPE, text=True
+    )
+    return done.stdout
 
 
 def test_what_differs_from_a_revision_is_chosen_then_covered_then_divided(
