@@ -202,10 +202,10 @@ def judge(edit: Edit, project: Path) -> str:
     if chain == edit.place.chain:
         return ""
     chains = {place.chain for place in find_places(edit.path, edit.file.new)}
-    # Where the new version has no such function, or sets another heading, it may go with the lines around it, or into
-    # what has another name now.
-    may_go_along = edit.place.chain not in chains or not edit.path.endswith(".py")
-    if may_go_along and (is_renamed(edit, chain) or keeps_company(edit, text)):
+    # Where the new version has no such function, or sets another heading, it may go into what has another name now, or
+    # with the lines around it; with these also into a new function.
+    is_gone = edit.place.chain not in chains or not edit.path.endswith(".py")
+    if is_gone + is_renamed(edit, chain) + keeps_company(edit, text) >= 2:
         return ""
     return f"it has moved to {'.'.join(chain) or 'the outside of all functions'}"
 
