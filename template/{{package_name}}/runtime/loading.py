@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import resource
 import signal
 import sys
 import time
@@ -331,6 +332,9 @@ def outlive_signals(rank: int, worker: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     if sys.platform == "linux":
         Thread(target=end_at_a_signal_of, args=(rank,), daemon=True).start()
+        # Else Python could not clean up after too many open files, and would print a traceback.
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        Finalize(None, resource.setrlimit, (resource.RLIMIT_NOFILE, (hard, hard)), exitpriority=1)
 
 
 def end_at_a_signal_of(process: int) -> None:
