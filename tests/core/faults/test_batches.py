@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import numpy.random  # here, or each worker imports it after a fork, which can fail
 import psutil
 import pytest
 import torch
