@@ -26,7 +26,7 @@ from torch import multiprocessing as mp
 from . import runner
 from .contenders import minimal, settings
 from .contenders.workloads import EPOCHS, NAME, STEPS, chosen_workload
-from .runner import Record, imported, in_turn, ratios, say, seconds_of
+from .runner import Record, imported, in_turn, ratios, say, seconds_of, train_epoch
 from .trials import render_project
 
 STEPS_OF_BLOCK = {"tiny_mlp": 200, "small_cnn": 100, "resnet": 10, "transformer": 10, "wide": 10}
@@ -133,14 +133,7 @@ def generated_run(rank: int, folder: Path, device: torch.device, ranks: int = se
 
 def train_block(run: Any) -> None:
     """Train one block with the generated project."""
-    train, progress = imported("train"), run.progress
-    for micro_batches in run.reporter.progress_bar(run.training):
-        train.train_step(run, micro_batches)
-        if progress.is_reduction_due():
-            train.reduce_and_log(run)
-        if progress.has_finished_epoch():
-            break
-    progress.start_next_epoch()
+    train_epoch(imported("train"), run)
 
 
 def take_turns(loops: dict[str, Loop], blocks: int) -> dict[str, Record]:

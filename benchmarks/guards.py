@@ -64,8 +64,9 @@ def measure_on_rank(rank: int, folder: Path, port: int, steps: int) -> None:
             for guard, names in calls.items():
                 for name in names:
                     put_clock(name, guard, counter, now)
-        watch = run.reporter.watch
-        run.reporter.watch = lambda steps, progress: clocked(watch(clocked(steps, "", taken), progress), BAR, taken)
+        steps_from, progress_bar = run.training.steps_from, run.reporter.progress_bar
+        run.training.steps_from = lambda progress: clocked(steps_from(progress), "", taken)
+        run.reporter.progress_bar = lambda training: clocked(progress_bar(training), BAR, taken)
         signs = imported(f"{PROJECT}.heartbeat").Watchdog(rank, RANKS, patience=60)
         parts: dict[str, list[float]] = {guard: [] for guard in (JUDGING, SIGNS, BAR, LOG)}
         seconds = []

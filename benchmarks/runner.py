@@ -152,6 +152,17 @@ def imported(name: str) -> Any:
     return importlib.import_module(name)
 
 
+def train_epoch(train: Any, run: Any) -> None:
+    """Take the steps of an epoch as main() of a project's train.py does, without evaluating and saving."""
+    for micro_batches in run.reporter.progress_bar(run.training):
+        train.train_step(run, micro_batches)
+        if run.progress.is_reduction_due():
+            train.reduce_and_log(run)
+        if run.progress.has_finished_epoch():
+            break
+    run.progress.start_next_epoch()
+
+
 def seconds_of(work: Callable[[], object]) -> float:
     """Return the seconds that a function takes."""
     started = time.perf_counter()

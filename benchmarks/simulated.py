@@ -52,7 +52,7 @@ def one_of(world_size: int, rank: int = 0) -> Iterator[None]:
 
 
 def progress_of(package: Callable[[str], Any], config: Any) -> Any:
-    """The progress of a run of a project, before its first step, on a training set as large as that of the digits."""
+    """The progress of a run of a project, before its first step, on 1,437 samples."""
     world = package("runtime.launcher").DistEnv(0, 0, 1, 1)
     sampler = package("runtime.sampling").ResumableDistributedSampler(1437, 64, world, seed=0)
     return package("runtime.meter").Progress(config, sampler)

@@ -59,7 +59,7 @@ class Run:
             config, self.progress, self.model, optimizer=self.optimizer, update=self.update
         )
         self.checkpoints.restore(saved)
-        self.sums = meter.MetricAccumulator(device, finite_only=True)  # of what was trained since the last report
+        self.sums = meter.MetricAccumulator(device, finite_only=True)  # of what was trained since the last record
         self.reporter = reporting.Reporter(config, world, self.checkpoints)  # log, progress bar, logger and profiler
         self.stop = exits.StopSignals(config.max_hours)
 
@@ -70,7 +70,7 @@ def main(config: Config, world: launcher.DistEnv, device: torch.device) -> exits
     progress = run.progress
     run.model.train()
     with run.reporter:
-        if progress.has_finished_epoch() and not progress.is_done():  # a signal came before its evaluation
+        if progress.has_finished_epoch() and not progress.is_done():  # stopped before its evaluation
             finish_step(run)
         for micro_batches in run.reporter.progress_bar(run.training):
             train_step(run, micro_batches)
@@ -122,7 +122,7 @@ def reduce_and_log(run: Run) -> None:
 
 
 def finish_step(run: Run) -> None:
-    """Evaluate, begin the next epoch and save, as far as they are due."""
+    """After a step: evaluate, start the next epoch and save, each if it is due."""
     if run.progress.is_evaluation_due():
         evaluate(run)
     run.progress.start_next_epoch()

@@ -1,4 +1,4 @@
-"""What must hold of a run, whatever faults it had: how a start may end, and what it must leave."""
+"""What must hold of a run after any faults: how a start may end, and what it must leave."""
 
 import hashlib
 import json

@@ -196,7 +196,7 @@ class Nemesis:
             seed += 1
 
     def run(self, schedule: Schedule) -> Verdict:
-        """Let the faults of a schedule happen to a new run, until it is done."""
+        """Apply the faults of a schedule to a new run, until it is done."""
         verdict, pace, before = Verdict(schedule), self.baseline.pace, self.files
         self._set_clock()
         places = (self.folder / f"seed-{schedule.seed}-{number}" for number in count())

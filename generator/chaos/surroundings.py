@@ -79,10 +79,10 @@ class Teller:
 
 
 class Data(Teller):
-    """The data of an owner, which in loader workers does what it is told: see faulty_dataset."""
+    """The data of an owner, which follows orders in loader workers: see faulty_dataset."""
 
     def __init__(self, place: Path) -> None:
-        """Make the files in a new folder by which the data of jobs is told."""
+        """Make the files in a new folder through which the data of jobs gets its orders."""
         super().__init__(place / "orders.met")
         self.orders = place / "orders"
         place.mkdir()
@@ -100,7 +100,7 @@ class Data(Teller):
 
 
 class Disk(Teller):
-    """A disk that is as it is told: see faulty_filesystem. No state of it reaches the files themselves."""
+    """A disk that follows orders: see faulty_filesystem. No state of it reaches the files themselves."""
 
     def __init__(self, place: Path, orders: IO[str]) -> None:
         super().__init__(place / "disk.changes")
@@ -149,7 +149,7 @@ class SharedMemory:
     threads: list[Thread] = field(default_factory=list)
 
     def fill(self, pid: int) -> None:
-        """Let that of a process be full until release(). Raises ProcessLookupError if it is gone."""
+        """Fill the shared memory of a process until release(). Raises ProcessLookupError if the process is gone."""
         place = Path(f"/proc/{pid}/root{SHM}")
         try:
             if os.stat(place).st_dev == os.stat(SHM).st_dev:
@@ -178,7 +178,7 @@ class SharedMemory:
 
 
 def make_small(pid: int) -> None:
-    """Let a /dev/shm have hardly more room than is taken, so that filling it takes no memory of the machine."""
+    """Shrink a /dev/shm to hardly more than is in use: filling it then takes no memory of the machine."""
     for _ in range(TRIES):
         stat = os.statvfs(f"/proc/{pid}/root{SHM}")
         size = (stat.f_blocks - stat.f_bfree) * stat.f_frsize + SLACK

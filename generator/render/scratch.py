@@ -1,4 +1,4 @@
-"""Folders and processes that are gone soon, whatever ends this one."""
+"""Folders and processes that end with this process."""
 
 import ctypes
 import fcntl
@@ -31,7 +31,7 @@ def scratch_folder(room: int, *, keep: bool = False) -> Iterator[Path]:
     new = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=scratch_root(room)))
     with open_folder(new) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        folder = new.rename(new.with_name(new.name[1:]))  # whoever finds it by this name finds it locked
+        folder = new.rename(new.with_name(new.name[1:]))  # under this name, it is always locked
         try:
             yield folder
         except BaseException:

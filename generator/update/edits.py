@@ -211,7 +211,7 @@ def judge(edit: Edit, project: Path) -> str:
 
 
 def is_renamed(edit: Edit, chain: Chain) -> bool:
-    """Return whether a section is the one of the edit but for names that are new in this version."""
+    """Return whether two sections differ only by names that are new in this version."""
     known = {name for place in find_places(edit.path, edit.file.old) for name in place.chain}
     both = [*zip(edit.place.chain, chain, strict=False)]
     return len(chain) == len(edit.place.chain) and all(was == now or now not in known for was, now in both)

@@ -1,5 +1,6 @@
 """The documentation says what the template is."""
 
+import json
 import os
 import re
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from generator.answers.questions import TEMPLATE
 from tests.conftest import Render
@@ -68,3 +70,19 @@ def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> No
     assert {"--resume", "--run-dir", "--keep"} <= named
     for option in named:
         assert option in shown, f"a page names {option}"
+
+
+# A job on Ray has variables of its nodes, not those of the worker, by which W&B knows its sweep.
+@pytest.mark.parametrize("launcher", [*filter(lambda launcher: launcher != "ray", LAUNCHERS)])
+def test_the_sweep_of_wandb_that_a_page_shows_is_one_of_the_project(launcher: str, project: Render) -> None:
+    place = project(launcher=launcher, logging="wandb")
+    shown = re.findall(r"^```yaml\n(.*?)^```", (place / "LAUNCHING.md").read_text(), re.MULTILINE | re.DOTALL)
+    [sweep] = [read for read in map(yaml.safe_load, shown) if "metric" in read]
+    assert sweep["metric"]["name"] == "epoch/validation_accuracy"
+    options = [
+        f"--{name}={values.get('min', values.get('values', [0])[0])}" for name, values in sweep["parameters"].items()
+    ]
+    program = "from ddp_project.runtime.command_line import parse; from ddp_project.config import Config; parse(Config)"
+    subprocess.run([sys.executable, "-c", program, *options], cwd=place, check=True)
+    words = (place / "sweep.py").read_text()
+    assert f"LAUNCH = {json.dumps(sweep['command'][:-1])}" in words, "it starts a run as sweep.py does"

@@ -1,18 +1,23 @@
-"""Many ranks cost each of them no more than few: shown by counting work and memory, not by the clock."""
+"""Many samples and many ranks cost no more than few: shown by counting work and memory, not by the clock."""
 
+import itertools
+import math
 import tracemalloc
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.simulated import norms_of_resnet_50, one_of, progress_of
 
+FEW, MANY = 10**4, 10**9  # samples
+BATCH, BATCHES = 32, 300  # which few samples have, too
 FEW_RANKS, MANY_RANKS = 4, 1024
 
 
@@ -24,6 +29,43 @@ def peak(work: Callable[[], object]) -> int:
     taken = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return taken
+
+
+def first_of(batches: Iterable[Any]) -> int:
+    """Take some batches, one after the other, and return how many samples they have."""
+    return sum(len(batch.indices) for batch in itertools.islice(batches, BATCHES))
+
+
+def training(package: Callable[..., Any], samples: int, place: float, ranks: int) -> Any:
+    """The sampler of the last rank, some way into an epoch."""
+    world = package("runtime.launcher").DistEnv(ranks - 1, 0, ranks, 1)
+    sampler = package("runtime.sampling").ResumableDistributedSampler(samples, BATCH * ranks, world, 0)
+    sampler.set_epoch(1, int(samples * place) // (BATCH * ranks) * BATCH * ranks)
+    return sampler
+
+
+@pytest.mark.parametrize(("place", "ranks"), [(0, 1), (0.99, 1), (0, MANY_RANKS), (0.99, MANY_RANKS)])
+def test_the_memory_of_an_epoch_does_not_grow_with_the_samples(
+    place: float, ranks: int, package: Callable[..., Any]
+) -> None:
+    few, many = training(package, FEW, 0, 1), training(package, MANY, place, ranks)
+    assert first_of(few) == first_of(many) == BATCHES * BATCH
+    # At once, the order is computed of 16,384 samples and not of 9,984, which are all.
+    assert peak(lambda: first_of(many)) < 3 * peak(lambda: first_of(few))
+
+
+@pytest.mark.parametrize("ranks", [1, MANY_RANKS])
+def test_the_memory_of_an_evaluation_does_not_grow_with_the_samples(ranks: int, package: Callable[..., Any]) -> None:
+    def evaluate(samples: int, ranks: int) -> int:
+        batches = package("runtime.sampling").EvaluationSampler(
+            samples, BATCH, package("runtime.launcher").DistEnv(0, 0, ranks, 1)
+        )
+        assert len(batches) == math.ceil(math.ceil(samples / ranks) / BATCH)
+        return first_of(batches)
+
+    for taken in (evaluate(FEW, 1), evaluate(MANY, ranks)):
+        assert BATCHES * (BATCH - 1) <= taken <= BATCHES * BATCH
+    assert peak(lambda: evaluate(MANY, ranks)) < 1.5 * peak(lambda: evaluate(FEW, 1))
 
 
 def read_so_far() -> int:

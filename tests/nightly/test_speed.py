@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.ablation import EDITS
 from benchmarks.blocks import GENERATED, OPTIONS, PLAIN, PLAIN_STATIC, STEPS_OF_BLOCK, measure, quartiles
 from benchmarks.contenders.workloads import WORKLOADS
+from benchmarks.guards import PARTS, measure_guards
 from benchmarks.runner import in_turn, ratios
 from benchmarks.trials import Contender, Trial, render_project
 
@@ -63,3 +65,26 @@ def test_blocks_of_steps_are_compared_within_their_turn(tmp_path: Path) -> None:
     assert found[GENERATED]["ratio_quartiles"] == [1, 1, 1]
     log = "".join(file.read_text() for file in tmp_path.glob("*/run/train.log"))
     assert f"step {3 * STEPS_OF_BLOCK['tiny_mlp']}  train/loss" in log, "the first block does not count"
+
+
+def test_each_edit_finds_its_line_and_leaves_python(tmp_path: Path) -> None:
+    project = render_project(tmp_path / "project")
+    for number, edit in enumerate(EDITS):
+        edited = edit.apply(project, tmp_path / str(number))
+        (file,) = [path for path in edited.rglob(edit.file) if path.parent.name != "tests"]
+        before = project / file.relative_to(edited)
+        assert file.read_text() != before.read_text()
+        compile(file.read_text(), file, "exec")
+
+
+def test_each_guard_is_measured(tmp_path: Path) -> None:
+    found = measure_guards(tmp_path, "small_cnn", steps=10, loggers=["csv"])
+    others = ["a progress bar on a screen", "the log", "the log and csv"]
+    assert [*found] == ["judging each step by its gradients", "signs of life", *others]
+    beaten = found.pop("signs of life")  # four times a second: perhaps not once in so few steps
+    assert all(0 <= share < 0.1 for share in beaten["share"])
+    assert all(0 < share < 1 for record in found.values() for share in record["share"])
+    [log] = tmp_path.glob("console/*/run/train.log")
+    assert "train/loss" in log.read_text()
+    [recorded] = tmp_path.glob("csv/*/run/metrics.csv")
+    assert recorded.read_text().count("train/loss") == 1 + PARTS, "the first part warms up"

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing as mp
 
+from benchmarks.runner import train_epoch
 from generator.check.train.forking import free_ports
 from tests.support.processes import hang_timeout, wait_until
 from tests.support.training import ON_CPU, differences
@@ -206,26 +207,16 @@ def make_run(rank: int, project: Path, package: str, options: dict[str, Any], de
     return train, train.Run(config, world, torch.device(device))
 
 
-def train_an_epoch(train: Any, run: Any) -> None:
-    """Take the steps of an epoch, and reduce where main() does."""
-    for micro_batches in run.reporter.progress_bar(run.training):
-        train.train_step(run, micro_batches)
-        if run.progress.is_reduction_due():
-            train.reduce_and_log(run)
-        if run.progress.has_finished_epoch():
-            break
-
-
 def collectives_of_an_epoch(rank: int, project: Path, options: dict[str, Any]) -> dict[str, int]:
     train, run = make_run(rank, project, "ddp_project", options)
     with torch.profiler.profile() as profile:
-        train_an_epoch(train, run)
+        train_epoch(train, run)
     return {event.key: event.count for event in profile.key_averages() if event.key.startswith("gloo:")}
 
 
 def weights_of_an_epoch_on_a_gpu(rank: int, project: Path, options: dict[str, Any]) -> dict[str, torch.Tensor]:
     train, run = make_run(rank, project, "ddp_project", options, "cuda:0")
-    train_an_epoch(train, run)
+    train_epoch(train, run)
     return {name: value.cpu() for name, value in run.model.state_dict().items()}
 
 
@@ -258,5 +249,5 @@ def most_beside_buckets(train: Any, run: Any) -> int:
 
     run.model.register_forward_pre_hook(lambda *_: between.update((one.data_ptr(), one.nbytes()) for one in storages()))
     run.optimizer.register_step_pre_hook(before_step)
-    train_an_epoch(train, run)
+    train_epoch(train, run)
     return max(most)

@@ -227,7 +227,7 @@ class TrainingLoader(PrefetchLoader):
                 yield step
                 if left:  # else the time of an evaluation is in it
                     self._add_times(step.waited, time.perf_counter() - began)
-            progress.start_next_epoch()
+            progress.start_next_epoch()  # if the loop has not done so
 
     def __len__(self) -> int:
         """Return the steps that are left of the epoch."""
