@@ -207,6 +207,7 @@ def test_a_number_too_large_is_refused(option: str, refused: Refused) -> None:
     ("words", "meant"),
     [
         ("--learning-rate 3", "--lr"),
+        ("--learning-rate -3", "--lr"),
         ("--batch-size=32", "--global-batch-size"),
         ("--gradient-accumulation-steps 2", "--accum-steps"),
         ("--num-workers 2", "--workers"),

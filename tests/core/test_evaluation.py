@@ -109,7 +109,7 @@ def exchange_what_differs() -> None:
 
 @pytest.mark.parametrize("differs", ["shapes", "collectives"])
 def test_collectives_that_do_not_match_are_told_as_such(differs: str, project: Render, tmp_path: Path) -> None:
-    options = ("--timeout", "4", "--epochs", "1")
+    options = ("--timeout", "10", "--epochs", "1")
     ranks = start_ranks(project(), tmp_path / "run", *options, entry=exchange_what_differs, env={"DIFFERS": differs})
     for rank in ranks:
         rank.process.join(60)

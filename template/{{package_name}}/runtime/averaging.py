@@ -60,8 +60,8 @@ class ExponentialMovingAverage:
     @torch.no_grad()
     def _follow(self, optimizer: Optimizer, *_: Any) -> None:
         # A fused optimizer may have left the step out on the GPU, which the CPU does not wait for.
-        skipped_steps = getattr(optimizer, "found_inf", None)
-        taken = 1.0 if skipped_steps is None else 1.0 - skipped_steps
+        skipped = getattr(optimizer, "found_inf", None)
+        taken = 1.0 if skipped is None else 1.0 - skipped
         self.steps += taken
         share = taken * (9 / (9 + self.steps)).clamp(min=1 - self.decay)
         weights = self._followed()

@@ -336,8 +336,8 @@ def read_checkpoint(path: Path, required: Iterable[str]) -> dict[str, Any]:
     """Read the file. Raises UserError if it is damaged, or no checkpoint that has all that is required."""
     try:
         # weights_only: a checkpoint holds plain types alone, so that one from a stranger cannot run code.
-        # mmap: each rank reads only its own part of the per-rank state. The name must be UTF-8
-        # then, whatever the locale is: so it is that of the open file.
+        # mmap: each rank reads only its own part of the per-rank state. It needs a name in UTF-8, which /dev/fd has in
+        # any locale.
         with open(path, "rb") as file:
             mapped = is_zipfile(path)  # not so the format before PyTorch 1.6
             checkpoint = torch.load(f"/dev/fd/{file.fileno()}", map_location="cpu", mmap=mapped, weights_only=True)

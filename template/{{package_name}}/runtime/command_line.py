@@ -213,7 +213,7 @@ def in_one_sentence(complaint: str, config: Any) -> str:
     if not (unknown := re.match("Unrecognized options: (.*)", text)):
         return text
     parts = [part.partition("=")[0] for part in unknown[1].split(", ")]
-    options = [part for part in parts if part.startswith("-")] or parts  # the others are their values
+    options = [part for part in parts if re.match("-+[A-Za-z]", part)] or parts  # the others are values
     hints = [f"--{hint.replace('_', '-')}" for option in options if (hint := similar_option(option.strip("-"), config))]
     advice = f"did you mean {', '.join(hints)}?" if hints else "see --help"
     return f"there is no option {', '.join(options)}: {advice}"
