@@ -49,6 +49,7 @@ class Run:
             model = weights.init_from(reproducibility.build(build_model, config), config, saved)
         self.model = process_group.place(model, config, device)  # not wrapped: its state_dict has plain keys
         self.optimizer = task.build_optimizer(self.model, config)
+        self.scaler = update.GradScaler(device.type, enabled=config.precision == "fp16")
         # task.compute() on the same model, wrapped: its backward pass averages the gradients over the ranks.
         loss_module = update.LossModule(task.compute, self.model, config, device)
         self.ddp = process_group.wrap(loss_module, config)
@@ -56,7 +57,7 @@ class Run:
 
         self.progress = meter.Progress(config, self.training.sampler)
         self.checkpoints = checkpoint.Checkpoints(
-            config, self.progress, self.model, optimizer=self.optimizer, update=self.update
+            config, self.progress, self.model, scaler=self.scaler, optimizer=self.optimizer, update=self.update
         )
         self.checkpoints.restore(saved)
         self.sums = meter.MetricAccumulator(device, finite_only=True)  # of what was trained since the last record
@@ -90,9 +91,11 @@ def train_step(run: Run, micro_batches: loading.MicroBatches) -> None:
     for i, batch in enumerate(micro_batches, start=1):
         # Only the last backward pass averages over the ranks; no_sync() must hold the others' forward pass too.
         with nullcontext() if i == len(micro_batches) else run.ddp.no_sync():
-            means = run.ddp(batch)  # calls task.compute()
-            run.update.backward(means["loss"].sum, means["loss"].count, len(micro_batches))
+            with update.autocast(run.config, run.device):
+                means = run.ddp(batch)  # calls task.compute()
+            run.update.backward(run.scaler.scale(means["loss"].sum), means["loss"].count, len(micro_batches))
         run.sums.add(means)
+    run.scaler.unscale_(run.optimizer)
     norm = run.update.normalize_gradients()  # exact for uneven counts
     if run.config.clip_norm:
         torch.nn.utils.clip_grads_with_norm_(run.update.weights, run.config.clip_norm, norm)
@@ -100,7 +103,8 @@ def train_step(run: Run, micro_batches: loading.MicroBatches) -> None:
     for group in run.optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
     if run.update.is_finite(norm):
-        run.optimizer.step()
+        run.scaler.step(run.optimizer)
+    run.scaler.update()
     run.update.zero_grad()
     run.progress.advance(micro_batches.samples, lr)
 
@@ -135,7 +139,7 @@ def evaluate(run: Run) -> None:
     """Evaluate on all ranks, each sample once, and record the epoch."""
     sums = meter.MetricAccumulator(run.device)
     run.model.eval()
-    with collectives.averaged_buffers(run.model), run.update.evaluating():
+    with collectives.averaged_buffers(run.model), run.update.evaluating(), update.autocast(run.config, run.device):
         for batch, counts in run.validation:
             sums.add(meter.checked(task.compute(run.model, batch)), counts=counts)
     run.model.train()

@@ -70,8 +70,7 @@ def take_steps(_: int, project: Path, options: dict[str, Any], optimizer: str) -
         run.ddp.no_sync = nullcontext
         wrapped: Any = SimpleNamespace(module=run.ddp, _check_reducer_finalized=lambda: None)
         run.update = train.update.Update(wrapped, run.optimizer, config, gpu)
-        if "precision" in options:
-            run.scaler = train.update.GradScaler(gpu.type, enabled=config.precision == "fp16")
+        run.scaler = train.update.GradScaler(gpu.type, enabled=config.precision == "fp16")
         for _step, micro_batches in zip(range(4), training.steps_from(run.progress), strict=False):
             loaded = train.loading.MicroBatches(iter([*micro_batches]), len(micro_batches), 0)
             with Operations() as operations:
@@ -81,9 +80,11 @@ def take_steps(_: int, project: Path, options: dict[str, Any], optimizer: str) -
             assert {*operations.crossings} <= {("aten._to_copy.default", False)}
 
 
-@pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"precision": "fp16", "ema_decay": 0.9}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"precision": "float32"}, {"precision": "bf16"}, {"precision": "fp16", "ema_decay": 0.9}], ids=str
+)
 def test_the_cpu_waits_for_nothing_in_a_step(options: dict[str, Any], project: Render) -> None:
-    mp.spawn(take_steps, (project(**({"amp": "torch"} if options else {})), options, ""))
+    mp.spawn(take_steps, (project(), options, ""))
 
 
 def test_it_waits_for_an_optimizer_that_cannot_leave_a_step_out(project: Render) -> None:

@@ -149,6 +149,7 @@ def test_ranks_that_share_a_gpu_need_gloo(placement: Any, monkeypatch: pytest.Mo
         ("none", True, "float32", "float32"),
         ("torch", True, "auto", "bf16"),
         ("torch", False, "auto", "fp16"),
+        ("torch", False, "float32", "float32"),
         ("torch", False, "bf16", "Tesla T4 has no bfloat16, and would be slow to emulate it: give --precision fp16"),
     ],
 )
@@ -184,7 +185,7 @@ def test_each_rank_uses_the_gpu_that_it_is_given(project: Render, tmp_path: Path
     printed = train_on_ranks(project(), tmp_path / "run", processes=4, timeout=60, entry=join_in_turns)
     found = [line for text in printed for line in text.splitlines() if line.startswith("uses")]
     numbers = [0, 0, 1, 1]
-    assert found == [f"uses cuda:{number} and trains on cuda:{number} in tf32-convolutions" for number in numbers]
+    assert found == [f"uses cuda:{number} and trains on cuda:{number} in bf16" for number in numbers]
 
 
 def tell_threads() -> None:

@@ -28,7 +28,9 @@ def tell_whether_tf32_will_do() -> None:
 )
 def test_torch_is_told_whether_tf32_will_do(precision: str, told: str, project: Render, tmp_path: Path) -> None:
     options = ("--max-steps", "1", "--precision", precision)
-    [printed] = train_on_ranks(project(), tmp_path / "run", *options, processes=1, entry=tell_whether_tf32_will_do)
+    [printed] = train_on_ranks(
+        project(amp="none"), tmp_path / "run", *options, processes=1, entry=tell_whether_tf32_will_do
+    )
     assert printed.splitlines()[-1] == told
 
 
@@ -47,7 +49,9 @@ def tell_error_of_a_product() -> None:
 @pytest.mark.parametrize(("precision", "least", "most"), [("tf32-convolutions", 0.0, 1e-5), ("tf32", 1e-5, 1e-2)])
 def test_tf32_keeps_three_digits(precision: str, least: float, most: float, project: Render, tmp_path: Path) -> None:
     options = ("--device", "cuda", "--precision", precision, "--max-steps", "1")
-    [printed] = train_on_ranks(project(), tmp_path / "run", *options, processes=1, entry=tell_error_of_a_product)
+    [printed] = train_on_ranks(
+        project(amp="none"), tmp_path / "run", *options, processes=1, entry=tell_error_of_a_product
+    )
     assert least <= float(printed.splitlines()[-1]) <= most
 
 

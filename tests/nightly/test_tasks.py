@@ -28,10 +28,11 @@ PROMISED = {
 }
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("task", PROMISED)
-def test_a_task_trains_to_what_it_promises(task: str, own_project: Render, tmp_path: Path) -> None:
+def test_a_task_trains_to_what_it_promises(task: str, precision: str, own_project: Render, tmp_path: Path) -> None:
     metric, smallest, largest = PROMISED[task]
-    train(own_project(task=task), tmp_path / "run", timeout=600)
+    train(own_project(task=task), tmp_path / "run", "--precision", precision, timeout=600)
     best = json.loads((tmp_path / "run" / "result.json").read_text())["best"]
     assert smallest <= best[metric] <= largest
 

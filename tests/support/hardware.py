@@ -47,7 +47,7 @@ def see_gpus(*uuids: str) -> None:
         device_count=lambda: len(uuids),
         get_device_properties=lambda index: SimpleNamespace(uuid=uuids[index]),
         set_device=lambda device: None,
-        is_tf32_supported=lambda: True,
+        is_bf16_supported=lambda including_emulation: True,
     )
 
 
