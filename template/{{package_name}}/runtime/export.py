@@ -20,6 +20,7 @@ from .buffers import grow_buffers
 from .checkpoint import IF_IT_DOES_NOT_FIT, RUNS, newest_run
 from .command_line import parse_words, words_from
 from .exits import UserError
+from .hooks import optional
 from .placement import uses_gpu
 from .reproducibility import build
 from .storage import atomic_write
@@ -98,7 +99,7 @@ def predict(paths: Sequence[Path], to: Path | None = None, device: str = "auto")
 
     Raises UserError if there is no model, or if predict() of task.py cannot read a file; then `to` is not written.
     """
-    ask = getattr(task, "predict", None)
+    ask = optional("predict")
     if ask is None:
         signature = "def predict(model: nn.Module, file: Path) -> Iterator[dict[str, Any]]"
         raise UserError(f"{task.__file__} lacks {signature}: add it, to yield what the model says of each sample")

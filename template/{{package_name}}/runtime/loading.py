@@ -28,6 +28,7 @@ from .batches import BatchDataset, can_be_pinned, digest, explained, map_tensors
 from .collectives import check_ranks_agree, on_all_ranks
 from .exits import STOP_SIGNALS, UserError, end_with_parent, in_one_line, is_out_of_memory
 from .heartbeat import OWN_WAIT, STATUS
+from .hooks import check_names
 from .launcher import DistEnv
 from .meter import Progress
 from .placement import own_cores
@@ -42,8 +43,10 @@ PERIOD = 20.0  # seconds of training, after which the log may say how much of th
 def load(config: Config, world: DistEnv, device: torch.device) -> "tuple[TrainingLoader, EvaluationLoader]":
     """Deal the datasets of data.py out to the ranks.
 
-    Raises UserError if data is missing, if the ranks differ, or if the batch cannot be split.
+    Raises UserError if data is missing, if the ranks differ, if the batch cannot be split, or if task.py has not what
+    will be called.
     """
+    check_names()
     STATUS.phase = "in load_data() of data.py"
     OWN_WAIT.what = (lambda: "load_data() of data.py") if config.timeout else None  # which may have much to do
     training, validation = on_all_ranks(lambda: checked(data.load_data(config)))

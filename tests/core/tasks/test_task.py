@@ -1,5 +1,6 @@
 """Whatever task.py and model.py hold, it trains, or one line says what to put there instead."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,12 @@ NONSENSE = [
     ),
     ('"loss": Mean($X, $Y)', '"loss": Mean($X, 0)', 'the count of "loss" is 0 over all ranks'),
     ('"accuracy": $X', f'f"accuracy{{{RANK}}}": $X', "compute() must return the same names and shapes on every rank"),
+    (
+        'BEST = "accuracy"',
+        f"{SUMMARY.replace('mm', 'm')}return means",
+        "nothing calls sumarize(): if it is meant to be",
+    ),
+    ("def lr_at($$$A) -> float:\n    $$$B", "", "there is no lr_at(): README.md says what each function does"),
     ('BEST = "accuracy"', 'BEST = "f1"', 'BEST is "f1", which is none of the metrics: loss, accuracy'),
 ]
 
@@ -47,7 +54,9 @@ def test_nonsense_is_refused_in_one_line(
     pattern: str, replacement: str, words: str, small: Render, tmp_path: Path
 ) -> None:
     project = shutil.copytree(small(), tmp_path / "project")
-    Rewrite(pattern, replacement, "" if "BEST" in pattern else "compute").apply(project / "ddp_project" / "task.py")
+    Rewrite(pattern, replacement, "" if re.match("BEST|def", pattern) else "compute").apply(
+        project / "ddp_project" / "task.py"
+    )
     [[ended]] = run_all([[Program(project, tmp_path / "run", OPTIONS, code=2)]])
     assert f"task.py: {words}" in error_in(ended.output)
     assert not [*(tmp_path / "run").glob("checkpoints/*.pt")]
