@@ -240,7 +240,7 @@ FILES_EXITS = {code: r"error: [^\n]*([Tt]oo many open files|ulimit -n)" for code
 SHM_EXITS = {code: r"error: [^\n]*/dev/shm" for code in (REFUSED, LOST)}
 TAKEN_EXITS = {LOST: LOST_LINE + "|a node is lost", KILLED: LOST_LINE}  # Ray starts no job anew that is to stop
 CUT = spoil("link", "cut", for_good=True)
-CUT_EXITS = {LOST: LOST_LINE + "|machine 0 is lost|has been out of reach"}
+CUT_EXITS = {LOST: LOST_LINE + "|node 0 is lost|has been out of reach"}
 # Imports do not tell the user, oneDNN does not say for want of what, and C and C++ may only end the program.
 NO_MEMORY = (
     "MemoryError|bad_alloc|[Cc]an('t|not) (allocate memory|start new thread)|failed to map|create a primitive"

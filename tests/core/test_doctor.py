@@ -36,7 +36,7 @@ def doctor(package: Package) -> Any:
 def test_a_sound_machine_has_no_findings_and_no_traces(project: Render, tmp_path: Path) -> None:
     words = "-m ddp_project.runtime.doctor true train.py --doctor --device cpu"  # as launch.sh does before the launcher
     command = [sys.executable, *words.split(), "--run-dir", str(tmp_path / "run")]
-    place = {"NNODES": "1", "NODE_RANK": "0", "HEAD": "127.0.0.1", "PORT": "0", "NPROC_PER_NODE": "1"}
+    place = {"NNODES": "1", "NODE_RANK": "0", "RDZV_ENDPOINT": "127.0.0.1:0", "NPROC_PER_NODE": "1"}
     assert output_of(command, project(), os.environ | place) == ""
     assert not [*tmp_path.iterdir()]
     refused = output_of([*command, "--epochs", "0"], project(), os.environ | place, code=2)
@@ -82,20 +82,20 @@ def test_machines_that_differ_are_named(machine: Any) -> None:
 
 
 def test_what_looks_who_listens_is_no_guest(doctor: Any, machine: Any, tmp_path: Path, free_port: int) -> None:
-    """launch.sh tries to reach machine 0 all the time, and others scan ports."""
-    members = [doctor.Member(report(machine, number), tmp_path) for number in range(2)]
+    """launch.sh tries to reach node 0 all the time, and others scan ports."""
+    members = [doctor.Node(report(machine, number), tmp_path) for number in range(2)]
     with ThreadPoolExecutor(1) as threads:
-        presiding = threads.submit(doctor.preside, members[0], 2, free_port, CONFIG)
+        presiding = threads.submit(doctor.coordinate, members[0], 2, free_port, CONFIG)
         for words in (b"", b"GET / HTTP/1.0\r\n\r\n", b'{"number": 1}\n'):
-            with doctor.come("n2", "127.0.0.1", free_port).stream as stream:
+            with doctor.connect_to_first("n2", "127.0.0.1", free_port).stream as stream:
                 stream.write(words.decode())
-        assert doctor.attend(members[1], "127.0.0.1", free_port) == presiding.result() == []
+        assert doctor.join(members[1], "127.0.0.1", free_port) == presiding.result() == []
 
 
 def test_a_lock_that_holds_on_one_machine_only_is_a_warning(doctor: Any, machine: Any, tmp_path: Path) -> None:
     (tmp_path / "seen").touch()  # as another machine sees it whose lock does not come here
-    line = doctor.Member(report(machine, 1), tmp_path).look("seen")
-    assert line.startswith(f"warning: n2: {tmp_path}: file locks do not hold between machines, and sweep.py needs them")
+    line = doctor.Node(report(machine, 1), tmp_path).look("seen")
+    assert line.startswith(f"warning: n2: {tmp_path}: file locks do not hold between nodes, and sweep.py needs them")
 
 
 def run_doctor() -> None:

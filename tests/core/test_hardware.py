@@ -224,18 +224,18 @@ import sys, time
 from threading import Thread
 from ddp_project.runtime import launcher
 launcher.PAUSE = 0.1
-Thread(target=launcher.watch_head, args=(sys.argv[1], float(sys.argv[2])), daemon=True).start()
+Thread(target=launcher.watch_node_0, args=(sys.argv[1], float(sys.argv[2])), daemon=True).start()
 print("watching", flush=True)
 time.sleep(float(sys.argv[3]))
 print("done")
 """
 
 
-def test_a_launcher_ends_when_machine_0_is_silent(project: Render, free_port: int) -> None:
+def test_a_launcher_ends_when_node_0_is_silent(project: Render, free_port: int) -> None:
     """By itself, without the programs of the shell, and not before: it may listen on and off."""
     command = [sys.executable, "-c", WATCH, f"127.0.0.1:{free_port}"]
     silent = output_of([*command, "1", "60"], project(), code=69, timeout=60)
     gone = f"error: 127.0.0.1:{free_port} has been out of reach for more than 1 s"
-    assert silent == f"watching\n{gone}: launch.sh --doctor examines the machines\n"
+    assert silent == f"watching\n{gone}: launch.sh --doctor examines the nodes\n"
     with socket.create_server(("127.0.0.1", free_port)):
         assert output_of([*command, "1", "3"], project()) == "watching\ndone\n"

@@ -31,11 +31,17 @@ def test_launch_sh_answers_a_wrong_option_and_help_once(launcher: str, project: 
     ("variables", "words"),
     [
         ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE is '0': give a number of processes, or auto"),
-        ({"HEAD_TIMEOUT": "-1"}, "HEAD_TIMEOUT is '-1': give seconds"),
-        ({"PORT": "abc"}, "PORT is 'abc': give a port of machine 0"),
-        ({"NNODES": "x"}, "NNODES is 'x': give the number of machines"),
-        ({"NNODES": "2"}, "NODE_RANK is '': give the number of this machine, from 0"),
-        ({"NNODES": "2", "NODE_RANK": "1"}, "HEAD is '': give the address of machine 0"),
+        ({"RDZV_TIMEOUT": "-1"}, "RDZV_TIMEOUT is '-1': give seconds"),
+        (
+            {"HEAD": "localhost", "PORT": "abc"},
+            "RDZV_ENDPOINT is 'localhost:abc': give an address of node 0, such as 10.0.0.1 or 10.0.0.1:29400",
+        ),
+        ({"NNODES": "x"}, "NNODES is 'x': give the number of nodes"),
+        ({"NNODES": "2"}, "NODE_RANK is '': give the number of this node, from 0"),
+        (
+            {"NNODES": "2", "NODE_RANK": "1"},
+            "RDZV_ENDPOINT is '': give an address of node 0, such as 10.0.0.1 or 10.0.0.1:29400",
+        ),
     ],
 )
 def test_launch_sh_refuses_a_wrong_variable(

@@ -123,7 +123,7 @@ def form(value: Any) -> str:
 
 
 def digest(batch: Any) -> str:
-    """Return what is the same for samples that are the same, also on machines that round differently."""
+    """Return what is the same for samples that are the same, also on nodes that round differently."""
 
     def summary(tensor: Tensor) -> Any:
         numbers, digits = tensor.detach().double().flatten(), 3 if tensor.is_floating_point() else 9

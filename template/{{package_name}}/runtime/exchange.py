@@ -38,7 +38,7 @@ def exchange(config: Config, world: DistEnv, device: torch.device) -> ExitCode:
         collectives.check_ranks_agree(config)
         unused = unused_devices(config.device) if device.type == "cpu" and world.local_rank == 0 else ""
         if findings := [f"error: {found}" for found in collectives.gather(unused) if found]:
-            machine.tell(findings if world.is_rank_zero else [])
+            machine.print_findings(findings if world.is_rank_zero else [])
             return ExitCode.REFUSED
         rows = [*pairs(world, device), *together(config, world, device)]
         average_gradients(config, world, device)

@@ -56,7 +56,7 @@ class Diverged(UserError):
 
 
 class OutOfMemory(UserError):
-    """The GPU of this rank, or its machine, has no memory left; the others may wait for it."""
+    """The GPU of this rank, or its node, has no memory left; the others may wait for it."""
 
     should_report = True
 
@@ -95,12 +95,12 @@ def raise_if_out_of_memory(error: Exception, rank: int) -> None:
         reason = ". ".join(found[0].split(". ")[:3])
         raise OutOfMemory(f"rank {rank} is out of memory: {lower}, or end what else uses its GPU ({reason})") from error
     if is_out_of_memory(error):
-        lower = f"lower --workers, raise --accum-steps, or end what else its machine does ({in_one_line(error):.200})"
-        raise OutOfMemory(f"rank {rank} is out of memory, that of its machine: {lower}") from error
+        lower = f"lower --workers, raise --accum-steps, or end what else its node does ({in_one_line(error):.200})"
+        raise OutOfMemory(f"rank {rank} is out of memory, that of its node: {lower}") from error
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether the error says that the machine has no memory left."""
+    """Return whether the error says that the node has no memory left."""
     words = r"can't start new thread|[Cc]an(no|')t allocate memory"
     return isinstance(error, MemoryError) or re.search(words, str(error)) is not None
 
@@ -119,7 +119,7 @@ def raise_for_user(error: Exception, rank: int) -> None:
 
 
 def reported_by_first(error: UserError, *, first: bool) -> UserError:
-    """Return an error that the first rank of a machine reports; if it is stuck, and has not left, this one does."""
+    """Return an error that the first rank of a node reports; if it is stuck, and has not left, this one does."""
     if not first:
         time.sleep(3)
         error.should_report = True

@@ -1,4 +1,4 @@
-"""What a machine has for ranks, known without torch: cores, quotas on them, GPUs and other accelerators."""
+"""What a node has for ranks, known without torch: cores, quotas on them, GPUs and other accelerators."""
 
 import math
 import os

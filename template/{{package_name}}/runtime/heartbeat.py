@@ -170,7 +170,7 @@ class Watchdog:
             if "does not come" in found or "ended: it is done" in found:  # the program may be at fault, here or there
                 logging.warning("a collective has failed", exc_info=error)
             left = [rank for rank in (self.rank, *self.others) if rank not in missing]
-            advice = "start again with --resume" if STATUS.step else "launch.sh --doctor examines the machines"
+            advice = "start again with --resume" if STATUS.step else "launch.sh --doctor examines the nodes"
             if MISMATCH in found or "load_data()" in found:
                 advice = "no --resume helps" if MISMATCH in found else "if it needs longer, give --timeout more seconds"
             raise RankLost(f"{found}; {advice}{self.record}", should_report=self.rank == min(left)) from error

@@ -254,7 +254,7 @@ class EvaluationLoader(PrefetchLoader):
 
 
 def workers_for(dataset: Dataset[Any], config: Config) -> int:
-    """Return how many processes load a dataset for this rank. Raises UserError if they are too many for the machine."""
+    """Return how many processes load a dataset for this rank. Raises UserError if they are too many for the node."""
     if isinstance(config.workers, int):
         most = MOST_PER_CORE * own_cores()
         if config.workers > most:

@@ -66,7 +66,7 @@ def read_history(run_dir: Path, recorded: Thinned | None = None) -> History:
         for name, value in metrics_in(record).items():
             history.curves.setdefault(name, []).append((step, value))
     for curve in history.curves.values():
-        curve.sort(key=lambda point: point[0])  # clocks of machines differ
+        curve.sort(key=lambda point: point[0])  # clocks of nodes differ
     return history
 
 

@@ -57,27 +57,27 @@ FAULTS = {
         {0: r"error: n2: its host name leads to 127\.0\.1\.1, where n1 does not reach it .*GLOO_SOCKET_IFNAME"},
         names="{0} n1\n127.0.1.1 n2\n",
     ),
-    "HEAD leads to loopback": Fault(
+    "RDZV_ENDPOINT leads to loopback": Fault(
         {
-            0: r"error: machine 1 has not come to port 29400 of n1 within 20 s: start ./launch.sh --doctor there",
-            1: r"error: n2: HEAD n1:29400 leads to 127\.0\.0\.1, this machine itself: .*/etc/hosts",
+            0: r"error: node 1 has not connected to port 29400 of n1 within 20 s: start ./launch.sh --doctor there",
+            1: r"error: n2: RDZV_ENDPOINT n1:29400 leads to 127\.0\.0\.1, this node itself: .*/etc/hosts",
         },
         names="127.0.0.1 n1\n{1} n2\n",
-        variables={"HEAD": "n1"},
+        variables={"RDZV_ENDPOINT": "n1"},
     ),
     "a firewall drops HEAD's port": Fault(
         {
-            0: r"error: machine 1 has not come to port 29400 of n1",
-            1: r"error: n2: HEAD \S+:29400 is out of reach \(timed out\): open this port in the firewall, or .* PORT",
+            0: r"error: node 1 has not connected to port 29400 of n1",
+            1: r"error: n2: RDZV_ENDPOINT \S+:29400 is out of reach \(timed out\): open this port in the firewall",
         },
         filters=((0, f"tcp dport {PORT}"),),
     ),
-    "a firewall of machine 0 drops what opens connections": Fault(
+    "a firewall of node 0 drops what opens connections": Fault(
         {0: r"error: n1: n2 does not reach 10\.77\.0\.1:\d+ \(timed out\): open all ports from 32768 up to n2"},
         filters=((0, "tcp dport 32768-60999 tcp flags & (syn|ack) == syn"),),
     ),
     "another program has the port": Fault(
-        {0: r"error: n1: port 29400 cannot be used \(Address already in use\): choose another by PORT"},
+        {0: r"error: n1: port 29400 cannot be used \(Address already in use\): choose another in RDZV_ENDPOINT"},
         before={0: f"{{ {sys.executable} -m http.server {PORT} >/dev/null 2>&1 & sleep 3; }}"},
     ),
     "an interface that is not there": Fault(
@@ -90,7 +90,7 @@ FAULTS = {
         options=("--workers", "1"),
     ),
     "another run directory": Fault(
-        {0: r"error: n2: \S+ is not that of machine 0 \(No such file or directory\): give --run-dir on"},
+        {0: r"error: n2: \S+ is not that of node 0 \(No such file or directory\): give --run-dir on"},
         before={1: 'mount -t tmpfs none "$RUNS"'},
     ),
     "a read-only run directory": Fault(
@@ -100,7 +100,7 @@ FAULTS = {
     "another torch": Fault(
         {0: r"error: n2: torch is 2\.1\.0, and 2\.\S+ on n1: install the same on both"}, before={1: OTHER_TORCH}
     ),
-    "another clock, by which torchrun takes machines for dead": Fault(
+    "another clock, by which torchrun takes nodes for dead": Fault(
         {0: r"error: n2: the clock is (89|90|91) s ahead of that of n1: let chrony set both$"},
         before={1: ANOTHER_CLOCK},
     ),
@@ -111,7 +111,7 @@ FAULTS = {
         before={1: ANOTHER_CLOCK},
     ),
     "the same host name": Fault(
-        {0: r"warning: machines 0 and 1 are both named n1, .*: give each a host name of its own"},
+        {0: r"warning: nodes 0 and 1 are both named n1, .*: give each a host name of its own"},
         code=0,
         before={1: "hostname n1"},
         variables={"GLOO_SOCKET_IFNAME": hosts.LINK, "LOCAL_ADDR": "10.77.0.2"},
@@ -120,8 +120,8 @@ FAULTS = {
         {0: r"error: n2: 9000 bytes from n1 do not arrive \(timed out\), and small packets do: lower the MTU of both"},
         mtu=1000,
     ),
-    "machine 0 does not come": Fault(
-        {1: r"error: n2: nothing listens at HEAD 10\.77\.0\.1:29400: start ./launch.sh --doctor there, too"},
+    "node 0 does not come": Fault(
+        {1: r"error: n2: nothing listens at RDZV_ENDPOINT 10\.77\.0\.1:29400: start ./launch.sh --doctor there"},
         launcher="launch",
         machines=(1,),
     ),
@@ -159,8 +159,13 @@ def start_doctor(fault: Fault, two: Sequence[hosts.Host], project: Path, folder:
             two[number].drop("input", packets)
     run = shlex.join(["./launch.sh", "--doctor", *ON_CPU, "--run-dir", f"{folder}/runs/run", *fault.options])
     script = " && ".join(filter(None, [NAMED, fault.before.get(number), f"exec {run}"]))
-    variables = {"NNODES": "2", "NODE_RANK": str(number), "HEAD": two[0].address, "NPROC_PER_NODE": "1"}
-    variables |= {"PORT": str(PORT), "RUNS": f"{folder}/runs", "OTHER": f"{folder}/other"}
+    variables = {
+        "NNODES": "2",
+        "NODE_RANK": str(number),
+        "RDZV_ENDPOINT": f"{two[0].address}:{PORT}",
+        "NPROC_PER_NODE": "1",
+    }
+    variables |= {"RUNS": f"{folder}/runs", "OTHER": f"{folder}/other"}
     command = ["unshare", "--uts", "sh", "-c", script, "sh", f"n{number + 1}", str(list_of_names)]
     env = {**os.environ, **variables, "PATH": PATH, **(fault.variables if number else {})}
     return started(two[number].command(*command), project, folder / f"output-{number}.log", env)
@@ -177,7 +182,7 @@ def test_sound_machines_are_called_sound(examine: Examine) -> None:
     assert told[0][1].splitlines()[-1] == SOUND
     for row in ("slowest pair: rank", "all-reduce", "broadcast", "gather"):
         assert re.search(rf"^  {row}.* \d+\.\d{{3}} ms +\d+ MiB/s$", told[0][1], re.MULTILINE), told[0][1]
-    assert told[1][1] == "", "machine 0 speaks for both"
+    assert told[1][1] == "", "node 0 speaks for both"
 
 
 @pytest.mark.parametrize("name", FAULTS)
