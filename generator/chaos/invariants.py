@@ -34,7 +34,7 @@ THREADS = ("resource_sharer", "event_file_writer")
 TRACEBACK = "Traceback (most"
 # If a rank is alive but does not reach a collective, another rank prints a traceback of where it waits.
 ON_PURPOSE = f"a collective has failed\n{TRACEBACK}"
-STACK = ("frame #", "Exception raised from", "<omitting")  # of the long output that PyTorch's C++ prints after a lost store
+STACK = ("frame #", "Exception raised from", "<omitting")  # of PyTorch's C++, long after a lost store
 SHOWN = 100  # last lines of the output of a run
 Files = Mapping[str, tuple[int, int, int]]  # size, modification time and inode, by path
 
