@@ -11,7 +11,7 @@ TORCHRUN = ADDRESS + (
     "TORCHELASTIC_MAX_RESTARTS=0 TORCHELASTIC_RUN_ID={port}"
 )
 VARIABLES = {
-    # A task of srun on one node. The address is that of the job, since no Slurm is running.
+    # A task of srun on one node. The job's variables have the address, since no Slurm runs.
     "slurm": ADDRESS + "SLURM_JOB_ID={port} SLURM_STEP_ID=0 SLURM_PROCID={rank} SLURM_LOCALID={rank} SLURM_NODEID=0 "
     "SLURM_NTASKS={size} SLURM_STEP_NUM_TASKS={size} SLURM_STEP_TASKS_PER_NODE={size} SLURM_STEP_NODELIST=localhost",
     # Open MPI. The address is the job's, since all ranks here have one parent.

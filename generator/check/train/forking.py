@@ -192,7 +192,7 @@ def train_all(train: Callable[[S], T], subjects: Iterable[S], at_once: int) -> G
             yield jobs[job], job.result()
     except BaseException:
         ENDING.set()
-        with BOOKKEEPING:  # a start after this would start the forking process again
+        with BOOKKEEPING:  # a process that starts later would start the forking process again
             end_server()  # all ranks die with it
         raise
     finally:
