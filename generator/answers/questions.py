@@ -86,7 +86,7 @@ def texts_in(entry: Any) -> Iterator[str]:
 
 
 def variables(environment: jinja2.Environment, texts: Iterable[str]) -> frozenset[str]:
-    """Return the names that texts of Jinja read; that of all answers where a partial of theirs may read any."""
+    """Return the names that Jinja texts read. ALL_ANSWERS is among them if a partial may read any answer."""
     found: set[str] = set()
     for text in texts:
         try:

@@ -27,7 +27,7 @@ FEWEST = 0.4  # cores of a quota, of which one is the most
 
 
 class Need(Enum):
-    """What there must be for a fault, beside ranks."""
+    """What a fault needs in addition to ranks."""
 
     NOTHING = 0
     LAUNCHER = 1
@@ -38,38 +38,38 @@ class Need(Enum):
     SERVER = 6
     TERMINAL = 7
     LIMIT = 8  # on the memory of another process, which Linux has
-    # Each of these is asked for alone: with more kinds to draw from, a seed means other faults.
-    LOADER = 9  # whose workers do what they are told, on Linux
+    # These are separate needs: a longer list of kinds would change which faults a seed draws.
+    LOADER = 9  # loader workers that follow orders, on Linux
     SHM = 10
     QUOTA = 11
 
 
 class NoVictim(Exception):
-    """What the fault is to befall is not there, or not any more."""
+    """The target of a fault is missing or has gone."""
 
 
-GONE = (NoVictim, ProcessLookupError, psutil.NoSuchProcess)  # what an act may raise for want of a victim
+GONE = (NoVictim, ProcessLookupError, psutil.NoSuchProcess)  # what an act raises if it has no victim
 
 Chooser = Callable[[Job, float], psutil.Process]  # takes the victim, from 0 to 1
-Act = Callable[[Job, Surroundings, float, float], None]  # takes victim and length (seconds) of a fault, too
+Act = Callable[[Job, Surroundings, float, float], None]  # also takes victim and length (seconds) of a fault
 
 
 @dataclass(frozen=True)
 class Kind:
     act: Act
-    exits: Mapping[int, str] = field(default_factory=dict)  # the codes of its ends, and a pattern of what is said then
-    is_end: bool = False  # whether no run goes on after it
+    exits: Mapping[int, str] = field(default_factory=dict)  # exit codes, each with a pattern of the output
+    is_end: bool = False  # whether the run ends with it
     weight: int = 2  # how often it is drawn
-    patience: float = 15.0  # seconds in which the run ends, if it does
+    patience: float = 15.0  # seconds until the run ends, if it does
     need: Need = Need.NOTHING
-    options: Mapping[str, str] = field(default_factory=dict)  # without which it finds no victim
-    state: str = ""  # of a disk, of data or of a quota: until it has changed a call, nothing has happened
-    is_seen: bool = True  # whether it has happened though the run is done
-    slows: float = 1.0  # how many times as long all may take then
+    options: Mapping[str, str] = field(default_factory=dict)  # that it needs to find a victim
+    state: str = ""  # of disk, data or quota: the fault counts once it has changed a call
+    is_seen: bool = True  # whether it counts even if the run completes
+    slows: float = 1.0  # factor for the time limits of the run
 
 
 def one_of(processes: Sequence[psutil.Process], victim: float) -> psutil.Process:
-    """Return the process that a fault befalls. Raises NoVictim if there is none."""
+    """Return the process that a fault hits. Raises NoVictim if there is none."""
     if not processes:
         raise NoVictim
     return processes[int(victim * len(processes))]
@@ -84,7 +84,7 @@ def a_loader_worker(job: Job, victim: float) -> psutil.Process:
 
 
 def loaders(job: Job, victim: float) -> tuple[int | None, list[psutil.Process]]:
-    """Return the number of a rank and all that loads data for it; every other time all ranks are meant, without it."""
+    """Return a rank and its loader workers; for every other victim, None and the workers of all ranks."""
     ranks = job.ranks() if int(victim * 1000) % 2 else [a_rank(job, victim)]
     workers = [worker for rank in ranks for worker in loader_workers(rank)]
     one_of(workers, 0.0)
@@ -106,7 +106,7 @@ def kill(choose: Chooser) -> Act:
 
 
 def kill_everything(job: Job, around: Surroundings, victim: float, length: float) -> None:
-    """Send KILL to all at once, as near as can be to a machine that loses its power."""
+    """Send KILL to all processes at once, like a power failure."""
     one_of(processes := job.processes(), victim)
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -114,7 +114,7 @@ def kill_everything(job: Job, around: Surroundings, victim: float, length: float
 
 
 def stop(job: Job, around: Surroundings, victim: float, length: float) -> None:
-    """Ask for a stop; which of the signals it is depends on the length."""
+    """Send one of the stop signals, chosen by the length."""
     may_be_sent_to = [*job.launchers(), *job.ranks()]  # by a user or a scheduler
     one_of(may_be_sent_to, victim).send_signal(STOPS[int(length * 1000) % len(STOPS)])
 
@@ -132,15 +132,15 @@ def close_terminal(job: Job, around: Surroundings, victim: float, length: float)
 
 
 def freeze_for_good(job: Job, around: Surroundings, victim: float, length: float) -> None:
-    """Stop a rank, and let it be: the others wait for it until --timeout."""
+    """Suspend a rank for good: the others wait for it until --timeout."""
     ranks = job.ranks()
-    process = one_of(ranks if len(ranks) > 1 else [], victim)  # else nobody would wait for it
+    process = one_of(ranks if len(ranks) > 1 else [], victim)  # a single rank has nobody who waits for it
     around.change(process.pid, process.suspend, lambda: None, math.inf)
     around.hit = job.number_of(process)
 
 
 def freeze(choose: Chooser) -> Act:
-    """Stop a process for some time, as a debugger or a machine that swaps does."""
+    """Suspend a process for some time, as a debugger or a swapping machine does."""
 
     def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
         process = choose(job, victim)
@@ -155,7 +155,7 @@ def thaw(process: psutil.Process) -> None:
 
 
 def spoil(part: str, state: str, *, for_good: bool = False) -> Act:
-    """Let a part of the surroundings ("disk", "link" or "server") be in a state, for some time or for good."""
+    """Put a part of the surroundings ("disk", "link" or "server") into a state, for some time or for good."""
 
     def act(job: Job, around: Surroundings, victim: float, length: float) -> None:
         spoiled: Stateful = getattr(around, part)
@@ -172,7 +172,7 @@ def take_machine(job: Job, around: Surroundings, victim: float, length: float) -
 
 
 def limit_memory(job: Job, around: Surroundings, victim: float, length: float) -> None:
-    """Let a rank have no more memory than it has, nearly."""
+    """Limit the memory of a rank to what it uses, plus HEADROOM."""
     process = a_rank(job, victim)
     size = process.memory_info().vms + HEADROOM
     _, hard = resource.prlimit(process.pid, resource.RLIMIT_AS)  # which only root may raise
@@ -181,7 +181,7 @@ def limit_memory(job: Job, around: Surroundings, victim: float, length: float) -
 
 
 def freeze_loader_for_good(job: Job, around: Surroundings, victim: float, length: float) -> None:
-    """Stop what loads data, and let it be, as a file system does that does not answer."""
+    """Suspend the loader workers for good, as a file system that does not answer would."""
     around.hit, workers = loaders(job, victim)
     for worker in workers:
         around.change(worker.pid, worker.suspend, lambda: None, math.inf)
@@ -224,8 +224,8 @@ def jump(job: Job, around: Surroundings, victim: float, length: float) -> None:
 
 
 WORKERS = {"workers": "1"}
-VICTIM = r"(?#victim)\d+"  # in a pattern: the rank whose number is to be said
-# torchrun, Open MPI, MPICH and Slurm have their own words for it.
+VICTIM = r"(?#victim)\d+"  # in a pattern: the rank that the output must name
+# torchrun, Open MPI, MPICH and Slurm each report a lost rank in other words.
 LOST_LINE = (
     rf"rank {VICTIM} (is silent|has ended|does not come)|store at which the ranks met is silent"
     r"|SIGKILL|[Ss]ignal:? 9|KILLED|task \d+: Killed"
@@ -238,15 +238,15 @@ UNSENDABLE_EXITS = {code: r"error: [^\n]*(pickle|requires? grad|function)" for c
 STUCK_EXITS = {LOST: rf"rank {VICTIM}\b[^\n]*(has waited \d+ s for [^\n]*worker|does not come: it is loading data)"}
 FILES_EXITS = {code: r"error: [^\n]*([Tt]oo many open files|ulimit -n)" for code in (REFUSED, LOST)}
 SHM_EXITS = {code: r"error: [^\n]*/dev/shm" for code in (REFUSED, LOST)}
-TAKEN_EXITS = {LOST: LOST_LINE + "|a node is lost", KILLED: LOST_LINE}  # Ray starts no job anew that is to stop
+TAKEN_EXITS = {LOST: LOST_LINE + "|a node is lost", KILLED: LOST_LINE}  # Ray restarts no job that is to stop
 CUT = spoil("link", "cut", for_good=True)
 CUT_EXITS = {LOST: LOST_LINE + "|node 0 is lost|has been out of reach"}
-# Imports do not tell the user, oneDNN does not say for want of what, and C and C++ may only end the program.
+# How a failed allocation shows: imports and oneDNN raise other errors, and C and C++ may only abort the program.
 NO_MEMORY = (
     "MemoryError|bad_alloc|[Cc]an('t|not) (allocate memory|start new thread)|failed to map|create a primitive"
     "|SystemError: error return without exception set"
 )
-# A thread that ends for it before it begins lets Python's start() wait for ever, and the other ranks lose this one.
+# If a thread fails before it starts, Python's start() waits forever, and the other ranks lose this rank.
 MEMORY_EXITS = {
     REFUSED: r"rank \d+ is out of memory",
     FAILED: NO_MEMORY,
@@ -255,20 +255,20 @@ MEMORY_EXITS = {
     CRASHED: "",
     127: NO_MEMORY,
 }
-# A signal that comes before the training ends the program as it does any other: no metrics were told before.
+# A signal before the training ends the program as any program: the output has no metrics yet.
 BEFORE_TRAINING = r"\A(?!.* INFO step \d)"
-# If a rank is killed before it has stopped, the launcher knows of the signal alone.
+# If a rank is killed before it has stopped, the launcher knows only the signal.
 STOP_EXITS = {STOPPED: "stopped after step"} | {128 + number: f"{BEFORE_TRAINING}|{LOST_LINE}" for number in STOPS}
 
 
 def disk_that_is(state: str, reason: str = "") -> Kind:
-    """Return the fault that a disk is in a state, in which calls fail for a reason, if they do."""
+    """Return the fault that puts the disk into a state; `reason` is the error of calls that fail."""
     exits = {REFUSED: rf"error: [^\n]*({reason})"} if reason else {}
     return Kind(spoil("disk", state), exits, need=Need.DISK, state=state)
 
 
 def loader_that_fails(act: Act, exits: Mapping[int, str], *, need: Need = Need.LOADER, state: str = "") -> Kind:
-    """Return the fault that a rank gets no batch any more: it must end, unless it had all of them."""
+    """Return a fault after which a rank gets no more batches: the rank must end, unless it had all of them."""
     return Kind(act, exits, is_end=True, patience=90.0, need=need, options=WORKERS, state=state, is_seen=bool(state))
 
 
@@ -284,7 +284,7 @@ FAULTS: Mapping[str, Kind] = {
     "freeze a rank for good": Kind(freeze_for_good, FREEZE_EXITS, is_end=True, weight=1, patience=90.0),
     "freeze a loader worker": Kind(freeze(a_loader_worker), weight=1, options=WORKERS),
     "freeze the launcher": Kind(freeze(a_launcher), need=Need.LAUNCHER),
-    # SQLite, in which MLflow stores, has its own words.
+    # SQLite, the store of MLflow, reports errors in its own words.
     "full disk": disk_that_is("full", "No space left on device|disk is full"),
     "failing disk": disk_that_is("failing", "Input/output error|disk I/O error"),
     "read-only disk": disk_that_is("read-only", "Read-only file system|readonly database|open database file"),
@@ -309,6 +309,6 @@ FAULTS: Mapping[str, Kind] = {
 
 
 def possible_faults(*needs: Need) -> list[str]:
-    """Return the faults that can happen if this much is there, beside what this system brings along."""
+    """Return the faults that can happen with these needs met, and with what this system has anyway."""
     there = (Need.NOTHING, *([Need.LIMIT] if hasattr(resource, "prlimit") else []), *needs)
     return [name for name, kind in FAULTS.items() if kind.need in there]

@@ -31,14 +31,14 @@ def install() -> None:
 
 
 def of_owner(dataset: Any) -> Any:
-    """Return the dataset that a project's own ones are wrapped around."""
+    """Return the owner's dataset inside the wrappers of the project's runtime."""
     while ".runtime." in type(dataset).__module__:
         dataset = dataset.dataset
     return dataset
 
 
 def change(dataset: Any) -> None:
-    """Let a dataset look at its orders, whenever it is asked for samples."""
+    """Make a dataset read its orders whenever it loads samples."""
     kind = type(dataset)
     if method := getattr(kind, "__getitems__", None):
         kind.__getitems__ = obeying(method, of_many=True)
@@ -47,7 +47,7 @@ def change(dataset: Any) -> None:
 
 
 def obeying(method: Callable[[Any, Any], Any], *, of_many: bool) -> Callable[[Any, Any], Any]:
-    """Return a method that loads a sample, or many of them, and does what the orders say."""
+    """Return a method that loads one sample or many, and follows the orders."""
 
     def load(dataset: Any, indices: Any) -> Any:
         state, *affected = orders() or ["sound"]
@@ -63,7 +63,7 @@ def obeying(method: Callable[[Any, Any], Any], *, of_many: bool) -> Callable[[An
 
 
 def orders() -> list[str]:
-    """Return the words of the orders; none if this process can open no file any more."""
+    """Return the words of the orders, or [] if this process has too many open files."""
     with suppress(OSError):
         return Path(os.environ[ORDERS]).read_text().split()
     return []
@@ -75,7 +75,7 @@ def tell(state: str) -> None:
 
 
 def unsendable(loaded: Any, *, is_batch: bool) -> Any:
-    """Add what cannot be pickled: a graph to each tensor or, beside a batch and where no tensor has one, a function."""
+    """Make samples unpicklable: add a graph to each tensor; to a whole batch, or without tensors, add a function."""
     changed = loaded if is_batch else with_graphs(loaded)
     if changed is not loaded:
         return changed
@@ -85,7 +85,7 @@ def unsendable(loaded: Any, *, is_batch: bool) -> Any:
 
 
 def with_graphs(part: Any) -> Any:
-    """Return tensors as if they were computed from weights, of the same types and shapes; what has none as it is."""
+    """Return tensors of the same types and shapes with a graph, as if computed from weights; other values as is."""
     import torch
 
     if isinstance(part, torch.Tensor) and part.is_floating_point():

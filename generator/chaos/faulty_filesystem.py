@@ -1,8 +1,8 @@
 """Serves a folder of this machine through FUSE, as a disk that is sound, full, slow or worse.
 
-python -m generator.chaos.faulty_filesystem FOLDER MOUNT takes lines on its standard input: each is a state until
-the next line, "sound", "full" (ENOSPC), "failing" (EIO), "read-only" (EROFS), "short" (a write takes half of what it is
-given) or "slow". Once a state has changed a call, it is a line on standard output.
+python -m generator.chaos.faulty_filesystem FOLDER MOUNT reads a state from each line of its standard input. States are
+"sound", "full" (ENOSPC), "failing" (EIO), "read-only" (EROFS), "short" (a write takes half of its bytes) and "slow".
+It prints a state once the state has changed a call.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""What must hold of a run after any faults: how a start may end, and what it must leave."""
+"""What must be true of a run after faults: how a launch may end, and what it must leave behind."""
 
 import hashlib
 import json
@@ -17,26 +17,26 @@ from generator.chaos.schedule import Fault
 from generator.check.train.records import History
 from generator.check.train.verification import digest
 
-ORPHANS = 10.0  # seconds after the end of a run, in which all of its processes are to be gone
-START = ("config", "code")  # parts of a checkpoint that tell of the start which wrote it, not of the run
-COUNTED = ("step", "epoch", "samples_in_epoch", "samples_seen")  # in the progress, whatever the number of processes
-# By logger, after what a resumed run may lack records: the process of W&B that writes its file is killed with what it
-# has in memory, or its disk does not take that; a rank is killed with what a server of MLflow did not take.
+ORPHANS = 10.0  # seconds after a run until all of its processes must be gone
+START = ("config", "code")  # parts of a checkpoint that describe the launch, not the run
+COUNTED = ("step", "epoch", "samples_in_epoch", "samples_seen")  # in the progress, equal for any number of processes
+# The faults after which a resumed run may lack records, by logger. A kill or a bad disk loses what the process of W&B
+# has in memory. A killed rank loses what the server of MLflow has not taken.
 MAY_LACK = {
     "wandb": {"kill everything", "full disk", "failing disk", "read-only disk"},
     "mlflow": {"no tracking server", "silent tracking server"},
 }
-KILLED_ALONG = {"wandb"}  # loggers whose process ends without a write once its rank is killed, and waited for
+KILLED_ALONG = {"wandb"}  # loggers whose process ends without a write when its rank is killed
 NOT_THE_OWNERS = {"__pycache__", ".git", ".venv", "runs", ".mypy_cache", ".ruff_cache", ".pytest_cache"}  # folders
 OF_CLOCK = ("samples_per_second", "peak_memory_gib")
-# Threads of PyTorch's loader, which passes tensors on, and of TensorBoard print a traceback of their own when they end.
+# Threads that print a separate traceback when they end: of PyTorch's loader, for tensors, and of TensorBoard.
 THREADS = ("resource_sharer", "event_file_writer")
 TRACEBACK = "Traceback (most"
-# If a rank lives and does not come, the program may be wrong: another rank shows where it has waited.
+# If a rank is alive but does not reach a collective, another rank prints a traceback of where it waits.
 ON_PURPOSE = f"a collective has failed\n{TRACEBACK}"
-STACK = ("frame #", "Exception raised from", "<omitting")  # of PyTorch's C++, which a lost store makes print much
-SHOWN = 100  # lines of what a run has printed
-Files = Mapping[str, tuple[int, int, int]]  # size, time of the last change and inode, by path
+STACK = ("frame #", "Exception raised from", "<omitting")  # of PyTorch's C++, long after a lost store
+SHOWN = 100  # last lines of the output of a run
+Files = Mapping[str, tuple[int, int, int]]  # size, modification time and inode, by path
 
 
 def newest_step(run_dir: Path) -> int:
@@ -55,7 +55,7 @@ def load(file: Path) -> dict[str, Any]:
 
 
 def damaged_checkpoints(run_dir: Path) -> list[str]:
-    """Return the names of the checkpoints whose bytes are not those that the manifest knows, or that do not load."""
+    """Return the names of the checkpoints that do not load, or whose SHA-256 the manifest does not have."""
     files = sorted((run_dir / "checkpoints").glob("*.pt"))
     if not files:
         return []
@@ -82,13 +82,13 @@ def orphans(job: Job, slowness: float) -> list[str]:
 
 
 def recorded(run_dir: Path, read: Callable[[Path], History] | None) -> History:
-    """Return what a reader finds of the records of a run, but for what depends on the clock."""
+    """Return the records that a reader finds in a run, without those that depend on the clock."""
     history = read(run_dir) if read else {}
     return {name: values for name, values in history.items() if name not in OF_CLOCK}
 
 
 def wrong_records(found: History, baseline: History, *, may_lack: bool = False) -> list[str]:
-    """Return in what the records of a run differ from those of a baseline one, in which each step is there once."""
+    """Return the differences between the records of a run and of the baseline, which has each step once."""
     wrong = []
     for name in sorted(found.keys() | baseline.keys()):
         here, there = found.get(name, []), baseline.get(name, [])
@@ -106,7 +106,7 @@ def wrong_records(found: History, baseline: History, *, may_lack: bool = False) 
 
 
 def only_steps(history: History) -> History:
-    """Return at which steps there is a record: values are others if other numbers of processes add them up."""
+    """Return the steps of the records without values, which depend on the number of processes."""
     return {name: [(step, 0.0) for step, _ in pairs] for name, pairs in history.items()}
 
 
@@ -120,7 +120,7 @@ def differing_counts(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[s
 
 
 def look_at_files(project: Path) -> Files:
-    """Return what tells of each file of a project whether it was changed, without reading it."""
+    """Return size, modification time and inode of each file of a project, to notice a change without reading it."""
     found = {}
     for folder, folders, names in os.walk(project):
         folders[:] = {*folders} - NOT_THE_OWNERS
@@ -145,7 +145,7 @@ def shown(happened: Sequence[Fault], output: str) -> str:
 def unexpected_failure(
     happened: Sequence[Fault], hit: int | None, code: int, output: str, hides: Collection[int]
 ) -> str:
-    """Return in what an end is none that these faults lead to; the number of a rank that alone was hit must be said."""
+    """Return why an end does not follow from these faults, or "". If a fault hit one rank, the output must name it."""
     exits = [FAULTS[fault.kind].exits for fault in happened]
     if not any(code in each for each in [*exits, hides]):
         return f"exit code {code}"

@@ -1,4 +1,4 @@
-"""A run that was started: which of its processes is what, how it ends and what it has printed."""
+"""A launched run: the roles of its processes, its exit code and its output."""
 
 import os
 import shutil
@@ -21,22 +21,22 @@ from generator.check.train.training_case import WANDB
 T = TypeVar("T")
 MARK = "DDP_CHAOS"  # the variable by which the processes of a job are found
 RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")  # variables of launchers, for their ranks
-TRACKING = ("WANDB_", "MLFLOW_")  # what variables begin with that say where records go
+TRACKING = ("WANDB_", "MLFLOW_")  # prefixes of the variables that say where records go
 LOOKS_FOR_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 
 
 class Job(ABC):
-    """A run that was started. If its launcher starts it anew after a failure, it is one job all the time."""
+    """A launched run. It stays one job if its launcher restarts it after a failure."""
 
     run_dir: Path
     mark: str  # in the environment of its processes, which children inherit
 
     @abstractmethod
     def launchers(self) -> list[psutil.Process]:
-        """Return what starts the ranks, if anything does: one process on each machine."""
+        """Return the processes that start ranks, if any: one on each machine."""
 
     def ranks(self) -> list[psutil.Process]:
-        """Return those that run train.py and are no child of such a one, but for what spawns the ranks."""
+        """Return the ranks: processes that run train.py and whose parent does not, unless the parent spawns ranks."""
         training = {process.pid: process for process in self.processes() if _trains(process)}
         spawning = {pid for pid, process in training.items() if "--nproc" in command_of(process)}
         parents = training.keys() - spawning
@@ -44,23 +44,23 @@ class Job(ABC):
         return sorted(found, key=lambda process: process.pid)
 
     def number_of(self, process: psutil.Process) -> int | None:
-        """Return the number of a rank, or that of a process which it has started; None if nothing tells it."""
+        """Return the rank of a process, or the rank that started it; None if unknown."""
         variables = asked(process.environ, dict[str, str]())
         return next((int(variables[name]) for name in RANK if variables.get(name, "").isdecimal()), None)
 
     def processes(self) -> list[psutil.Process]:
-        """Return all that is alive, zombies not counted."""
+        """Return all live processes, without zombies."""
         zombie, nothing = psutil.STATUS_ZOMBIE, dict[str, str]()
         marked = [each for each in psutil.process_iter() if asked(each.environ, nothing).get(MARK) == self.mark]
         return [process for process in marked if asked(process.status, zombie) != zombie]
 
     @abstractmethod
     def code(self) -> int | None:
-        """Return how it has ended, as a shell reports it; None if it runs."""
+        """Return the exit code as a shell reports it, or None while the job runs."""
 
     @abstractmethod
     def output(self) -> str:
-        """Return what it has printed."""
+        """Return the output of the job."""
 
     def end(self) -> None:
         while left := self.processes():
@@ -75,7 +75,7 @@ Starter = Callable[[Path, int, Sequence[str]], Job]  # takes the run directory, 
 
 @dataclass
 class LaunchedJob(Job):
-    """A run that the launch.sh of its project, which becomes its launcher, has started on this machine."""
+    """A run on this machine, started by the launch.sh of its project, which becomes its launcher."""
 
     run_dir: Path
     process: subprocess.Popen[bytes]
@@ -94,7 +94,7 @@ class LaunchedJob(Job):
 
 
 def asked(question: Callable[[], T], otherwise: T) -> T:
-    """Return what is known of a process, or something else if it is gone."""
+    """Return the answer about a process, or `otherwise` if the process is gone."""
     try:
         return question()
     except psutil.Error:
@@ -106,7 +106,7 @@ def command_of(process: psutil.Process) -> list[str]:
 
 
 def loader_workers(rank: psutil.Process) -> list[psutil.Process]:
-    """Return what loads data for a rank: processes that it has forked or spawned, or its fork server has forked."""
+    """Return the loader workers of a rank, which the rank has forked or spawned, or its fork server has forked."""
     found: list[psutil.Process] = []
     own = command_of(rank)
     for child in asked(rank.children, list[psutil.Process]()):
@@ -118,7 +118,7 @@ def loader_workers(rank: psutil.Process) -> list[psutil.Process]:
 
 
 def _trains(process: psutil.Process) -> bool:
-    """Whether it is Python with train.py, or what Python's multiprocessing has spawned of it."""
+    """Return whether a process runs train.py, or was spawned from it by Python's multiprocessing."""
     program, *words = command_of(process) or [""]
     if not Path(program).name.startswith("python"):
         return False
@@ -139,14 +139,14 @@ def folder_of_python(project: Path) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """Return the variables of the user, but for those by which records would go to the user's own trackers."""
+    """Return the user's environment without the variables that send records to the user's own trackers."""
     return {name: value for name, value in os.environ.items() if not name.startswith(TRACKING)} | WANDB
 
 
 def launch(
     project: Path, folder: Path, words: Sequence[str], variables: Mapping[str, str], before: Sequence[str] = ()
 ) -> Callable[[Path, int, Sequence[str]], LaunchedJob]:
-    """Return what starts a project by its launch.sh, with a command before it, and words before the options."""
+    """Return a function that starts a project by its launch.sh, after a command, and with words before the options."""
     path = f"{folder_of_python(project)}:{os.environ['PATH']}"
 
     def start(run_dir: Path, processes: int, options: Sequence[str]) -> LaunchedJob:

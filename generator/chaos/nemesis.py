@@ -1,4 +1,4 @@
-"""Lets a schedule befall a run, resumes it after each end, and says in what it was not as it must be."""
+"""Applies a schedule of faults to a run, resumes the run after each end, and reports what is wrong with it."""
 
 import json
 import math
@@ -22,25 +22,25 @@ from generator.chaos.surroundings import Surroundings, failing_disk
 from generator.check.train.records import READERS, History
 
 LOG_EVERY = 5  # steps
-STEPS = 200  # of a run, which has time for AT_ONCE faults
+STEPS = 200  # of a run: enough time for AT_ONCE faults
 AT_ONCE = 8
-TIMEOUT = 30  # seconds: ranks may be far apart
+TIMEOUT = 30  # seconds, since ranks may be far apart
 USUAL_SLOWNESS = 2.0
 ON_CPU = ("--device", "cpu", "--backend", "gloo", "--timeout", str(TIMEOUT))
 OPTIONS = (*ON_CPU, "--epochs", "1000", "--log-every", str(LOG_EVERY))
-BEGINS_WITHIN = 60.0  # seconds until a start trains
-DONE_WITHIN = 600.0  # seconds in which a run trains that is left alone
-HANGS_AFTER = TIMEOUT + 60.0  # seconds without progress, in which ranks name a lost one, and a launcher kills it
+BEGINS_WITHIN = 60.0  # seconds until a launch trains
+DONE_WITHIN = 600.0  # seconds in which a run without faults is done
+HANGS_AFTER = TIMEOUT + 60.0  # seconds without progress: ranks name a lost rank before, and a launcher kills it
 OF_LAUNCHERS = [name for name, kind in FAULTS.items() if kind.need == Need.LAUNCHER]
 THAN_BASELINE = " than without faults"
 SAVE_EVERY = 5  # steps
-LOOKS_EVERY = 0.1  # seconds: each look reads all that a run has printed
-USUAL = 0.25  # seconds between two saves, for which the lengths of faults are made
-SLOWEST = 5.0  # times as long as that a fault lasts at most: what passes must not take as long as --timeout
+LOOKS_EVERY = 0.1  # seconds, since each look reads the whole output of a run
+USUAL = 0.25  # seconds between two saves, which the lengths of faults assume
+SLOWEST = 5.0  # largest pace: a fault that passes must take less than --timeout
 
 
 class UnsuitableProject(SelectionError):
-    """A project whose runs do not tell what a fault has changed."""
+    """The runs of a project do not show what a fault changes."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,19 @@ class Baseline:
 
     @property
     def pace(self) -> float:
-        """Return how many times as long a fault must last here to last as long as in a run of the usual pace."""
+        """Return the factor by which faults last longer here than in a run with the usual interval between saves."""
         return min(max(1.0, self.interval / USUAL), SLOWEST)
 
     @property
     def numbers(self) -> list[int]:
-        """Return the numbers of processes among which its global batch can be divided."""
+        """Return the numbers of processes that divide its global batch."""
         config = json.loads((self.run_dir / "config.json").read_text())
         size, accum_steps = config.get("global_batch_size", 0), config.get("accum_steps", 1)
         return [number for number in NUMBERS if size % (number * accum_steps) == 0]
 
 
 class Watch:
-    """Looks at a run now and then: its newest checkpoint, and for how long it has made no progress."""
+    """Polls a run: its newest checkpoint, and how long it has made no progress."""
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         self.job = job
@@ -78,7 +78,7 @@ class Watch:
         self.moved = time.monotonic()
 
     def silence(self) -> float:
-        """Return for how many seconds there was neither a checkpoint nor a word."""
+        """Return the seconds since the last checkpoint or output."""
         now = time.monotonic()
         if now > self.looked + LOOKS_EVERY:
             step, printed, self.looked = newest_step(self.run_dir), len(self.job.output()), now
@@ -141,12 +141,12 @@ class Nemesis:
     folder: Path  # for the runs
     kinds: Sequence[str]  # of FAULTS, that are drawn
     around: Surroundings = field(default_factory=Surroundings)
-    hides: Collection[int] = ()  # codes by which a launcher hides that of the rank which failed first
-    read: Callable[[Path], History] | None = None  # what reads the records, if not the reader of the logger
+    hides: Collection[int] = ()  # exit codes of a launcher that replace the code of the rank that failed first
+    read: Callable[[Path], History] | None = None  # reads the records, instead of the reader of the logger
     options: Sequence[str] = ()  # of train.py
     steps: int = STEPS
-    slowness: Callable[[], float] = lambda: 1.0  # of this machine, now: limits are multiples of it
-    here: Collection[str] = tuple(FAULTS)  # those of the kinds that can be on this machine
+    slowness: Callable[[], float] = lambda: 1.0  # of this machine now, a factor of all limits
+    here: Collection[str] = tuple(FAULTS)  # the kinds that are possible on this machine
 
     @cached_property
     def files(self) -> invariants.Files:
@@ -183,11 +183,11 @@ class Nemesis:
         return Baseline(run_dir, recorded, *pace)
 
     def drawn(self, seed: int) -> Schedule:
-        """Draw a schedule, of which what cannot be on this machine, or with this project, is left out."""
+        """Draw a schedule without faults that are impossible on this machine or with this project."""
         return draw(seed, AT_ONCE, self.kinds).fitted(self.here, self.baseline.numbers)
 
     def run_until(self, faults: int, seed: int) -> Iterator[Verdict]:
-        """Draw schedules, from this seed on, until so many faults have happened; yield each verdict as it comes."""
+        """Draw schedules from this seed on, until this number of faults has happened, and yield each verdict."""
         happened = 0
         while happened < faults:
             if (schedule := self.drawn(seed)).starts:
@@ -215,18 +215,18 @@ class Nemesis:
         verdict.wrong += [] if verdict.wrong else self._wrong_at_the_end(files, verdict)
         if changed := invariants.changed_files(self.project, before):
             verdict.wrong.append(f"{changed[0]}, a file of the project, was changed")
-            self.files = invariants.look_at_files(self.project)  # it was not the next run that did it
+            self.files = invariants.look_at_files(self.project)  # the next run must not be blamed
         if not verdict.wrong:
             shutil.rmtree(place, ignore_errors=True)
         return verdict
 
     def _set_clock(self) -> None:
         if self.around.clock:
-            self.around.clock.jump(0)  # back from where the run before has left it
+            self.around.clock.jump(0)  # undo the jumps of the run before
 
     def _run_start(self, start: Start, run_dir: Path, files: Path, around: Surroundings, verdict: Verdict) -> None:
         before, began, around.hit = newest_step(files), time.monotonic(), None
-        around.states_met()  # what the start before has
+        around.states_met()  # forget the states of the launch before
         job = self.start(run_dir, start.processes, self._options_of(start, resume=before > 0))
         try:
             happened = [fault for fault in start.faults if self._happens(fault, job, files, around, before)]
@@ -251,14 +251,14 @@ class Nemesis:
             yield f"{lost} steps are lost, and {limit} may be"
 
     def _options_of(self, start: Start, *, resume: bool) -> list[str]:
-        timeout = TIMEOUT * max(1.0, self.slowness() / USUAL_SLOWNESS)  # in which workers start, also if all is busy
+        timeout = TIMEOUT * max(1.0, self.slowness() / USUAL_SLOWNESS)  # enough for workers to start on a busy machine
         options = {"timeout": f"{timeout:.0f}", "save-every": str(SAVE_EVERY), "max-steps": str(self.steps)}
         options |= start.options
         words = [word for name, value in options.items() for word in (f"--{name}", value) if word]
         return [*OPTIONS, *self.options, *words, *(["--resume"] if resume else [])]
 
     def _happens(self, fault: Fault, job: Job, files: Path, around: Surroundings, before: int) -> bool:
-        """Wait for the moment, and let the fault happen. Returns whether it did: the run may end before."""
+        """Wait for the moment, and apply the fault. Returns False if the run ended before."""
         trains_in = BEGINS_WITHIN + self.baseline.starts_in + fault.saves * self.baseline.interval
         deadline = time.monotonic() + trains_in * self.slowness()
         old = _temporary_files(files)
@@ -283,7 +283,7 @@ class Nemesis:
         return True
 
     def _end_of(self, job: Job, files: Path, happened: Sequence[Fault]) -> int | None:
-        """Wait for the end. Returns the exit code; None if it does not come in time, or nothing else comes."""
+        """Wait for the end of a job, and return its exit code; None after the time limit, or without progress."""
         ends = [kind.patience for fault in happened if (kind := FAULTS[fault.kind]).is_end]
         slowness = self.slowness() * slowed(happened)
         patience, silence = DONE_WITHIN, HANGS_AFTER * slowness + self.baseline.silence
@@ -331,7 +331,7 @@ class Nemesis:
 
     @property
     def _reader(self) -> Callable[[Path], History] | None:
-        of_logger = READERS.get(self.logger) if self.logger != "console" else None  # a log has all that was ever told
+        of_logger = READERS.get(self.logger) if self.logger != "console" else None  # a log repeats steps after a resume
         return self.read or of_logger
 
     def _recorded(self, run_dir: Path) -> History:
@@ -339,7 +339,7 @@ class Nemesis:
 
 
 def took_effect(faults: Sequence[Fault], met: Collection[str], code: int | None) -> Iterator[Fault]:
-    """Yield the faults that have changed something: what was met of the surroundings, and how the start has ended."""
+    """Yield the faults that changed something, by the states that were met and by how the launch ended."""
     for fault in faults:
         kind = FAULTS[fault.kind]
         if kind.state in {"", *met} and (kind.is_seen or code != DONE):

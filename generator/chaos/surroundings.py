@@ -142,9 +142,9 @@ def failing_disk(place: Path) -> Iterator[Disk]:
 
 @dataclass
 class SharedMemory:
-    """What lets jobs have a /dev/shm that their processes alone see, and fills it."""
+    """Provides jobs with a private /dev/shm, and fills it."""
 
-    before: Sequence[str] = OWN_SHM  # goes before a command that is to have one of its own, which ends with it
+    before: Sequence[str] = OWN_SHM  # prefix of a command: its private /dev/shm ends with it
     over: Event = field(default_factory=Event)
     threads: list[Thread] = field(default_factory=list)
 
@@ -170,7 +170,7 @@ class SharedMemory:
         self.over.clear()
 
     def _keep_full(self, descriptor: int) -> None:
-        """Take what a batch leaves that was received, or the next one has room."""
+        """Take the room that a received batch frees, so that the next batch has none."""
         while not self.over.wait(0.001):
             take_all(descriptor)
         os.ftruncate(descriptor, 0)
@@ -178,7 +178,7 @@ class SharedMemory:
 
 
 def make_small(pid: int) -> None:
-    """Shrink a /dev/shm to hardly more than is in use: filling it then takes no memory of the machine."""
+    """Shrink a /dev/shm to little more than is in use, so that filling it needs nearly no memory."""
     for _ in range(TRIES):
         stat = os.statvfs(f"/proc/{pid}/root{SHM}")
         size = (stat.f_blocks - stat.f_bfree) * stat.f_frsize + SLACK
@@ -196,7 +196,7 @@ def take_all(descriptor: int) -> None:
 
 
 def shared_memory() -> SharedMemory:
-    """Return what fills shared memory. Raises OSError, which says why, if no job can have its own."""
+    """Return a SharedMemory. Raises OSError with the reason if jobs cannot have a private /dev/shm."""
     try:
         done = subprocess.run([*OWN_SHM, "nsenter", "--version"], capture_output=True, text=True)
     except FileNotFoundError as error:
@@ -208,7 +208,7 @@ def shared_memory() -> SharedMemory:
 
 @dataclass
 class Quota:
-    """A quota of CPU time, as containers have it, by a control group of version 1 or 2."""
+    """A quota of CPU time, as in a container, by a control group of version 1 or 2."""
 
     folder: Path
     known: int = 0  # periods
@@ -218,7 +218,7 @@ class Quota:
         return ("sh", "-c", 'echo 0 >"$0" && exec "$@"', str(self.folder / "cgroup.procs"))
 
     def limit(self, cores: float) -> None:
-        """Let all that runs in it have the time of so many cores together; without end: as much as there is."""
+        """Limit the processes of the group to the CPU time of this number of cores together; math.inf is no limit."""
         quota = int(cores * PERIOD) if cores < math.inf else None
         if (self.folder / "cpu.max").exists():
             (self.folder / "cpu.max").write_text(f"{quota or 'max'} {PERIOD}")
@@ -227,20 +227,20 @@ class Quota:
             (self.folder / "cpu.cfs_quota_us").write_text(str(quota or -1))
 
     def states_met(self) -> set[str]:
-        """Return "throttled" if processes have had to wait for it since this was asked last."""
+        """Return "throttled" if the quota made processes wait since the last call."""
         stat = dict(line.split() for line in (self.folder / "cpu.stat").read_text().splitlines())
         before, self.known = self.known, int(stat.get("nr_throttled", 0))
         return {"throttled"} if self.known > before else set()
 
 
 def parent_group() -> Path:
-    """Return the control group in which others can have a quota. Raises OSError if there is none."""
+    """Return a control group whose children can have a quota. Raises OSError if there is none."""
     lines = [line.split(":", 2) for line in OWN_GROUP.read_text().splitlines()]
     paths = {name: path for _, names, path in lines for name in names.split(",")}  # version 2 has no names
     if "cpu" in paths:
         return GROUPS / "cpu" / paths["cpu"].lstrip("/")
     group = GROUPS / paths.get("", "/").lstrip("/")
-    for place in (group, *group.parents):  # a group of version 2 that has processes can hand on nothing
+    for place in (group, *group.parents):  # in version 2, a group with processes cannot delegate
         with suppress(FileNotFoundError):
             if "cpu" in (place / "cgroup.subtree_control").read_text().split():
                 return place
@@ -249,7 +249,7 @@ def parent_group() -> Path:
 
 @contextmanager
 def cpu_quota() -> Iterator[Quota]:
-    """Yield a control group without a quota. Raises OSError, which says why, if none is to be had."""
+    """Yield a control group without a quota. Raises OSError with the reason if it cannot be made."""
     quota = Quota(parent_group() / f"ddp-chaos-{uuid.uuid4().hex[:12]}")
     os.mkdir(quota.folder)
     try:
@@ -264,37 +264,37 @@ def cpu_quota() -> Iterator[Quota]:
 
 
 class Stateful(Protocol):
-    """What can be told how to be: a disk, a link between machines or a server; each of them can be "sound"."""
+    """A part with states, of which one is "sound": a disk, a link between machines or a server."""
 
     def set_state(self, state: str) -> None: ...
 
 
 class Machines(Protocol):
-    """What a cluster runs its jobs on."""
+    """The machines of a cluster, which run its jobs."""
 
     def take(self, job: Job, victim: float) -> None:
-        """Take one from a job. Raises NoVictim if it has none."""
+        """Take a machine from a job. Raises NoVictim if the job has none."""
 
     def restore(self) -> None:
-        """Let it be there again."""
+        """Bring the machine back."""
 
 
 @dataclass
 class Surroundings:
-    """What a run has around it, beside its processes, and what was done to it."""
+    """The surroundings of a run (clock, link, disk, ...), and the changes made to them."""
 
     clock: Clock | None = None
     link: Stateful | None = None
-    machines: Machines | None = None  # of a scheduler, which starts jobs that it has lost anew
-    server: Stateful | None = None  # that takes the metrics
+    machines: Machines | None = None  # of a scheduler that restarts lost jobs
+    server: Stateful | None = None  # a tracking server
     data: Data | None = None
-    shm: SharedMemory | None = None  # if each job that is started has its own
-    quota: Quota | None = None  # of all jobs that are started
+    shm: SharedMemory | None = None  # if each job has a private one
+    quota: Quota | None = None  # of all jobs
     disk: Disk | None = None
-    pace: float = 1.0  # what passes takes so many times as long as its length
-    hit: int | None = None  # the number of the rank that was killed or frozen last, or whose process was
+    pace: float = 1.0  # factor for the lengths of faults that pass
+    hit: int | None = None  # the rank that was killed or frozen last, or whose process was
     timers: list[Timer] = field(default_factory=list)
-    changes: dict[Hashable, object] = field(default_factory=dict)  # the last one of each thing
+    changes: dict[Hashable, object] = field(default_factory=dict)  # the last change of each thing
     lock: Any = field(default_factory=RLock)
 
     @property
@@ -303,11 +303,11 @@ class Surroundings:
 
     @property
     def before(self) -> Sequence[str]:
-        """What goes before a command by which a job is started, so that it has the quota and the shared memory."""
+        """Return the prefix of a command that gives the job its quota and its shared memory."""
         return [word for part in (self.quota, self.shm) if part for word in part.before]
 
     def change(self, thing: Hashable, begin: Callable[[], None], end: Callable[[], None], length: float) -> None:
-        """Change a thing for some time; if another change of it comes meanwhile, that one decides how it ends."""
+        """Change a thing for some time, and undo the change, unless a later change of the same thing replaced it."""
         with self.lock:
             begin()
             self.changes[thing] = mine = object()
@@ -321,12 +321,12 @@ class Surroundings:
             self.later(length, is_over)
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do something after some seconds, longer for a run that is slow."""
+        """Call an action after some seconds, times the pace of the run."""
         self.timers.append(Timer(seconds * self.pace, action))
         self.timers[-1].start()
 
     def reset(self) -> None:
-        """Wait until all that passes has passed, and undo what is done for good to a start."""
+        """Wait for the end of faults that pass, and undo the others."""
         for timer in self.timers:
             timer.join()
         self.timers.clear()

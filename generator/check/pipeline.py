@@ -31,7 +31,7 @@ ROOM_OF_EACH = 4 * 2**20  # bytes: a project and its runs
 
 
 def check(options: CheckOptions, workers: Workers) -> Verdict:
-    """Check. Whatever ends it early leaves no process of its own behind, and no folder that it has made."""
+    """Check the combinations, and return the verdict. An error or a signal leaves no process and no folder behind."""
     started = time.perf_counter()
     with scratch_folder(len(options.combinations) * ROOM_OF_EACH, keep=True) as folder, ExitStack() as stack:
         state = CheckState(options, folder, workers, stack)
@@ -51,7 +51,7 @@ def check(options: CheckOptions, workers: Workers) -> Verdict:
 
 
 def render(state: CheckState) -> None:
-    """Write all projects, but those whose tree is known and has passed an earlier check: that is taken over."""
+    """Write all projects, and take over the results of those whose tree passed an earlier check."""
     options = state.options
     take_snapshot(state.snapshot, options.template)
     parts = [part for part in PARTS if part != PARTIALS]
@@ -73,10 +73,10 @@ def render(state: CheckState) -> None:
             state.fresh.append(combination)
     state.chosen = one_of_each_code(state)
     for members in state.classes():
-        # One of a class is to run without a stop, too, unless this is known of one of them.
+        # One member of each class also runs without an interruption, unless the cache has such a run.
         if not any(each in state.trained and state.trained[each].whole for each in members):
             first = next((each for each in [*state.chosen, *state.fresh] if each in members), members[0])
-            if first not in state.fresh:  # known, but not without a stop
+            if first not in state.fresh:  # known, but only with an interruption
                 del state.trained[first]
                 state.outcomes[first].cached = False
                 state.fresh.append(first)
@@ -92,7 +92,7 @@ def render(state: CheckState) -> None:
 
 
 def one_of_each_code(state: CheckState) -> list[Combination]:
-    """Choose what to train: one of all projects that differ in their owner's files alone, in turn with each file."""
+    """Choose what to train: one of the projects that differ only in their owner's files, rotating through the files."""
     known = {state.rendered[each].code for each in state.trained}
     alike: dict[str, list[Combination]] = {}
     for combination in state.fresh:
@@ -106,13 +106,13 @@ def recorded(state: CheckState, digest: str) -> Any:
 
 
 def write(state: CheckState, combinations: Iterable[Combination]) -> None:
-    """Let Copier write those of the projects that are not there yet."""
+    """Let Copier write the projects that are missing."""
     missing = [each for each in combinations if not state.project(each).exists()]
     jobs = {each: state.workers.render(state.snapshot, each, state.project(each)) for each in missing}
     for done, (combination, job) in enumerate(jobs.items(), start=1):
         try:
             rendered = job.result()
-        except Exception as error:  # Copier lets the errors of Jinja, YAML and others through
+        except Exception as error:  # Copier passes on errors of Jinja, YAML and others
             state.fail(combination, "render", f"{type(error).__name__}: {error}")
         else:
             state.rendered[combination] = rendered
@@ -122,14 +122,14 @@ def write(state: CheckState, combinations: Iterable[Combination]) -> None:
 
 
 def begin_reading(state: CheckState) -> Reading:
-    """Let the tools read, in other processes and beside the training, the files that they have not read before."""
+    """Start the tools on files that they have not read before, in other processes, while the training runs."""
     state.sources = {each: static.source_files(state.project(each)) for each in state.fresh}
     cache, reading = state.options.cache, {}
     files = static.distinct(file for own in state.sources.values() for file in own)
     for stage, tool in TOOLS.items():
         unread = [file for file in files if not (cache and cache.read("files", file_key(stage, file)))]
         arguments: tuple[Any, ...] = (unread,)
-        if stage == "types":  # mypy reads whole projects: as few as have all of the files
+        if stage == "types":  # mypy reads whole projects: the fewest that have all of the files
             having = {state.project(each): {file.key for file in own} for each, own in state.sources.items()}
             cover = greedy_cover(having, {file.key for file in unread})
             arguments = (cover, state.folder / "types", (cache or Cache()).folder / "mypy")
@@ -146,7 +146,7 @@ def timed(function: Tool, *arguments: Any) -> tuple[static.Complaints, float]:
 
 
 def take_complaints(state: CheckState, reading: Reading) -> None:
-    """Take what the tools say, for every combination that has the file."""
+    """Add what the tools report to every combination that has the file."""
     for stage, (unread, job) in reading.items():
         complaints, state.verdict.stages[stage] = job.result()
         for combination, files in state.sources.items():
@@ -160,7 +160,7 @@ def take_complaints(state: CheckState, reading: Reading) -> None:
 
 
 def train(state: CheckState) -> None:
-    """Train what was chosen, each on two processes; of each class one runs without a stop, too."""
+    """Train the chosen projects on two processes each; one of each class also runs without an interruption."""
     if not state.chosen:
         return
     order = [*state.references, *(each for each in state.chosen if each not in state.references)]
@@ -178,7 +178,7 @@ def train(state: CheckState) -> None:
             if outcome.passed and not state.options.keep:
                 shutil.rmtree(case.folder / "run", ignore_errors=True)
             state.options.progress("train", done, len(order))
-    # Runs of both stages go on side by side: each gets its share of the whole.
+    # Runs of both stages overlap: divide the wall time by their shares.
     whole, trained_now = state.verdict.stages["train"], [state.outcomes[each] for each in order]
     spent = {stage: sum(each.seconds.get(stage, 0.0) for each in trained_now) for stage in ("train", "resume")}
     for stage, seconds in spent.items():
@@ -199,7 +199,7 @@ def try_all(
 
 
 def compare_classes(state: CheckState) -> None:
-    """Compare every run over a stop with one without, of the same class, and with its own if it has one."""
+    """Compare every interrupted run with an uninterrupted run of its class, and with its own if it has one."""
     with state.stage("agree"):
         for members in state.classes():
             trained = {each: state.trained[each] for each in members if each in state.trained}
@@ -215,7 +215,7 @@ def compare_classes(state: CheckState) -> None:
 
 
 def take_over(state: CheckState) -> None:
-    """Say of the fresh combinations that were not trained what was found of the same files in two that were."""
+    """Take over results for fresh combinations that were not trained, from two trained ones with the same files."""
     by_code = {state.rendered[each].code: each for each in state.trained}
     by_own = {state.owners_part(each): each for each in state.trained}
     for combination in (each for each in state.fresh if each not in state.trained):
@@ -228,12 +228,12 @@ def take_over(state: CheckState) -> None:
 
 
 def train_really(state: CheckState) -> None:
-    """Train a covering set of what passed by its real launchers, and compare it with what forked ranks did."""
+    """Train a covering set of the passed combinations by their real launchers, and compare it with forked ranks."""
     sound = [each for each, outcome in state.outcomes.items() if outcome.passed]
     chosen = covering(sound, min(2, len(sound[0].answers))) if sound else []
     write(state, chosen)
     with state.stage("real"), launchers_ready({each.answer("launcher") for each in chosen}, state.folder) as env:
-        with forking(all_data=True) as name_modules:  # real launchers know nothing of excerpts
+        with forking(all_data=True) as name_modules:  # real launchers train on all data
             name_modules(static.imports_of(static.source_files(state.project(each)) for each in chosen))
             forked = {case.combination: trained for case, trained in try_all(state, chosen, prefix="all-data-")}
         for done, combination in enumerate(chosen, start=1):
@@ -253,7 +253,7 @@ def train_really(state: CheckState) -> None:
 def conclude(state: CheckState) -> None:
     for combination, outcome in state.outcomes.items():
         trained = state.trained.get(combination)
-        # Stages that look at many combinations together take no time for one of them.
+        # A stage that handles many combinations together counts no time for one of them.
         for stage in ("render", *(["agree", *TOOLS, "train", "resume"] if trained else [])):
             outcome.seconds.setdefault(stage, 0.0)
         if trained:

@@ -37,7 +37,7 @@ class Outcome:
     cached: bool = False  # whether this was known from an earlier check
     weights: str = ""  # hash of the final model; "" where none was trained
     notes: list[str] = field(default_factory=list)  # what could not be checked, and why
-    trained_as: list[str] = field(default_factory=list)  # if others were trained that have all of its files
+    trained_as: list[str] = field(default_factory=list)  # trained combinations that share its files
 
     @property
     def passed(self) -> bool:
@@ -45,7 +45,7 @@ class Outcome:
 
     @property
     def stages(self) -> list[str]:
-        """The stages that ran on it, in their order: those that took time, and those that found a failure."""
+        """Return the stages that ran on it, in order: they took time, or found a failure."""
         ran = {*self.seconds, *(failure.stage for failure in self.failures)}
         return [stage for stage in STAGES if stage in ran]
 
@@ -53,11 +53,11 @@ class Outcome:
 @dataclass
 class Verdict:
     outcomes: list[Outcome]
-    stages: dict[str, float] = field(default_factory=dict)  # wall time of each stage that ran (seconds)
+    stages: dict[str, float] = field(default_factory=dict)  # wall time of each stage (seconds)
     wall: float = 0.0  # of the whole check (seconds)
     launchers: str = "forked"  # or "real"
-    versions: dict[str, str] = field(default_factory=dict)  # of Python and of the packages that decide the result
-    kept: Path | None = None  # the folder with what was left behind
+    versions: dict[str, str] = field(default_factory=dict)  # of Python and the packages that decide the result
+    kept: Path | None = None  # the folder with projects and runs that are left
 
     @property
     def failed(self) -> list[Outcome]:

@@ -1,4 +1,4 @@
-"""What all stages of a check share: what to check, where, what is known so far, and what decides a verdict."""
+"""The state that all stages of a check share: options, folders, results so far, and keys of verdicts."""
 
 import functools
 import hashlib
@@ -36,30 +36,30 @@ class CheckOptions:
     template: Path = TEMPLATE
     cache: Cache | None = field(default_factory=Cache)
     keep: bool = False  # whether to keep all projects and runs, and not only those that fail
-    launchers: str = "forked"  # or "real": a covering set runs by its real launchers, too
+    launchers: str = "forked"  # or "real": a covering set also runs by its real launchers
     progress: Advance = lambda stage, done, total: None
 
 
 class CheckState:
-    """One check while it goes on; ``stack`` ends what must end with it."""
+    """One running check. ``stack`` ends the processes that must end with it."""
 
     def __init__(self, options: CheckOptions, folder: Path, workers: Workers, stack: ExitStack) -> None:
         self.options = options
         self.folder = folder
-        self.left_at = Path(tempfile.gettempdir()) / folder.name  # where it is for people to look at, in the end
+        self.left_at = Path(tempfile.gettempdir()) / folder.name  # where people find it after the check
         self.workers = workers
-        # Starts the process that ranks are forked from, unless it runs already: it has much to import.
+        # Starts the process that ranks are forked from, if it does not run yet. It imports torch and more.
         self.begin_forking = functools.cache(lambda: stack.enter_context(forking()))
         self.outcomes = {each: Outcome(each) for each in options.combinations}
         self.verdict = Verdict([*self.outcomes.values()], launchers=options.launchers, versions=versions())
         self.snapshot = folder / "template"  # all projects are written from it
-        self.known_trees: Remembered  # what is known of the projects that it writes
+        self.known_trees: Remembered  # hashes of the projects that it writes
         self.rendered: dict[Combination, Rendered] = {}
         self.trained: dict[Combination, TrainingResult] = {}
-        self.fresh: list[Combination] = []  # rendered, and not known from the cache
-        self.chosen: list[Combination] = []  # of the fresh ones, those that are trained
-        self.sources: dict[Combination, list[SourceFile]] = {}  # of the fresh ones
-        self.references: list[Combination] = []  # of the chosen ones, those that run without a stop, too
+        self.fresh: list[Combination] = []  # rendered, and not in the cache
+        self.chosen: list[Combination] = []  # fresh combinations to train
+        self.sources: dict[Combination, list[SourceFile]] = {}  # of fresh combinations
+        self.references: list[Combination] = []  # chosen combinations that also run uninterrupted
 
     def place(self, combination: Combination) -> Path:
         return self.folder / combination.name
@@ -78,18 +78,18 @@ class CheckState:
         self.outcomes[combination].failures.append(Failure(stage, said, str(self.left_at / combination.name)))
 
     def classes(self) -> Iterable[list[Combination]]:
-        """Return the combinations that were rendered, together where they must end on the same numbers."""
+        """Return the rendered combinations, grouped by class: a class must end on the same numbers."""
         classes: dict[Any, list[Combination]] = {}
         for combination in self.rendered:
             classes.setdefault(numeric_class(combination), []).append(combination)
         return classes.values()
 
     def owners_part(self, combination: Combination) -> tuple[Any, str]:
-        """Return what combinations share that train the same files of the owner, to the same numbers."""
+        """Return a key that combinations share if they train the same owner's files to the same numbers."""
         return numeric_class(combination), self.rendered[combination].own
 
     def tidy(self) -> Path | None:
-        """Take away what nobody wants to look at, and return where the rest is."""
+        """Delete everything that nobody needs, and return the folder with the rest."""
         unwanted = [self.folder / name for name in ("template", "types", "first-use", "samples")]
         if not self.options.keep:
             unwanted += [self.place(each) for each, outcome in self.outcomes.items() if outcome.passed]
@@ -103,7 +103,7 @@ class CheckState:
 
 
 def versions() -> dict[str, str]:
-    """The versions that decide what is found out. Raises RenderError if one of the tools is missing."""
+    """Return the versions that decide a verdict. Raises RenderError if one of the tools is missing."""
     missing = [name for name in DECISIVE if importlib.util.find_spec(name) is None]
     if missing:
         raise RenderError(f"{', '.join(missing)} not installed: a check needs pip install --editable '.[test]'")
@@ -121,7 +121,7 @@ def file_key(stage: str, file: SourceFile) -> str:
 
 @functools.cache
 def runner_digest() -> str:
-    """A hash of all that decides a verdict beside the rendered tree: the checks, Python, and what is installed."""
+    """Return a hash of all that decides a verdict except the rendered tree: checks, Python, installed packages."""
     package = Path(__file__).parent.parent
     files = sorted(file for pattern in DECIDING for file in package.glob(pattern))
     installed = sorted({f"{each.name}=={each.version}" for each in metadata.distributions()})

@@ -1,4 +1,4 @@
-"""What is done once with each distinct Python file of projects: black, ruff and mypy read it, and it is compiled."""
+"""Checks each distinct Python file of projects once, by black, ruff and mypy, and compiles it."""
 
 import ast
 import functools
@@ -23,12 +23,12 @@ Complaints = dict[str, str]  # by the key of a file: what is wrong with it
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A Python file of a rendered project; others of the same key are checked with it."""
+    """A Python file of a rendered project. One check covers all files with the same key."""
 
     path: Path  # in its project
     project: Path
     content: str  # hash
-    key: str  # what the verdict of a tool depends on, beside the tool itself
+    key: str  # what the verdict of a tool depends on, except the tool itself
 
 
 def source_files(project: Path) -> list[SourceFile]:
@@ -75,7 +75,7 @@ def check_format(files: Sequence[SourceFile]) -> Complaints:
 
 
 def check_lint(files: Sequence[SourceFile]) -> Complaints:
-    """Ask ruff, once for all files; it finds the settings beside each of them."""
+    """Ask ruff once for all files; it finds the settings in the folder of each."""
     by_path = {str(file.project / file.path): file for file in files}
     command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format=json", *by_path]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -89,7 +89,7 @@ def check_lint(files: Sequence[SourceFile]) -> Complaints:
 
 
 def check_types(projects: Sequence[Path], stage: Path, cache: Path) -> Complaints:
-    """Ask mypy, once for all projects of the same settings, each staged as a package: it wants one name per module."""
+    """Ask mypy once for all projects with the same settings, each staged as a package: mypy needs unique names."""
     groups = defaultdict(list)
     for project in projects:
         # The files to check are named to mypy here.
@@ -119,9 +119,9 @@ def ask_mypy(settings: str, members: Sequence[Path], folder: Path, cache: Path) 
     complaints = {key: "\n".join(said) for key, said in lines.items()}
     if done.returncode in (0, 1):
         return complaints
-    # At a syntax error mypy stops, and says nothing of other files: ask again without the projects that have it.
+    # At a syntax error mypy stops, and does not read other files: ask again without the projects that have one.
     sound = [name for name, own in keys.items() if complaints.keys().isdisjoint(own.values())]
-    rest = sound if len(sound) < len(staged) else []  # where it has stopped for another reason, that is of no use
+    rest = sound if len(sound) < len(staged) else []  # after any other error, asking again is useless
     if rest:
         complaints |= ask_mypy(settings, [staged[name] for name in rest], folder / "rest", cache)
     read = {key for name in rest for key in keys[name].values()}
@@ -148,7 +148,7 @@ def stage_project(project: Path, place: Path, name: str) -> None:
 
 
 def imports_of(projects: Iterable[Sequence[SourceFile]]) -> list[str]:
-    """The modules of others that the programs import anywhere, tests aside: what a rank should find imported."""
+    """Return the third-party modules that programs import anywhere but in tests, to import them before ranks fork."""
     every = [file for files in projects for file in files if file.path.parts[0] != "tests"]
     own = {file.path.parts[0].removesuffix(".py") for file in every}
     modules: set[str] = set()
@@ -156,7 +156,7 @@ def imports_of(projects: Iterable[Sequence[SourceFile]]) -> list[str]:
         try:
             tree = ast.parse((file.project / file.path).read_text())
         except SyntaxError:
-            continue  # which all stages tell
+            continue  # which all stages report
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 modules.update(alias.name for alias in node.names)
@@ -166,7 +166,7 @@ def imports_of(projects: Iterable[Sequence[SourceFile]]) -> list[str]:
 
 
 def precompile(projects: Iterable[Sequence[SourceFile]]) -> None:
-    """Put bytecode where Python looks for it, compiling each distinct module once; what fails is left to fail again."""
+    """Write bytecode where Python looks for it. Compile each distinct module once, and skip files with errors."""
     compiled: dict[str, Path] = {}
     for file in (file for files in projects for file in files if file.path.parts[0] != "tests"):
         source = file.project / file.path
@@ -176,7 +176,7 @@ def precompile(projects: Iterable[Sequence[SourceFile]]) -> None:
             shutil.copyfile(compiled[file.content], target)
         else:
             with suppress(py_compile.PyCompileError):
-                # By its hash: the time at which a file was written says little of one that was copied.
+                # By its hash, since a copied file may have any modification time.
                 by_hash = py_compile.PycInvalidationMode.CHECKED_HASH
                 py_compile.compile(str(source), str(target), doraise=True, invalidation_mode=by_hash)
                 compiled[file.content] = target

@@ -50,13 +50,13 @@ def chaos(
 ) -> None:
     """Kill, freeze, stop and starve runs of a project at random, resume them, and compare them with one left alone.
 
-    All must hold after each start: exit code and message name the cause, no process is left, each checkpoint is whole,
-    no more than one interval between two is lost. At the end, weights and records are those of the run left alone, bit
-    for bit. A run that fails is repeated with fewer faults, and the command for the fewest is shown.
+    After each launch, exit code and message must name the cause, and no process may be left. Each checkpoint must be
+    whole, and at most one interval between two may be lost. At the end, weights and records must equal those of the run
+    left alone, bit for bit. If a run fails, this repeats it with fewer faults, and shows the command for the fewest.
     """
     term_as_ctrl_c()
     for each in (signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(each) == signal.SIG_IGN:  # as nohup and & have it: runs would inherit that, but no handler
+        if signal.getsignal(each) == signal.SIG_IGN:  # under nohup and &: runs would inherit SIG_IGN, but not a handler
             signal.signal(each, lambda *_: None)
     with errors_in_one_line(), tempfile.TemporaryDirectory(prefix="ddp-chaos-") as folder, ExitStack() as stack:
         wanted = None if only is None else numbers(only)
@@ -97,7 +97,7 @@ def prepare(project: Path, folder: Path, stack: ExitStack, options: Sequence[str
 
 
 def find_surroundings(folder: Path, stack: ExitStack) -> tuple[Surroundings, Sequence[Need]]:
-    """Find out what there is on this machine, beside what launchers bring along, and say what is missing."""
+    """Find what this machine offers for faults, except what launchers bring along, and report what is missing."""
     around, needs = Surroundings(), list[Need]()
     if hasattr(resource, "prlimit"):
         around.data = Data(folder / "inside")
@@ -132,7 +132,7 @@ def numbers(words: str) -> Collection[int]:
 
 
 def repeated(nemesis: Nemesis, seed: int, numbers: Collection[int]) -> Iterator[Verdict]:
-    """Let the same faults of a seed befall some runs, since what happens at the same moment need not do the same."""
+    """Apply the same faults of a seed to several runs, since the same faults need not have the same effect."""
     schedule = nemesis.drawn(seed).only(numbers)
     for _ in range(TRIES if schedule.starts else 0):
         yield nemesis.run(schedule)

@@ -39,8 +39,8 @@ def diff(
 ) -> None:
     """Show what answers change in a project, or what your edits of the template change in every project.
 
-    With one argument, it compares the project of these answers with that of the defaults; with two, both projects.
-    git apply takes what it prints. Without any, it compares the template as it is in this clone with HEAD.
+    With one argument, it compares the project of these answers with the project of the defaults. With two, it compares
+    both projects. It prints a patch for git apply. Without arguments, it compares the template in this clone with HEAD.
     """
     with errors_in_one_line():
         if since is None and sides:
@@ -59,7 +59,7 @@ def show_sides(sides: Sequence[str], *, stat: bool) -> None:
 
 
 def show_since(revision: str, wanted: Sequence[str], *, stat: bool, template: Path = TEMPLATE) -> None:
-    """Compare every chosen combination with that of a revision."""
+    """Compare every chosen combination with the same one of a revision."""
     with tempfile.TemporaryDirectory() as place, Workers() as workers:
         old_folder = snapshot_of_revision(Path(place) / "old", revision, template)
         new_folder = take_snapshot(Path(place) / "new", template)

@@ -15,7 +15,7 @@ from generator.cli.updates import fleet, release_check, update_check
 
 
 def docs() -> None:
-    """Bring the made parts of README.md and docs/ up to date: tables, and the example."""
+    """Renew the generated parts of README.md and docs/: tables, and the example."""
     raise typer.Exit(subprocess.run([sys.executable, "-m", "tools.docs"], cwd=TEMPLATE).returncode)
 
 

@@ -87,13 +87,13 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def term_as_ctrl_c() -> None:
-    """Let what ends a batch job leave as Ctrl-C does: nothing stays behind."""
+    """Handle TERM, which ends batch jobs, like Ctrl-C: leave nothing behind."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """End the command with exit code 2, and one line, if the user can mend what is wrong."""
+    """Turn an error that the user can fix into one line and exit code 2."""
     try:
         with template_errors(TEMPLATE):
             yield

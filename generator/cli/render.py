@@ -88,7 +88,7 @@ def write_projects(destination: Path, combinations: Sequence[Combination], templ
 
 @contextmanager
 def whole_or_not_at_all(destination: Path) -> Iterator[Path]:
-    """Yield a new folder beside the destination that becomes the destination, unless an error leaves no trace of it."""
+    """Yield a new folder that becomes the destination. After an error, delete the folder and leave no trace."""
     destination = destination.resolve()
     missing = [parent for parent in destination.parents if not parent.exists()]
     try:

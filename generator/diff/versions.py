@@ -29,11 +29,11 @@ from generator.render.snapshot import take_snapshot
 from generator.render.workers import Workers, legal_combinations, render_combination
 
 Pair = tuple[Combination, Combination]  # the old one and the new one
-ROOM = 2**28  # bytes: few projects are there at the same time
-Watch = Callable[[Iterable[Future[Any]], int], Iterable[Future[Any]]]  # passes on futures as they are done
-File = tuple[bool, str]  # whether the owner may execute it, and its name in the store
+ROOM = 2**28  # bytes, since few projects exist at the same time
+Watch = Callable[[Iterable[Future[Any]], int], Iterable[Future[Any]]]  # yields futures as they complete
+File = tuple[bool, str]  # whether it is executable, and its name in the store
 HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? .*\n((?:[-+\\].*\n)*)", re.MULTILINE)
-Edit = tuple[str, str, int]  # its file, what git shows of it without context, and a number that tells equal ones apart
+Edit = tuple[str, str, int]  # file, diff without context, and a number for equal ones
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Version:
 
 @dataclass(frozen=True)
 class Pairing:
-    pairs: list[Pair]  # what they have in common, in the order of the new version
+    pairs: list[Pair]  # combinations that both have, in the order of the new version
     came: list[Combination]
     gone: list[Combination]
 
 
 @contextmanager
 def template_errors(template: Path) -> Iterator[None]:
-    """Turn what is wrong in the template's YAML or Jinja into a RenderError, which names the file and the line."""
+    """Turn an error in the template's YAML or Jinja into a RenderError that names the file and the line."""
     try:
         yield
     except yaml.YAMLError as error:
@@ -194,7 +194,7 @@ def compare_versions(
 def changed_combinations(
     old: Version, new: Version, among: list[Combination], workers: Workers, watch: Watch = lambda futures, _: futures
 ) -> list[Combination]:
-    """Return those of some new combinations whose project is another one than in the old version, or is new."""
+    """Return the combinations among these whose project differs from the old version, or is new."""
     pairing = pair_up(old, new, {*among})
     with tempfile.TemporaryDirectory() as store:
         changes = find_changes(old.folder, new.folder, pairing.pairs, workers, Path(store), watch)
@@ -256,7 +256,7 @@ def keep(executable: bool, content: bytes, store: Path) -> File:
 
 
 def group_edits(changes: Mapping[Pair, Sequence[Change]], store: Path) -> list[Group]:
-    """Show the changes of all projects as few edits, those of the most projects first."""
+    """Return the changes of all projects as few edits, the most common first."""
     distinct = list(dict.fromkeys(change for files in changes.values() for change in files))
     shown = map(read_edits, distinct, show_changes(distinct, store, "--unified=0"))
     edits = dict(zip(distinct, shown, strict=True))
@@ -355,7 +355,7 @@ def compare_answers(old: Mapping[str, str], new: Mapping[str, str], template: Pa
         for name, answers in (("old", old), ("new", new)):
             with template_errors(snapshot):
                 render(folder / name, answers, template=snapshot)
-            name_source(folder / name, ".")  # equal answers give equal files
+            name_source(folder / name, ".")  # otherwise equal answers would differ in the source
         return without_source(compare_folders(folder / "old", folder / "new", "--find-renames"))
 
 

@@ -1,4 +1,4 @@
-"""Remembers verdicts between two runs of the command, and facts about a template as long as its files are the same."""
+"""Remembers verdicts between runs of the command, and facts about a template until its files change."""
 
 import hashlib
 import json

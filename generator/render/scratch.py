@@ -26,7 +26,7 @@ def scratch_root(room: int) -> Path:
 
 @contextmanager
 def scratch_folder(room: int, *, keep: bool = False) -> Iterator[Path]:
-    """Yield a new folder with room (bytes). It is deleted at the end; if it is to be kept, after an error."""
+    """Yield a new folder with room (bytes), and delete it at the end; with `keep`, delete it only after an error."""
     forget_killed(IN_MEMORY)
     new = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=scratch_root(room)))
     with open_folder(new) as lock:
@@ -44,7 +44,7 @@ def scratch_folder(room: int, *, keep: bool = False) -> Iterator[Path]:
 
 
 def forget_killed(root: Path) -> None:
-    """Delete what killed work has left in memory, and after a day what was kept there."""
+    """Delete folders of killed commands from memory, and kept folders after a day."""
     for folder in root.glob(f"{PREFIX}*"):
         with suppress(OSError), open_folder(folder) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,7 +62,7 @@ def open_folder(folder: Path) -> Iterator[int]:
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder into which processes that are being ended may still write."""
+    """Delete a folder, even if ending processes still write to it."""
     until = time.monotonic() + 5
     while folder.exists() and time.monotonic() < until:
         shutil.rmtree(folder, ignore_errors=True)
@@ -70,13 +70,13 @@ def remove(folder: Path) -> None:
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process as soon as its parent has ended, however that ends."""
+    """Ask the kernel to kill this process when its parent dies."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of Linux's <sys/prctl.h>
 
 
 @contextmanager
 def interrupts_kept_from_children() -> Iterator[None]:
-    """Start processes that do not answer Ctrl-C, not even before they are ready: their parent does, for all of them."""
+    """Block Ctrl-C in processes that start inside, even before they are ready: their parent handles it for all."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

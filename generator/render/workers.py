@@ -1,4 +1,4 @@
-"""Renders many projects at once: processes that keep what Copier would do anew for each project."""
+"""Renders many projects at once, in processes that keep what Copier would repeat for each project."""
 
 import functools
 import itertools
@@ -39,11 +39,11 @@ FILES_READ: set[str] = set()  # the files of Jinja that this process has compile
 
 
 class Workers:
-    """As many processes as there are cores, as a context manager. An error, or an interrupt, ends them at once."""
+    """A context manager of one process for each core. An error or an interrupt ends them at once."""
 
     def __init__(self, processes: int | None = None) -> None:
         self.processes = processes or len(os.sched_getaffinity(0))
-        # spawn: forking a process that has threads, such as that of a progress bar, can hang.
+        # spawn, since a fork of a process with threads, such as a progress bar, can hang.
         context = get_context("spawn")
         closed, self.open = context.Pipe(duplex=False)
         self.pool = ProcessPoolExecutor(self.processes, mp_context=context, initializer=prepare, initargs=(closed,))
@@ -66,7 +66,7 @@ class Workers:
 
 
 def prepare(closed: Connection) -> None:
-    """Make a process render quickly: what it writes stays the same. It ends when its parent closes the pipe."""
+    """Make this process render quickly, with the same output. It ends when its parent closes the pipe."""
     threading.Thread(target=end_with, args=(closed,), daemon=True).start()
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -76,13 +76,13 @@ def prepare(closed: Connection) -> None:
 
 
 def end_with(closed: Connection) -> None:
-    """Wait until the parent closes its end of a pipe, or ends in whatever way, and end this process at once."""
+    """Wait until the parent closes its end of a pipe, or ends; then end this process at once."""
     closed.poll(None)
     os._exit(1)
 
 
 def keep_compiled() -> None:
-    """Let Jinja compile each text once, and note which files it compiles."""
+    """Make Jinja compile each text once, and note which files it compiles."""
     compile_anew = jinja2.Environment.compile
     compiled: dict[tuple[Any, ...], Any] = {}
 
@@ -150,7 +150,7 @@ def ask_about(product: Sequence[Combination], template: Path, workers: Workers) 
     for each in product:
         parts[each] = [Combination.of({**defaults, **{key: each[key] for key in group}}) for group in groups]
     verdicts, partials = ask([*dict.fromkeys(itertools.chain(*parts.values()))], template, workers)
-    if not verdicts[Combination.of(defaults)]:  # nothing is legal beside them
+    if not verdicts[Combination.of(defaults)]:  # the defaults themselves are illegal
         verdicts, partials = ask(product, template, workers)
         return [verdicts[each] for each in product], partials
     return [all(verdicts[part] for part in parts[each]) for each in product], partials

@@ -1,7 +1,7 @@
-"""Owners' edits, one at every place of every file that a new version changes, are carried over by Copier itself.
+"""Tests how Copier carries over owners' edits, one at every place of every file that a new version changes.
 
-Files of all projects lie side by side in one made-up template, each as often as it has places: one update, thousands
-of edits, none of which meets another.
+A made-up template has the files of all projects, with one copy of a file for each of its places. One update then
+carries over thousands of edits that do not meet.
 """
 
 import ast
@@ -17,22 +17,22 @@ SETTINGS_OF_TEMPLATE = "_subdirectory: template\n_templates_suffix: .jinja\n"
 OLD, NEW = "v1", "v2"
 CONTEXT = 3  # lines before and after an edit: Copier's --context-lines
 NEAREST = 2  # lines on each side of an edit
-HEADINGS = {".md": r"#+ ", ".toml": r"\[", ".yml": r"\s*- |\w"}  # what begins a section, by the ending of a file
+HEADINGS = {".md": r"#+ ", ".toml": r"\[", ".yml": r"\s*- |\w"}  # patterns of a heading, by the suffix of a file
 
-# The functions, classes and blocks around a place, from the outside; in files without statements the heading above it.
+# Functions, classes and blocks around a place, outermost first; in files without statements the heading above it.
 Chain = tuple[str, ...]
 Lines = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Place:
-    line: int  # it is before the line of this number, from 0
+    line: int  # the place is before this line, counted from 0
     indent: str
     chain: Chain
 
 
 def find_places(path: str, source: str) -> list[Place]:
-    """Return every statement boundary of a Python file, and every line boundary of another one."""
+    """Return every statement boundary of a Python file, or every line boundary of another file."""
     lines = source.splitlines()
     if not path.endswith(".py"):
         return [Place(line, "", section_of(path, lines, line)) for line in range(len(lines) + 1)]
@@ -41,7 +41,7 @@ def find_places(path: str, source: str) -> list[Place]:
         for statement in block:
             decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
             begin = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
-            if begin > above or not chain:  # else it is in the line of what it belongs to
+            if begin > above or not chain:  # otherwise it shares the line of its parent
                 places.append(Place(begin - 1, " " * statement.col_offset, chain))
                 if statement is block[-1]:
                     places.append(Place(statement.end_lineno or begin, " " * statement.col_offset, chain))
@@ -49,7 +49,7 @@ def find_places(path: str, source: str) -> list[Place]:
 
 
 def blocks_in(block: list[ast.stmt], chain: Chain = (), above: int = 0) -> Iterator[tuple[list[ast.stmt], Chain, int]]:
-    """Yield blocks of statements, outer ones first, with what is around each, and the line at which that begins."""
+    """Yield blocks of statements, outermost first, each with its chain and the line at which its parent begins."""
     yield block, chain, above
     for statement in block:
         kind_of = "loop" if isinstance(statement, ast.For | ast.While) else type(statement).__name__.lower()
@@ -57,7 +57,7 @@ def blocks_in(block: list[ast.stmt], chain: Chain = (), above: int = 0) -> Itera
         holders = [statement, *getattr(statement, "handlers", []), *getattr(statement, "cases", [])]
         for part in (getattr(holder, kind, []) for holder in holders for kind in ("body", "orelse", "finalbody")):
             if part and isinstance(part[0], ast.If) and part[0].col_offset == statement.col_offset:
-                holders.append(part[0])  # an elif is no statement of its own: its blocks come next
+                holders.append(part[0])  # an elif is part of its if: its blocks come next
             elif part:
                 yield from blocks_in(part, (*chain, name), statement.lineno)
 
@@ -70,7 +70,7 @@ def section_of(path: str, lines: Sequence[str], line: int) -> Chain:
 
 
 def chain_of(path: str, source: str, edit: str) -> Chain | None:
-    """Return what is around an edit, or None if it is no statement. Raises SyntaxError if the file is no Python."""
+    """Return the chain of an edit; None if it is not a statement. Raises SyntaxError if the file is not Python."""
     if not path.endswith(".py"):
         lines = source.splitlines()
         return section_of(path, lines, next(i for i, text in enumerate(lines) if edit in text))
@@ -202,8 +202,8 @@ def judge(edit: Edit, project: Path) -> str:
     if chain == edit.place.chain:
         return ""
     chains = {place.chain for place in find_places(edit.path, edit.file.new)}
-    # Where the new version has no such function, or sets another heading, it may go into what has another name now, or
-    # with the lines around it; with these also into a new function.
+    # An edit may move if two of these are true: its old section is gone (always true outside Python), the section was
+    # renamed, the edit moved together with the lines around it.
     is_gone = edit.place.chain not in chains or not edit.path.endswith(".py")
     if is_gone + is_renamed(edit, chain) + keeps_company(edit, text) >= 2:
         return ""

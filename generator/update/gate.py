@@ -1,4 +1,4 @@
-"""The update gate: whether the projects of released versions can be updated to the template as it is, without loss."""
+"""The update gate: checks that projects of released versions can be updated to this template without loss."""
 
 import random
 import re
@@ -34,7 +34,7 @@ from generator.update.history import CHANGES, NEXT, clone_history, read_releases
 
 T = TypeVar("T")
 
-# In their order, with what each of them asks.
+# In this order, each with the question that it answers.
 PARTS = {
     "files": "does it write the files that the versions before wrote, and the same for all answers",
     "repeats": "has every place of a file surroundings of its own",
@@ -47,11 +47,11 @@ PARTS = {
 GROUPS = 8  # of edits, each in one update
 PAIRS = 12  # of answers, at least
 STRENGTH = 2  # of the covering set: every pair of answers
-# What one launcher alone needs, beside the files that all answers give: UPDATING.md says when an update deletes it.
+# Files that only one launcher needs; UPDATING.md says when an update deletes them.
 OF_ONE_LAUNCHER = GitIgnoreSpec.from_lines(["/*/runtime/ray_nodes.py", "/apptainer.def"])
-STOP, END = 3, 5  # steps of a run that goes on after an update
+STOP, END = 3, 5  # steps of a run that resumes after an update
 OPTIONS = ["--device", "cpu", "--backend", "gloo", "--global-batch-size", "24", "--epochs", "2", "--seed", "8"]
-REFUSED = 2  # the exit code of a mistake that is told in one line
+REFUSED = 2  # the exit code of a mistake that is reported in one line
 
 
 @dataclass
@@ -67,8 +67,8 @@ class Part:
 class Carried:
     route: replay.Route
     old: Combination
-    folder: Path  # holds it before, old/, and after, new/
-    other_texts: bool  # whether it answers the questions that have no choices, too
+    folder: Path  # with the project before (old/) and after the update (new/)
+    other_texts: bool  # whether it also answers questions without choices
 
     def __str__(self) -> str:
         return f"{' -> '.join(self.route)}, {self.old.name}{' with other texts' if self.other_texts else ''}"
@@ -76,21 +76,21 @@ class Carried:
 
 @dataclass
 class Gate:
-    """What to update, and how; and what is known of that while it is tried."""
+    """What to update and how, and the state of the gate while it runs."""
 
-    revisions: Sequence[str] = ()  # all releases where there are none
+    revisions: Sequence[str] = ()  # none: all releases
     template: Path = TEMPLATE
     cache: Cache | None = field(default_factory=Cache)
     progress: Advance = lambda part, done, total: None
     parts: Sequence[str] = tuple(PARTS)  # "repeats" needs "files" before it; "edits" and "resume" need "history"
-    stop_early: bool = False  # after the first part that finds something
-    only: Sequence[str] = ()  # answers, KEY=VALUE, of the projects that are carried over
-    strength: int | None = STRENGTH  # of the set of answers that covers them; None: all of them
+    stop_early: bool = False  # whether to stop after the first part with findings
+    only: Sequence[str] = ()  # answers (KEY=VALUE) that choose the projects to carry over
+    strength: int | None = STRENGTH  # of the covering set of these projects; None: all of them
     pairs: int = PAIRS
     seed: int = 0  # of the choice of these pairs
 
     def run(self, workers: Workers, folder: Path) -> list[Part]:
-        """Try all parts in a new folder, to which the workers may write until they are gone."""
+        """Run all parts in a new folder, to which the workers write until they end."""
         self.workers, self.folder = workers, folder
         self.read_versions()
         parts: list[Part] = []
@@ -104,7 +104,7 @@ class Gate:
         return parts
 
     def read_versions(self) -> None:
-        """Find the ways on which projects are updated: at once, and through each release between; and the projects."""
+        """Find the routes of updates, direct and through each release between, and the projects to update."""
         self.history = clone_history(self.folder / "history", read_releases(self.template), self.template)
         tags = [release.tag for release in self.history.releases]
         if not self.revisions and not tags:
@@ -121,7 +121,7 @@ class Gate:
         for route in [*self.direct, *stepwise]:
             version = self.old_versions[route[0]]
             chosen = select(version.combinations, self.only, version.questions)
-            # Through many versions go only a few, in which every answer occurs.
+            # Through many versions, update only a few projects in which every answer occurs.
             strength = self.strength if route in self.direct else 1
             self.covers[route] = chosen if strength is None else covering(chosen, min(strength, len(version.questions)))
 
@@ -132,7 +132,7 @@ class Gate:
             self.progress(part.name, done, total)
 
     def wait_for(self, part: Part, jobs: Mapping[Future[list[str]], T]) -> list[T]:
-        """Take what other processes have found about each thing, and return the things that nothing was found about."""
+        """Collect the findings of other processes about each thing, and return the things without findings."""
         for _ in self.counted(part, as_completed(jobs), len(jobs)):
             pass
         good = []
@@ -140,14 +140,14 @@ class Gate:
             try:
                 found = job.result()
             except (RenderError, jinja2.TemplateError) as error:
-                found = [replay.in_one_line(error)]  # that it could not look is a finding, too
+                found = [replay.in_one_line(error)]  # a check that fails is also a finding
             part.wrong += [f"{about}: {wrong}" for wrong in found]
             if not found:
                 good.append(about)
         return good
 
     def try_files(self, part: Part) -> None:
-        """Compare the files of this version's projects with each other, and with those of the versions before."""
+        """Compare the files of this version's projects with each other, and with the files of older versions."""
         old = {self.old_versions[route[0]].folder: self.covers[route] for route in self.direct}
         jobs = {}
         for version, combinations in {self.version.folder: self.version.combinations, **old}.items():
@@ -192,7 +192,7 @@ class Gate:
         self.wait_for(part, jobs)
 
     def try_history(self, part: Part) -> None:
-        """Update projects of all versions: of each way one answers other texts than the defaults, too."""
+        """Update projects of all versions. On each route, one project also answers other texts than the defaults."""
         draw = random.Random(self.seed)
         jobs = {}
         for number, (route, cover) in enumerate(self.covers.items()):
@@ -241,7 +241,7 @@ class Gate:
 
 
 def conditional_files(paths: Mapping[Combination, frozenset[str]], owned: Ownership) -> list[str]:
-    """Say which files only some answers give: others would delete them, with their edits, unless they are kept."""
+    """Report files that only some answers write: other answers would delete them with their edits, unless kept."""
     words = []
     written = frozenset().union(*paths.values())
     for path in sorted(path for path in written if not owned.kept(path) and not OF_ONE_LAUNCHER.match_file(path)):
@@ -252,7 +252,7 @@ def conditional_files(paths: Mapping[Combination, frozenset[str]], owned: Owners
 
 
 def lost_files(old: Iterable[str], before: Ownership, new: frozenset[str], now: Ownership) -> list[str]:
-    """Say which files of an older version's project an update would delete or begin to touch."""
+    """Report the files of an older version's project that an update would delete, or start to change."""
     words = []
     for path in sorted(path for path in old if not now.kept(path)):
         if path not in new:
@@ -264,7 +264,7 @@ def lost_files(old: Iterable[str], before: Ownership, new: frozenset[str], now: 
 
 
 def forgotten_answers(old: Path, new: Path) -> list[str]:
-    """Say which answers that a version has recorded another one loses silently; docs/updates.md says what to do."""
+    """Report recorded answers that a newer version loses silently; docs/updates.md says what to do."""
     before, after = ({question.key: question for question in read_questions(folder)} for folder in (old, new))
     settings = yaml.safe_load((new / "copier.yml").read_text())
     defaults = [str(settings[key].get("default", "")) for key in after]
@@ -289,11 +289,11 @@ def forgotten_answers(old: Path, new: Path) -> list[str]:
 class Resumed:
     wrong: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    refused: str = ""  # what the updated project says where it does not take the checkpoint
+    refused: str = ""  # the error of the updated project if it refuses the checkpoint
 
 
 def resume_all(folders: Sequence[Path], at_once: int) -> Iterator[tuple[Path, Resumed]]:
-    """Train each folder's project old/ on two processes, go on with its checkpoint in new/, and yield how that went."""
+    """Train old/ of each folder on two processes, resume in new/ from its checkpoint, and yield the results."""
     with forking() as name_modules:
         name_modules(imports_of(source_files(folder / side) for folder in folders for side in ("old", "new")))
         yield from train_all(resume, folders, at_once)
@@ -308,7 +308,7 @@ def train(project: Path, run_dir: Path, steps: int, *options: str) -> Ended:
 
 
 def resume(folder: Path) -> Resumed:
-    """Stop the old project's run half-way, and let both projects go on from there."""
+    """Stop a run of the old project half-way, and resume it in both projects."""
     run_dir, without_update = folder / "run", folder / "run-without-update"
     half = train(folder / "old", run_dir, STOP)
     if half.complaint:
@@ -317,12 +317,12 @@ def resume(folder: Path) -> Resumed:
     before = train(folder / "old", without_update, END, "--resume")
     after = train(folder / "new", run_dir, END, "--resume")
     if after.complaint:
-        # The line in which the program says that it cannot take this checkpoint, if it does.
+        # The line with which the program refuses this checkpoint, if there is one.
         lines = [line for text in after.output for line in text.splitlines() if REFUSED in after.codes]
         if refused := next((line for line in lines if "error: " in line and str(run_dir) in line), ""):
             return Resumed(refused=refused)
         return Resumed([f"the updated project does not go on from the old checkpoint: {after.complaint}"])
-    # Of rank 0, the steps that followed the checkpoint.
+    # The steps of rank 0 after the checkpoint.
     with_update, without = ([step.weights for step in ended.seen[0].steps] for ended in (after, before))
     if len(with_update) != END - STOP:
         steps = f"{len(with_update)} steps follow step {STOP}, where {END - STOP} are left"

@@ -1,6 +1,6 @@
-"""The released versions, a throwaway clone in which every one of them has its tag, and what the next one must fulfil.
+"""The released versions, a throwaway clone that has the tag of each, and the conditions for the next release.
 
-Updates are tried in the clone: the tags of a checkout may be missing or wrong, and what is not committed yet has none.
+Updates run in the clone, since a checkout may lack tags or have wrong ones, and uncommitted changes have none.
 """
 
 import itertools
@@ -18,9 +18,9 @@ from generator.render.project import RenderError
 from generator.render.snapshot import PARTS, find_commit, take_snapshot
 
 FILE, CHANGES, METADATA = "releases.yml", "CHANGELOG.md", "pyproject.toml"
-# What a version tells the people who update to it.
+# What the changelog of a version tells people who update to it.
 TOLD = ("### What changes in your project", "### What you must do")
-# What a version's tag has: what Copier reads, and what its users may look for beside it.
+# The files of a version's tag: those that Copier reads, and two that users may look for.
 RELEASED = (*PARTS, CHANGES, "LICENSE")
 NEXT = "v99999"  # the tag of the template as it is in the working tree: newer than all versions
 
@@ -38,7 +38,7 @@ class Release:
 def read_releases(template: Path = TEMPLATE) -> list[Release]:
     """Return all released versions, the oldest first; none before the first release."""
     try:
-        listed = yaml.compose((template / FILE).read_text())  # all of it is text: 1.10 is not 1.1
+        listed = yaml.compose((template / FILE).read_text())  # all values stay text: 1.10 is not 1.1
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise RenderError(f"{FILE} cannot be read: {error}") from None
     if listed is None:
@@ -53,7 +53,7 @@ def read_releases(template: Path = TEMPLATE) -> list[Release]:
 
 
 def parse_version(version: str) -> Version:
-    """Read a version. Raises RenderError if it is none by PEP 440, which Copier would silently ignore."""
+    """Read a version. Raises RenderError if it violates PEP 440: Copier would silently ignore it."""
     try:
         return Version(version)
     except InvalidVersion:
@@ -62,14 +62,14 @@ def parse_version(version: str) -> Version:
 
 @dataclass(frozen=True)
 class History:
-    """The throwaway clone, from which Copier copies and updates by tags."""
+    """The throwaway clone from which Copier copies and updates by tags."""
 
     folder: Path
     releases: Sequence[Release]
     template: Path  # what was cloned
 
     def find_version(self, revision: str) -> str:
-        """Return the name by which Copier finds a release, which may be written without v, or another revision."""
+        """Return the name by which Copier finds a revision, or a release with or without v."""
         for release in self.releases:
             if revision in (release.version, release.tag):
                 return release.tag
@@ -78,12 +78,12 @@ class History:
             run(self.template, "cat-file", "-e", f"{commit}:copier.yml")
         except GitError:
             raise GitError(f"there is no copier.yml in {revision}: choose a revision that has the template") from None
-        run(self.folder, "update-ref", f"refs/heads/wanted/{commit}", commit)  # Copier's clones have it, too
+        run(self.folder, "update-ref", f"refs/heads/wanted/{commit}", commit)  # so that Copier's clones have it
         return commit
 
 
 def clone_history(folder: Path, releases: Sequence[Release], template: Path = TEMPLATE) -> History:
-    """Clone the template's repository, tag its releases, and add its files as they are now as the newest version."""
+    """Clone the template's repository, tag its releases, and add the working tree as the newest version."""
     find_commit("HEAD", template)
     run(template, "clone", "--quiet", "--shared", "--no-tags", "--template=", str(template), str(folder))
     for release in releases:
@@ -103,7 +103,7 @@ def clone_history(folder: Path, releases: Sequence[Release], template: Path = TE
 
 
 def check_release(version: str, template: Path = TEMPLATE) -> None:
-    """Look at all that can be wrong with a release but its updates. Raises RenderError, which says what to do."""
+    """Check everything about a release except its updates. Raises RenderError, which says what to do."""
     releases, parsed = read_releases(template), parse_version(version)
     if str(parsed) != version:
         raise RenderError(f"{version} is written {parsed}: without v, and in the usual form of PEP 440")
@@ -111,7 +111,7 @@ def check_release(version: str, template: Path = TEMPLATE) -> None:
         raise RenderError(f"{version} is not newer than {releases[-1].version}, the last line of {FILE}")
     check_changes(version, (template / CHANGES).read_text())
     check_metadata(version, template)
-    # What git ignores would be tried with the others, and not be released.
+    # Ignored files would be in the trial, but not in the release.
     changed = run(template, "status", "--porcelain", "--untracked-files=all")
     ignored = run(template, "status", "--porcelain", "--ignored", "--untracked-files=all", "--", *PARTS)
     if changed or ignored:
@@ -141,7 +141,7 @@ def check_metadata(version: str, template: Path) -> None:
 
 
 def tells_of_checkpoints(template: Path, since: str) -> bool:
-    """Return whether the changes since a version's tag say what must be done about checkpoints."""
+    """Return whether the changelog since a version's tag says what to do about checkpoints."""
     file = template / CHANGES
     text = file.read_text() if file.exists() else ""
     newer = re.split(rf"^## {re.escape(since.removeprefix('v'))}$", text, flags=re.MULTILINE)[0]

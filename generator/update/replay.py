@@ -1,4 +1,4 @@
-"""Projects are copied and updated by Copier itself, as their owners would do it, and compared with fresh copies."""
+"""Copies and updates projects by Copier itself, as their owners do, and compares them with fresh copies."""
 
 import itertools
 import random
@@ -17,13 +17,13 @@ from generator.render.project import RenderError, Tree, read_files, recorded_ans
 
 ROOM = 2 * 2**30  # bytes, for many projects and their updates
 MARKERS = (b"<<<<<<< ", b">>>>>>> ")
-# The one answer that an update refuses to change: the owner's files are in its folder.
+# The answer that an update refuses to change: the owner's files are in its folder.
 KEPT_ANSWER = "package_name"
 # Answers to questions that take any text.
 TEXTS = ("Digits & more", 'He said "no": 7 * {{ 7 }}', "Zwölf größere Ziffern", "# [none] 'x' \\n %")
 
 Answers = Mapping[str, Any]
-Route = tuple[str, ...]  # the versions that a project goes through, by their tags: it is copied from the first
+Route = tuple[str, ...]  # tags of the versions that a project goes through: it starts as a copy of the first
 
 
 class UpdateError(RenderError):
@@ -51,7 +51,7 @@ def update(project: Path, version: str | None = None, answers: Mapping[str, Any]
         warnings.simplefilter("ignore")
         try:
             copier.run_update(project, data=dict(answers), defaults=True, overwrite=True, quiet=True, vcs_ref=version)
-        except Exception as error:  # git's, YAML's and Jinja's own errors, too
+        except Exception as error:  # also errors of git, YAML and Jinja
             raise UpdateError(in_one_line(error)) from error
 
 
@@ -155,11 +155,11 @@ def any_texts(questions: Sequence[Question], draw: random.Random) -> dict[str, s
 
 
 def there_and_back(template: Path, version: str, pair: tuple[Answers, Answers], folder: Path) -> list[str]:
-    """Copy a project, change its answers by updates, there and back, and say where it is not what a copy would be."""
+    """Change the answers of a project by updates, there and back, and report differences from a fresh copy."""
     project = folder / "project"
     copy_project(template, version, pair[0], project)
     put_under_git(project)
-    # The package's name is not changed: it is what the first answers make of it.
+    # Keep the package's name of the first answers.
     kept = {key: answer for key, answer in recorded_answers(project).items() if key == KEPT_ANSWER}
     before = read_files(project)
     wrong = change_answers(template, version, project, {**pair[1], **kept})

@@ -1,4 +1,4 @@
-"""Runs for the nemesis whose ranks are forked: they start twenty times as fast as those of a launcher."""
+"""Runs for the nemesis with forked ranks, which start twenty times faster than ranks of a launcher."""
 
 import ctypes
 import multiprocessing
@@ -20,14 +20,14 @@ from generator.chaos.nemesis import Nemesis
 from generator.chaos.surroundings import SHM, Surroundings
 from tests.support.ranks import Rank, run_train, start_ranks
 
-GRACE = 20.0  # seconds in which ranks end after the first has failed, as launchers have it
-OFTEN = 6  # times that a kind is drawn, of which it must happen once
+GRACE = 20.0  # seconds until ranks end after the first failure, as with launchers
+OFTEN = 6  # a kind that is drawn this many times must happen once
 GROUP, OWN_SHM = "DDP_CHAOS_GROUP", "DDP_CHAOS_SHM"  # variables for run_in_session()
 CLONE_NEWNS = 0x20000  # of Linux
 
 
 def run_in_session() -> None:
-    """Be a rank in a session of its own, by which all that it starts is found, in the surroundings of the variables."""
+    """Run a rank in a new session, by which its children are found, and in the surroundings of the variables."""
     os.setsid()
     if group := os.environ.get(GROUP):
         Path(group, "cgroup.procs").write_text("0")
@@ -35,12 +35,12 @@ def run_in_session() -> None:
         mount_own_shm()
     if faulty_dataset.ORDERS in os.environ:
         faulty_dataset.install()
-    multiprocessing.set_start_method("fork", force=True)  # a forked process has that of its forking process
+    multiprocessing.set_start_method("fork", force=True)  # a forked process inherits the method of its forking process
     run_train()
 
 
 def mount_own_shm() -> None:
-    """Have a /dev/shm that this process and those that it starts see alone. Python has unshare() from 3.12 on."""
+    """Mount a private /dev/shm for this process and its children. Python has unshare() from 3.12 on."""
     if ctypes.CDLL(None).unshare(CLONE_NEWNS):
         raise OSError("no /dev/shm of its own")
     for words in (("--make-rprivate", "/"), ("-t", "tmpfs", "ddp-chaos", SHM)):
@@ -66,7 +66,7 @@ class ForkedJob(Job):
         return alive
 
     def number_of(self, process: psutil.Process) -> int | None:
-        """Return its place among the ranks: what they have been told is not in the environment that Linux shows."""
+        """Return the rank of a process. The environment that Linux shows lacks the variables of forked ranks."""
         return next((number for number, rank in enumerate(self.started) if rank.process.pid == process.pid), None)
 
     def processes(self) -> list[psutil.Process]:
@@ -79,7 +79,7 @@ class ForkedJob(Job):
         return found
 
     def code(self) -> int | None:
-        """Return that of the rank that was first seen to fail; the others are killed after some seconds."""
+        """Return the code of the first rank that failed, and kill the others after some seconds."""
         codes = [rank.process.exitcode for rank in self.started]
         failures = [code for code in codes if code]
         if failures and self.failed is None:
@@ -98,11 +98,11 @@ class ForkedJob(Job):
         printed = [rank.output.read_text(errors="replace") for rank in self.started if rank.output.exists()]
         killed = [rank for rank in self.started if rank.process.exitcode == -signal.SIGKILL]
         told = [rank for rank in killed if rank.process.pid not in self.late]
-        return "".join(printed) + "a rank was ended by SIGKILL\n" * len(told)  # a launcher would say so
+        return "".join(printed) + "a rank was ended by SIGKILL\n" * len(told)  # as a launcher would report
 
 
 def forked(project: Path, outputs: Path, around: Surroundings | None = None) -> Starter:
-    """Return what starts a project on ranks that are forked, in surroundings; what they print is in a folder."""
+    """Return a function that starts a project on forked ranks in these surroundings. Output goes to a folder."""
     variables = {**around.variables} if around else {}
     variables |= {GROUP: str(around.quota.folder)} if around and around.quota else {}
     variables |= {OWN_SHM: "1"} if around and around.shm else {}
@@ -117,9 +117,9 @@ def forked(project: Path, outputs: Path, around: Surroundings | None = None) -> 
 
 
 def befall(nemesis: Nemesis, faults: int, seed: int) -> Counter[str]:
-    """Let faults happen, from a seed on. Returns how often each kind did.
+    """Apply faults from a seed on, and return how often each kind happened.
 
-    Fails if one was not survived, or if a kind never happened that was often drawn for a start that there was.
+    Fails if a run did not survive a fault, or if a kind that was drawn often never happened.
     """
     happened: Counter[str] = Counter()
     drawn: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Runs the ddp-template command, in this process or, where the process matters, in one of its own."""
+"""Runs the ddp-template command in this process, or in a new one if the process matters."""
 
 import json
 import os
@@ -22,7 +22,7 @@ COMMAND = Path(sys.executable).with_name("ddp-template")
 def ddp_template(
     *arguments: str | Path, code: int | None = 0, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> Result:
-    """Run the command in this process, which has imported Copier. Fails if it ends with another code (None: any)."""
+    """Run the command in this process, which has imported Copier. Fails on another exit code (None: any)."""
     with chdir(cwd or Path.cwd()):
         done = CliRunner().invoke(app, [*map(str, arguments)], env=env)
     assert code in (None, done.exit_code), done.output
@@ -30,21 +30,21 @@ def ddp_template(
 
 
 def environment(clone: Path) -> dict[str, str]:
-    """In which the command is the one of the clone, and leaves its projects beside it."""
+    """Return variables with which the command is the clone's, and leaves its projects next to the clone."""
     temporary = clone.parent / "temporary"
     temporary.mkdir(exist_ok=True)
     return {**os.environ, "PYTHONPATH": str(clone), "TMPDIR": str(temporary), "COLUMNS": "100"}
 
 
 def check(clone: Path, *arguments: str, code: int = 0) -> str:
-    """Run the command of the clone, and return all that it printed. Fails where it ends with another exit code."""
+    """Run the command of the clone, and return its output. Fails on another exit code."""
     return output_of([COMMAND, "check", *arguments], clone, environment(clone), code=code)
 
 
 def check_report(
     report: Path, *arguments: str, code: int | None = 0, timeout: float = 600, **variables: str
 ) -> list[dict[str, Any]]:
-    """Check this repository in a process of its own, and return what is reported of each combination."""
+    """Check this repository in a new process, and return the report of each combination."""
     command: list[str | Path] = [COMMAND, "check", *arguments, "--json", report]
     printed = output_of(command, Path.cwd(), {**os.environ, **variables}, code=code, timeout=timeout)
     assert report.exists(), printed
@@ -58,5 +58,5 @@ def members(session: int) -> list[str]:
 
 
 def flowing(printed: str) -> str:
-    """What was printed, without the line breaks and spaces of tables."""
+    """Return the output without the line breaks and spaces of tables."""
     return " ".join(printed.split())

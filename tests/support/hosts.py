@@ -1,4 +1,4 @@
-"""Two hosts on this machine: network namespaces, each with an address of its own, and a link that can be cut."""
+"""Two hosts on this machine: network namespaces, each with an address, and a link that tests can cut."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ class Host:
     address: str
 
     def command(self, *words: str) -> list[str]:
-        """Return the command line that runs another one here; a process that it starts becomes that other one."""
+        """Return the command line that runs a command here, by replacing its own process."""
         return ["ip", "netns", "exec", self.name, *words]
 
     def run(self, *words: str) -> None:
@@ -27,16 +27,16 @@ class Host:
         subprocess.run(self.command(*words), check=True, capture_output=True, text=True)
 
     def drop(self, hook: str, packets: str) -> None:
-        """Let a firewall drop packets, without a word, that come (input) or leave (output), as nft describes them."""
+        """Drop packets silently that come (input) or leave (output), as nft describes them."""
         chain = f"add chain inet wall {hook}_chain {{ type filter hook {hook} priority 0; }}"
         self.run("nft", f"add table inet wall; {chain}; add rule inet wall {hook}_chain {packets} drop")
 
     def processes(self) -> list[int]:
-        """The numbers of the processes that run here; the kernel does not count those that only wait to be reaped."""
+        """Return the IDs of the processes that run here, without zombies."""
         return [int(pid) for pid in ip("netns", "pids", self.name).split()]
 
     def set_link(self, state: str) -> None:
-        """Take the link "down", whereupon no packet leaves or comes, or "up" again."""
+        """Take the link "down", so that no packet passes, or "up" again."""
         ip("-n", self.name, "link", "set", LINK, state)
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 SQUARES = 300_000
-SPARE = 5  # what only a hang outlasts is so many times what is expected
-REFERENCE = 0.02  # seconds that the work takes on an idle core of the machine on which the limits were chosen
+SPARE = 5  # a time limit is this many times the expected time: only a hang reaches it
+REFERENCE = 0.02  # seconds of the work on an idle core of the reference machine, for which limits were chosen
 
 INTERRUPT = b"\x03"  # Ctrl-C, as a terminal gets it
 
@@ -26,29 +26,29 @@ Found = TypeVar("Found")
 
 
 def slowness() -> float:
-    """Return how many times as long a fixed piece of work takes now as on the reference machine; at least 1."""
+    """Return the time of a fixed piece of work now, divided by its time on the reference machine; at least 1."""
     started = time.perf_counter()
     sum(number * number for number in range(SQUARES))
     return max(1.0, (time.perf_counter() - started) / REFERENCE)
 
 
 def scaled(seconds: float) -> float:
-    """Return the time in which this machine, as busy as it is, does what takes so many seconds on the reference."""
+    """Return the seconds that work of this length on the reference machine takes here and now."""
     return seconds * max(slowness() for _ in range(3))
 
 
 def hang_timeout(seconds: float) -> float:
-    """Return the time limit (seconds) of what takes at most so many seconds on the reference: a hang alone meets it."""
+    """Return a time limit for work of this length on the reference machine, which only a hang reaches."""
     return SPARE * scaled(seconds)
 
 
 def wait_until(
     condition: Callable[[], Found | None], limit: float = 60, told: Callable[[], object] = str, pause: float = 0.02
 ) -> Found:
-    """Wait until something is there or holds, and return it. Fails, with what is told, some time after the limit."""
+    """Wait until a condition is true, and return its value. Fails some time after the limit, and prints told()."""
     started = time.monotonic()
     while not (found := condition()):
-        # The pace is measured after the limit alone: until then, nothing is to come between two looks.
+        # Measure the pace only after the limit: before, nothing may delay the next look.
         late = time.monotonic() > started + limit and time.monotonic() > started + hang_timeout(limit)
         assert not late, f"after more than {limit} s, it has not come: {told()}"
         time.sleep(pause)
@@ -68,7 +68,7 @@ def wait_for_line(file: Path, text: str, limit: float = 60) -> str:
 def started(
     command: Sequence[str | Path], folder: Path, output: Path, env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a program in a session of its own, whose output goes to a file. Kills what is left of it at the end."""
+    """Start a program in a new session, with its output in a file. Kills its process group at the end."""
     with open(output, "wb") as file:
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=file, stderr=file, start_new_session=True)
     try:
@@ -101,7 +101,7 @@ def run_in_terminal(
     interrupt: float | str | None = None,
     limit: float = 60,
 ) -> Session:
-    """Run a command, and type Ctrl-C after so many seconds or when a text is shown. Fails if it does not end."""
+    """Run a command, and type Ctrl-C after some seconds, or when a text is shown. Fails if it does not end."""
     child, terminal = pty.fork()
     if child == 0:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -119,7 +119,7 @@ def run_in_terminal(
         if select.select([terminal], [], [], 0.01)[0]:
             try:
                 shown += os.read(terminal, 65536)
-            except OSError:  # all that had the terminal are gone
+            except OSError:  # no process has the terminal any more
                 break
     os.close(terminal)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -135,7 +135,7 @@ def output_of(
     code: int | None = 0,
     timeout: float = 300,
 ) -> str:
-    """Run a command and return all that it printed. Fails where it ends with another exit code (None: any will do)."""
+    """Run a command, and return its output. Fails on another exit code (None: any)."""
     both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     done = subprocess.run(command, cwd=folder, env=env, timeout=hang_timeout(timeout), **both)
     assert code is None or done.returncode == code, f"exit code {done.returncode}:\n{done.stdout}"

@@ -1,4 +1,4 @@
-"""Runs train.py, or functions of it, on ranks that a test starts, sees and kills one by one."""
+"""Runs train.py, or functions of it, on ranks that a test starts, watches and kills one by one."""
 
 import importlib
 import multiprocessing
@@ -23,13 +23,13 @@ from generator.check.train.forking import free_ports
 from tests.support.processes import hang_timeout, wait_until
 from tests.support.training import ON_CPU, differences
 
-# Importing torch takes 20 times as long as the few steps of these tests: one process imports it and forks each rank.
+# Importing torch takes 20 times the time of these tests' few steps: one process imports it, and forks each rank.
 FORKING = multiprocessing.get_context("forkserver")
 PRELOAD = [__name__, "torch._dynamo", "torch.distributed.nn.functional", "tqdm", "typeguard", "tyro"]
-# What is forked can use no GPU: the process that forks it may have looked for one.
+# A forked rank cannot use a GPU, since its forking process may have looked for one.
 SPAWNING = multiprocessing.get_context("spawn")
 
-PORTS = free_ports()  # no other process of the tests takes from these
+PORTS = free_ports()  # no other process of the tests uses these
 Entry = Callable[[], None]
 
 
@@ -43,7 +43,7 @@ class Rank:
         self.process.join()
 
     def ends_with(self, code: int, timeout: float) -> str:
-        """Wait until it ends, and return what it printed. Fails where the exit code is another, or None: a timeout."""
+        """Wait until the rank ends, and return its output. Fails on another exit code, and on a timeout."""
         self.process.join(hang_timeout(timeout))
         printed = self.output.read_text()
         assert self.process.exitcode == code, f"exit code {self.process.exitcode}:\n{printed}"
@@ -51,12 +51,12 @@ class Rank:
 
 
 def own_run_dir(run_dir: Path, rank: int) -> Path:
-    """The run directory that a rank is told: each has its own, to show that none but rank 0 uses it."""
+    """Return the --run-dir of a rank. Each rank has a different one, to show that only rank 0 uses its own."""
     return run_dir if rank == 0 else run_dir.with_name(f"{run_dir.name}-of-rank-{rank}")
 
 
 def run_train() -> None:
-    runpy.run_path(os.path.abspath("train.py"), run_name="__main__")  # as processes that it spawns must find it
+    runpy.run_path(os.path.abspath("train.py"), run_name="__main__")  # absolute, for processes that it spawns
 
 
 def project_module(name: str) -> Any:
@@ -64,21 +64,21 @@ def project_module(name: str) -> Any:
 
 
 def wrap(place: str, make: Callable[[Any], Any]) -> None:
-    """Let make() return what takes the place of a function of that project, such as "task.compute"."""
+    """Replace a function of that project, such as "task.compute", by the one that make() returns."""
     module, _, name = place.rpartition(".")
     owner = project_module(module)
     setattr(owner, name, make(getattr(owner, name)))
 
 
 def join(main: Callable[[Any, Any, torch.device], int] | None, **options: object) -> None:
-    """Join the other ranks as train.py does, and run main(): with these options, or those of the command line."""
+    """Join the other ranks as train.py does, and run main() with these options, or with the command line."""
     process_group, config = project_module("runtime.process_group"), project_module("config").Config
     chosen = config(**options) if options else project_module("runtime.command_line").parse(config)
     sys.exit(process_group.run_rank(main, chosen, process_group.read_dist_env()))
 
 
 def errors_in(printed: Iterable[str]) -> list[str]:
-    """The lines of error in what ranks printed, in which there is no traceback."""
+    """Return the error lines in the output of ranks. Fails if it has a traceback."""
     text = "".join(printed)
     assert "Traceback" not in text, text
     return [line for line in text.splitlines() if line.startswith("error: ")]
@@ -90,14 +90,14 @@ def error_in(printed: Iterable[str]) -> str:
 
 
 def lone_error_in(printed: Iterable[str]) -> str:
-    """The same, where nothing else is printed but lines of INFO."""
+    """Return the only error line. Fails if the output has other lines, except INFO."""
     [line] = [line for line in "".join(printed).splitlines() if line and " INFO " not in line]
     assert line.startswith("error: ")
     return line
 
 
 def run_rank(entry: Entry, project: Path, options: list[str], env: dict[str, str], output: Path) -> None:
-    """Be a rank: take the environment, the folder, the command line and the output that a shell would give it."""
+    """Run a rank, with environment, folder, command line and output set as by a shell."""
     os.environ.clear()
     os.environ.update(env)
     os.chdir(project)
@@ -118,11 +118,11 @@ def start_ranks(
     entry: Entry = run_train,
     outputs: Path | None = None,
 ) -> list[Rank]:
-    """Start train.py, or another entry, on each rank: with the variables that torchrun sets, but in reach of the test.
+    """Start train.py, or another entry, on each rank, with the variables of torchrun, but as children of the test.
 
-    What rank 0 prints is in a file beside the run directory, RUN-rank-0.out, or in this folder for outputs.
+    Rank 0 prints to RUN-rank-0.out, in the parent folder of the run directory, or in the folder `outputs`.
     """
-    FORKING.set_forkserver_preload(PRELOAD)  # each time, for what others do with the server resets it
+    FORKING.set_forkserver_preload(PRELOAD)  # each time, since others reset it
     port = next(PORTS)
     size = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -142,7 +142,7 @@ def start_ranks(
 def train_on_ranks(
     project: Path, run_dir: Path, *options: str, code: int = 0, timeout: float = 120, **how: Any
 ) -> list[str]:
-    """Start ranks, and return what each printed. Fails if one ends with another code, or if not rank 0 writes."""
+    """Start ranks, and return the output of each. Fails on another exit code, or if other ranks than 0 write."""
     ranks = start_ranks(project, run_dir, *options, **how)
     try:
         printed = [rank.ends_with(code, timeout) for rank in ranks]
@@ -160,7 +160,7 @@ def assert_same_state(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 def names(run_dir: Path) -> list[str]:
-    """The files in the folder of the checkpoints, but for their manifest."""
+    """Return the names of the checkpoints."""
     return sorted(file.name for file in (run_dir / "checkpoints").iterdir() if file.name != "manifest.json")
 
 
@@ -186,7 +186,7 @@ def kill_after(ranks: list[Rank], run_dir: Path, step: int, delay: float) -> boo
 
 
 def on_two_ranks(work: Any, folder: Path, *arguments: Any) -> list[Any]:
-    """Run work(rank, *arguments) on two Gloo processes, and return what it gives on each."""
+    """Run work(rank, *arguments) on two Gloo processes, and return the result of each."""
     mp.spawn(_rank, (work, folder, arguments), nprocs=2)
     return [torch.load(folder / f"result{rank}.pt", weights_only=False) for rank in range(2)]
 
@@ -221,9 +221,9 @@ def weights_of_an_epoch_on_a_gpu(rank: int, project: Path, options: dict[str, An
 
 
 def gradients_beside_buckets(rank: int, project: Path, options: dict[str, Any]) -> dict[str, int]:
-    """Train an epoch with gradients in DDP's buckets, and one with fresh ones for each step.
+    """Train an epoch with gradients in DDP's buckets, and one with new gradients for each step.
 
-    Returns for both the most bytes of gradients that lie outside the buckets between two micro-batches.
+    Returns for both the most bytes of gradients outside the buckets between two micro-batches.
     """
     found = {}
     for kind in ("in buckets", "fresh"):

@@ -44,7 +44,7 @@ def data() -> tuple[Tensor, Tensor]:
 
 
 def model(*, batch_norm: bool = False) -> nn.Sequential:
-    """The network of MODEL or BATCH_NORM_MODEL, with the weights that --seed 0 gives."""
+    """Return the network of MODEL or BATCH_NORM_MODEL, with the initial weights of --seed 0."""
     torch.manual_seed(0)
     first = nn.Linear(FEATURES, 8, bias=not batch_norm)
     return nn.Sequential(first, *([nn.BatchNorm1d(8)] if batch_norm else []), nn.Tanh(), nn.Linear(8, CLASSES))
@@ -61,7 +61,7 @@ class Recipe:
 
 
 def windows(recipe: Recipe, orders: Sequence[Sequence[int]]) -> Iterator[tuple[Sequence[int], float]]:
-    """The samples and the learning rate of each optimizer step, for the order of each epoch."""
+    """Yield the samples and the learning rate of each optimizer step, for the order of each epoch."""
     used = SAMPLES - SAMPLES % recipe.micro_batch
     in_epoch = math.ceil(used / recipe.batch)
     step = 0
@@ -83,12 +83,12 @@ def take_step(network: nn.Module, optimizer: torch.optim.Optimizer, lr: float, c
 
 
 class Average:
-    """An exponential moving average of weights, in float64. It begins with those of a network, or as an average."""
+    """An exponential moving average of weights in float64, which starts with these weights."""
 
     def __init__(self, weights: Mapping[str, Tensor], decay: float, steps: int = 0) -> None:
         self.weights = {name: weight.double() for name, weight in weights.items()}
         self.decay = decay
-        self.steps = steps  # that it has followed
+        self.steps = steps  # of training that it has seen
 
     def follow(self, weights: Mapping[str, Tensor]) -> None:
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
@@ -103,11 +103,11 @@ def train(
     after_step: Callable[[Mapping[str, Tensor]], object] = id,
     parts: int | None = None,
 ) -> tuple[dict[str, Tensor], list[float]]:
-    """Train on whole batches, of which the samples of one class may not count.
+    """Train on whole batches, and ignore the samples of one class in the loss.
 
-    With parts, the network has BatchNorm, which sees each batch in so many parts, each with running statistics of its
-    own. Returns the weights with the means of the statistics, and the norm of the gradients of each step; after_step()
-    gets the weights after each.
+    With `parts`, the network has BatchNorm. It normalizes each batch in this number of parts, each with separate
+    running statistics. Returns the weights with the mean of the statistics, and the gradient norm of each step.
+    Calls after_step() with the weights after each step.
     """
     images, labels = data()
     network, norms = model(batch_norm=parts is not None), []

@@ -118,8 +118,8 @@ def old_project(history: History, tmp_path: Path) -> Callable[..., Path]:
 
 @contextmanager
 def clone_of_the_template() -> Iterator[Path]:
-    """Copy this repository. The copy remembers of earlier checks only what mypy has parsed, which is mostly torch."""
-    with tempfile.TemporaryDirectory(prefix="clone-") as folder:  # the path of a socket in it is to be short
+    """Copy this repository, without the caches of earlier checks, except the one of mypy, which is mostly torch."""
+    with tempfile.TemporaryDirectory(prefix="clone-") as folder:  # short, since a socket path in it has a length limit
         place = Path(folder) / "clone"
         place.mkdir()
         for part in (*PARTS, "generator"):

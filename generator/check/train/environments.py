@@ -1,39 +1,39 @@
-"""What each launcher tells the ranks that it starts: the variables and arguments by which a rank finds its place."""
+"""The variables and arguments with which each launcher starts its ranks."""
 
 from dataclasses import dataclass, field
 
 # Rank 0 holds the store on this machine.
 ADDRESS = "MASTER_ADDR=127.0.0.1 MASTER_PORT={port} "
-# A launcher that is not here is taken for one that sets what torchrun sets, which most do.
+# Other launchers count as ones that set the variables of torchrun, as most do.
 TORCHRUN = ADDRESS + (
     "RANK={rank} LOCAL_RANK={rank} GROUP_RANK=0 ROLE_RANK={rank} ROLE_NAME=default WORLD_SIZE={size} "
     "LOCAL_WORLD_SIZE={size} GROUP_WORLD_SIZE=1 ROLE_WORLD_SIZE={size} TORCHELASTIC_RESTART_COUNT=0 "
     "TORCHELASTIC_MAX_RESTARTS=0 TORCHELASTIC_RUN_ID={port}"
 )
 VARIABLES = {
-    # A task of a step of srun on one node; the job says where rank 0 is, since no Slurm is asked.
+    # A task of srun on one node. The job's variables have the address, since no Slurm runs.
     "slurm": ADDRESS + "SLURM_JOB_ID={port} SLURM_STEP_ID=0 SLURM_PROCID={rank} SLURM_LOCALID={rank} SLURM_NODEID=0 "
     "SLURM_NTASKS={size} SLURM_STEP_NUM_TASKS={size} SLURM_STEP_TASKS_PER_NODE={size} SLURM_STEP_NODELIST=localhost",
-    # Open MPI; the address is the job's, since all ranks here have one parent.
+    # Open MPI. The address is the job's, since all ranks here have one parent.
     "mpirun": ADDRESS + "OMPI_COMM_WORLD_RANK={rank} OMPI_COMM_WORLD_LOCAL_RANK={rank} OMPI_COMM_WORLD_SIZE={size} "
     "OMPI_COMM_WORLD_LOCAL_SIZE={size}",
 }
 # Before all other options.
 ARGUMENTS = {"launch": ["--local-rank={rank}"]}
-# The program itself starts the ranks; it is told how many.
+# The program itself starts the ranks, and needs their number.
 STARTS_ITS_RANKS = {"spawn": "--nproc"}
 
 
 @dataclass(frozen=True)
 class Place:
-    """What one process is told beside the program's own options."""
+    """Variables and arguments of one process, in addition to the program's options."""
 
     env: dict[str, str]
     arguments: list[str] = field(default_factory=list)
 
 
 def places(launcher: str, world_size: int, port: int) -> list[Place]:
-    """What each process that the launcher starts is told: one for each rank, or one for a program that starts them."""
+    """Return the Place of each process that the launcher starts: one for each rank, or one that starts all ranks."""
     if launcher in STARTS_ITS_RANKS:
         return [Place({}, [STARTS_ITS_RANKS[launcher], str(world_size)])]
     told = []

@@ -37,10 +37,10 @@ GRACE = 15.0  # seconds
 
 FORKING = multiprocessing.get_context("forkserver")
 BOOKKEEPING = threading.Lock()  # of multiprocessing, whose own is not safe for several threads
-ENDING = threading.Event()  # nothing is started any more
+ENDING = threading.Event()  # no process may start any more
 
 PREPARATION = "generator.check.train.preparation"  # comes last
-# What programs and their libraries import late: without these every rank would import them anew.
+# Modules that programs and their libraries import late: otherwise, each rank would import them again.
 LATE_IMPORTS = (
     "generator.check.train.verification",
     "generator.check.train.hooks",
@@ -62,16 +62,16 @@ LATE_IMPORTS_OF = {
 
 @dataclass
 class Ended:
-    """How a run ended: what its processes left, those of the ranks first in the order of the ranks."""
+    """How a run ended. Lists have the ranks first, in their order, and then other processes."""
 
-    codes: list[int | None]  # exit codes of the processes that were started; None: it was killed at the deadline
-    output: list[str]  # of each rank, and after them of the program that starts them
-    seen: list[Any]  # of each rank its RankTrace; None where it did not get that far
+    codes: list[int | None]  # exit codes of the processes; None: killed at the deadline
+    output: list[str]  # of each rank, then of the program that starts them
+    seen: list[Any]  # the RankTrace of each rank; None if it ended before that
     seconds: float
 
     @property
     def complaint(self) -> str:
-        """Why this is no success; "" if all processes ended with code 0."""
+        """Return why the run failed; "" if all processes ended with code 0."""
         if all(code == 0 for code in self.codes):
             return ""
         ends = ("was killed, for it did not end" if code is None else f"exit code {code}" for code in self.codes)
@@ -82,7 +82,7 @@ class Ended:
 @dataclass
 class Running:
     processes: list[BaseProcess]
-    readers: dict[Connection, tuple[str, int]]  # what comes from where: output or report, of which process
+    readers: dict[Connection, tuple[str, int]]  # output or report, and of which process
     deadline: float
     started: float
     output: list[bytearray]
@@ -94,10 +94,10 @@ class Running:
             return [process.exitcode for process in self.processes]
 
     def watch(self) -> None:
-        """Read what comes until all processes have ended, or the deadline is over."""
+        """Read output and reports until all processes have ended, or the deadline is over."""
         while None in (codes := self.codes()):
             if any(codes):
-                # As launchers do: where one has failed, the others get some seconds to end by themselves.
+                # As launchers do: after a failure, the others get some seconds to end by themselves.
                 self.deadline = min(self.deadline, time.perf_counter() + GRACE)
             patience = self.deadline - time.perf_counter()
             if patience < 0:
@@ -125,7 +125,7 @@ class Running:
             del self.readers[reader]
 
     def end(self) -> Ended:
-        """Kill what has not ended, and return how it ended. What processes wrote last may still wait to be read."""
+        """Kill the processes that still run, read the rest of their output, and return how the run ended."""
         codes = self.codes()
         for pid in self.pids if None in codes else ():
             kill(pid)
@@ -169,12 +169,12 @@ def start(run: Run) -> Running:
 
 
 def slowness() -> float:
-    """Return how much longer a run may take because of other work: a check itself keeps four processes a core busy."""
+    """Return how much longer a run may take because of other work: a check alone runs four processes for each core."""
     return max(1.0, os.getloadavg()[0] / (4 * (os.cpu_count() or 1)))
 
 
 def run_forked(run: Run) -> Ended:
-    """Start the processes of a run, and return how they ended; after its deadline they are killed."""
+    """Start the processes of a run, kill them after its deadline, and return how they ended."""
     with BOOKKEEPING:
         if ENDING.is_set():
             raise RuntimeError("other work is being ended by an error")
@@ -184,7 +184,7 @@ def run_forked(run: Run) -> Ended:
 
 
 def train_all(train: Callable[[S], T], subjects: Iterable[S], at_once: int) -> Generator[tuple[S, T], None, None]:
-    """Train all subjects, some at a time; yield each with its result as it comes. No error leaves a process behind."""
+    """Train all subjects, some at a time, and yield each with its result. No error leaves a process behind."""
     threads = ThreadPoolExecutor(at_once)
     jobs = {threads.submit(train, subject): subject for subject in subjects}
     try:
@@ -192,7 +192,7 @@ def train_all(train: Callable[[S], T], subjects: Iterable[S], at_once: int) -> G
             yield jobs[job], job.result()
     except BaseException:
         ENDING.set()
-        with BOOKKEEPING:  # whoever starts something now would start the forking process again
+        with BOOKKEEPING:  # a process that starts later would start the forking process again
             end_server()  # all ranks die with it
         raise
     finally:
@@ -201,8 +201,8 @@ def train_all(train: Callable[[S], T], subjects: Iterable[S], at_once: int) -> G
 
 
 def free_ports() -> Iterator[int]:
-    """Ports below those that the system gives away, from a range that no other process of this kind takes from."""
-    with socket.socket(socket.AF_UNIX) as claim:  # gone with this process, whatever ends it
+    """Yield free ports below the ephemeral ones, from a range that no other process of this kind uses."""
+    with socket.socket(socket.AF_UNIX) as claim:  # released when this process ends
         ranges = range(12000, 30000, PORTS_OF_EACH)
         first = next(first for first in ranges if can_bind(claim, f"\0ddp-template-ports-{first}"))
         for port in itertools.cycle(range(first, first + PORTS_OF_EACH)):
@@ -224,8 +224,8 @@ PORTS = free_ports()
 
 @contextmanager
 def forking(*, all_data: bool = False) -> Iterator[Callable[[Iterable[str]], None]]:
-    """Inside, ranks are forked from a new process; what this yields names their modules, and must be called first."""
-    end_server()  # one that others have started has imported other modules
+    """Fork ranks from a new process. Call the function that this yields first: it names the modules to import."""
+    end_server()  # an earlier one has imported other modules
     # Children would import the script that is running here, and with it all of Copier.
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     with tempfile.TemporaryDirectory() as folder:
@@ -247,7 +247,7 @@ def forking(*, all_data: bool = False) -> Iterator[Callable[[Iterable[str]], Non
 
 
 def end_server() -> None:
-    """End the forking process, if there is one, even where it still waits for the names of modules."""
+    """End the forking process, if there is one, even if it still waits for the names of modules."""
     kill(SERVER._forkserver_pid)
     SERVER._stop()
 

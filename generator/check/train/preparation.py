@@ -1,8 +1,7 @@
-"""Prepares the process that ranks are forked from, as it is imported: what all programs do at their beginning, once.
+"""Prepares the process that ranks are forked from, once, when it is imported.
 
-It imports what its parent names in a file as soon as that is known, does what makes libraries import parts of
-themselves and compile kernels at their first use, and cuts the data of programs: an epoch ends within few steps. None
-of this starts a thread.
+It imports the modules that its parent names in a file. It uses libraries once, so that they import their parts and
+compile kernels. It cuts the data of programs, so that an epoch takes few steps. None of this starts a thread.
 """
 
 import functools

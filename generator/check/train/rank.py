@@ -21,7 +21,7 @@ from generator.render.scratch import die_with_parent
 MODULES = "DDP_TEMPLATE_MODULES"  # path of a file that will name the modules to import
 ALL_DATA = "DDP_TEMPLATE_ALL_DATA"  # 1: programs get all of their data
 
-SERVER: Any = vars(forkserver)["_forkserver"]  # what Python knows of the process that ranks are forked from
+SERVER: Any = vars(forkserver)["_forkserver"]  # Python's handle of the process that ranks are forked from
 FORKING_PROCESS = os.getpid()  # in a rank, which has this module from the process that it was forked from
 
 
@@ -30,11 +30,11 @@ class Run:
     project: Path
     launcher: str
     options: list[str]
-    env: dict[str, str]  # all of it, but for what the launcher tells
-    run_dir: Path | None = None  # to look at when it has ended well
+    env: dict[str, str]  # all variables except those of the launcher
+    run_dir: Path | None = None  # to read after a success
     logger: str = ""  # whose records to read there
     world_size: int = 2
-    one_writes: bool = True  # only rank 0 can write files; not with loader workers, whose semaphores are files
+    one_writes: bool = True  # only rank 0 can write files; loader workers do not allow this: their semaphores are files
     deadline: float = 60.0  # after which all of its processes are killed (seconds)
 
 
@@ -45,22 +45,22 @@ class Pipes:
 
 
 def connect(wires: Pipes, *, forks: bool = False) -> None:
-    """Write to the wires from here on, tell who this is, and die with the parent."""
+    """Send output and process number to the wires, and die with the parent."""
     if not forks:
-        # The forking process ends when nobody holds this any more: then it ends with the command, and this one with it.
+        # The forking process ends when nobody holds this descriptor: with the command. This rank then ends too.
         os.close(SERVER._forkserver_alive_fd)
     die_with_parent()
     if os.getppid() != FORKING_PROCESS:
-        os._exit(1)  # it died before it could take this process with it
+        os._exit(1)  # the parent died before die_with_parent()
     for standard in (1, 2):
         os.dup2(wires.output.fileno(), standard)
     wires.report.send(os.getpid())
 
 
 def enter(run: Run, place: Place, wires: Pipes, *, forks: bool = False) -> None:
-    """Take the environment, folder, output and command line that a shell would give."""
+    """Set environment, folder, output and command line as a shell would."""
     connect(wires, forks=forks)
-    multiprocessing.set_start_method(None, force=True)  # of its own processes, such as those that load data
+    multiprocessing.set_start_method(None, force=True)  # for its children, such as loader workers
     os.environ.clear()
     os.environ.update(run.env | place.env)
     os.chdir(run.project)
@@ -69,7 +69,7 @@ def enter(run: Run, place: Place, wires: Pipes, *, forks: bool = False) -> None:
 
 
 def run_program(project: Path) -> None:
-    """Run train.py as a script, from its bytecode where that lies ready (see precompile())."""
+    """Run train.py as a script, from its bytecode if precompile() has written it."""
     path = str(project / "train.py")
     code: Any = SourceFileLoader("__main__", path).get_code("__main__")
     main = sys.modules["__main__"] = ModuleType("__main__")
@@ -85,14 +85,14 @@ def run_rank(rank: int, run: Run, place: Place, wires: Pipes) -> None:
 
 @contextmanager
 def watched(rank: int, run: Run, wires: Pipes) -> Iterator[None]:
-    """Watch what this rank does inside, keep all but rank 0 from writing files, and report it."""
+    """Trace this rank, let only rank 0 write files, and report the trace."""
     from generator.check.train.hooks import trace
     from generator.check.train.verification import read_output
 
     sys.dont_write_bytecode = rank > 0
     unlimited, ended_well = resource.RLIM_INFINITY, False
     if rank > 0 and run.one_writes:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, unlimited))  # who writes gets the error "File too large"
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, unlimited))  # a write fails with "File too large"
     seen = trace()
     try:
         yield
@@ -108,16 +108,16 @@ def watched(rank: int, run: Run, wires: Pipes) -> Iterator[None]:
 
 
 def run_spawner(run: Run, place: Place, wires: Pipes, wires_of_ranks: list[Pipes]) -> None:
-    """Be a program that starts its ranks itself, by torch.multiprocessing.spawn."""
+    """Run a program that starts its ranks itself, by torch.multiprocessing.spawn."""
     from torch import multiprocessing as torch_multiprocessing
 
     enter(run, place, wires, forks=True)
-    # The process that this one was forked from forks the ranks, too: it need not be started again.
+    # The forking process also forks these ranks: do not start another one.
     SERVER.ensure_running = lambda: None
 
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False) -> Any:
-        # Like "spawn" this starts from a process that has not run the program, pickles what it is given, and passes on
-        # the environment as the program has changed it.
+        # As with "spawn", ranks start from a process that has not run the program, and arguments are pickled. The
+        # environment is the one that the program has changed.
         every = (fn, run, replace(place, env=dict(os.environ)), wires_of_ranks, args)
         start = torch_multiprocessing.start_processes
         return start(run_spawned_rank, every, nprocs, join, daemon, start_method="forkserver")
@@ -127,7 +127,7 @@ def run_spawner(run: Run, place: Place, wires: Pipes, wires_of_ranks: list[Pipes
 
 
 def run_spawned_rank(rank: int, fn: Any, run: Run, place: Place, wires: list[Pipes], args: tuple[Any, ...]) -> None:
-    """Be a rank that the program has started; a forked process has no shell's environment of its own."""
+    """Run a rank that the program has started, with the environment that a spawned process would have."""
     enter(run, place, wires[rank])
     with watched(rank, run, wires[rank]):
         fn(rank, *args)

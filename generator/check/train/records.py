@@ -1,4 +1,4 @@
-"""Reads back what each logger has recorded, by the logger's own reader or format, not by the code under test."""
+"""Reads back the records of each logger, by the logger's own reader or format, not by the code under test."""
 
 import csv
 import json
@@ -12,7 +12,7 @@ History = dict[str, list[tuple[int, float]]]  # the steps and values of each met
 
 
 def read_jsonl(run_dir: Path) -> History:
-    """Read metrics.jsonl, which every run has, whatever its logger."""
+    """Read metrics.jsonl, which every run has."""
     history: History = defaultdict(list)
     for line in (run_dir / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
@@ -31,7 +31,7 @@ def read_csv(run_dir: Path) -> History:
 
 
 def read_tensorboard(run_dir: Path) -> History:
-    """Read the event files in the order of recording; TensorBoard orders them by name, so by second and process."""
+    """Read the event files in the order of recording. TensorBoard itself orders them by name: second and process."""
     from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
     events = event_accumulator.EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
@@ -53,7 +53,7 @@ def wandb_records(file: Path) -> Iterator[Any]:
 
     block, header = 32768, 7
     data = file.read_bytes()
-    place, content = header, b""  # W&B's own header is as long as that of a chunk
+    place, content = header, b""  # W&B's file header is as long as the header of a chunk
     while place + header <= len(data):
         if block - place % block < header:
             place += block - place % block  # the rest of a block that no chunk fits in
@@ -67,7 +67,7 @@ def wandb_records(file: Path) -> Iterator[Any]:
 
 
 def read_wandb(run_dir: Path) -> History:
-    """Read what W&B would send of the newest run: a start that begins anew has one of its own."""
+    """Read what W&B would send of the newest run. A new run in the same folder has a separate W&B run."""
     history: History = defaultdict(list)
     files = wandb_files(run_dir)
     of_newest = [file for file in files if file.name == files[-1].name]
@@ -101,7 +101,7 @@ def read_mlflow(folder: Path, condition: str = "") -> History:
     return history
 
 
-# By the answer to "logging". For one that is not here metrics.jsonl alone is read, and the check says so.
+# By the answer to "logging". For other answers, the check reads metrics.jsonl alone, and says so.
 READERS: dict[str, Callable[[Path], History]] = {
     "console": read_jsonl,
     "csv": read_csv,
@@ -111,6 +111,6 @@ READERS: dict[str, Callable[[Path], History]] = {
 }
 
 
-# What takes long at a first use of a logger, here to make an empty store, is done once, in a folder whose files then
-# begin every run directory.
+# The slow part of a logger's first use, such as making an empty store, runs once. Every run directory starts with a
+# copy of the resulting folder.
 FIRST_USES: dict[str, Callable[[Path], Any]] = {"mlflow": mlflow_client}

@@ -1,6 +1,6 @@
-"""What is done with each project: it is trained, stopped half-way, resumed, and judged.
+"""Trains each project, stops it half-way, resumes it, and judges the results.
 
-Some combinations are also run without a stop: one reference of each class of those that must be numerically equal.
+In each class of combinations that must be numerically equal, one reference also runs without an interruption.
 """
 
 import os
@@ -19,7 +19,7 @@ from generator.check.train.verification import RankTrace, TrainingResult, verify
 from generator.render.scratch import die_with_parent
 
 # An epoch has 89 samples (see preparation.py), so 89 // 12 = 7 micro-batches and 4 steps, the last of them on one
-# micro-batch alone. The stop is within the first epoch, the end within the second.
+# micro-batch alone. STOP is within the first epoch, END within the second.
 STOP, END = 3, 5
 OPTIONS = {
     "--device": "cpu",
@@ -30,7 +30,7 @@ OPTIONS = {
     "--log-every": "3",
     "--warmup-steps": "0",
     "--lr": "0.01",
-    "--seed": "8",  # here the loss falls within so few steps, and in float16 none of them overflows
+    "--seed": "8",  # with it, the loss falls within these few steps, and none overflows in float16
     "--clip-norm": "1",
 }
 # float16 has a scaler, whose state a checkpoint must hold. On CPUs it takes ten times as long: it gets fewer samples.
@@ -41,7 +41,7 @@ OPTIONS_OF = {
     ("task", "language"): [("--width", "32"), ("--layers", "1"), ("--heads", "2"), ("--context", "16")],
 }
 
-# W&B records here, and leaves out what it reports of the machine: that takes longer than the training.
+# W&B records offline, without data about the machine, which would take longer than the training.
 WANDB = {
     "WANDB_MODE": "offline",
     "WANDB_DISABLE_GIT": "true",
@@ -50,25 +50,25 @@ WANDB = {
     "WANDB_X_SAVE_REQUIREMENTS": "false",
 }
 
-# On CPUs with Gloo these questions change no number,
+# On CPUs with Gloo, the answers to these questions do not change numbers.
 NEUTRAL = ("launcher", "backend", "sync_bn", "logging")
-# and this answer none in comparison with another one: apex computes in float32 there.
+# On CPUs, apex computes in float32, so its numbers equal those without it.
 EQUAL = {("amp", "apex"): ("amp", "none")}
 
 
 def numeric_class(combination: Combination) -> tuple[tuple[str, Any], ...]:
-    """What decides the numbers: combinations of the same class must end on the same weights, bit for bit."""
+    """Return the answers that decide the numbers. Combinations with the same ones must end on equal weights."""
     return tuple(EQUAL.get(answer, answer) for answer in combination.answers if answer[0] not in NEUTRAL)
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The variables that a program sees beside those of its launcher: nothing of the person who runs the check."""
+    """Return the variables of a program, without those of its launcher and of the person who runs the check."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "TMPDIR") if name in os.environ}
     return kept | {"HOME": str(folder), **WANDB, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def first_uses(loggers: set[str], folder: Path) -> Mapping[str, Path]:
-    """Make the folder that begins every run directory of a logger, for those whose first use takes long."""
+    """Make the folder that every run directory starts with, for each logger whose first use is slow."""
     made = {logger: folder / logger for logger in sorted(loggers & FIRST_USES.keys())}
     for logger, place in made.items():
         if not place.exists():  # from an earlier call
@@ -82,7 +82,7 @@ def first_uses(loggers: set[str], folder: Path) -> Mapping[str, Path]:
 
 
 def use_first(logger: str, place: Path) -> None:
-    """In a forked process, whose output goes to a file."""
+    """Use a logger for the first time in this forked process. Its output goes to a file."""
     die_with_parent()
     with open(place / "first-use.txt", "wb") as output:
         for standard in (1, 2):
@@ -93,14 +93,14 @@ def use_first(logger: str, place: Path) -> None:
 @dataclass
 class TrainingCase:
     combination: Combination
-    folder: Path  # holds its project/, and takes its runs
-    reference: bool  # whether to run it without a stop, too
-    first_use: Path | None = None  # begins its run directories
-    prefix: str = ""  # begins the names of its run directories
-    samples: Path | None = None  # what its task learns from, if it does not bring that
+    folder: Path  # of its project/ and its runs
+    reference: bool  # whether to also run it uninterrupted
+    first_use: Path | None = None  # copied into new run directories
+    prefix: str = ""  # of the names of its run directories
+    samples: Path | None = None  # training data, if the task brings none
 
     def run(self, name: str, *options: str, look: bool = True) -> Run:
-        """One start of its program, in the run directory of this name, which is to be looked at in the end or not."""
+        """Return one launch of its program in the run directory of this name. `look`: read the results at the end."""
         run_dir = self.folder / f"{self.prefix}{name}"
         if self.first_use and not run_dir.exists():
             shutil.copytree(self.first_use, run_dir)
@@ -114,7 +114,7 @@ class TrainingCase:
     def start(
         self, name: str, stage: str, trained: TrainingResult, *options: str, look: bool = True
     ) -> list[RankTrace]:
-        """Start it, write down what the processes print, and return what its ranks did; none if it has failed."""
+        """Run the program, write its output to files, and return the traces of its ranks; [] after a failure."""
         ended = run_forked(self.run(name, *options, look=look))
         for index, text in enumerate(ended.output):
             file = self.folder / f"{self.prefix}{name if name == 'whole' else stage}-output-{index}.txt"
@@ -149,7 +149,7 @@ def run_case(case: TrainingCase) -> TrainingResult:
 
 
 def compare(trained: TrainingResult, reference: TrainingResult, own: bool, name: str) -> tuple[str, str] | None:
-    """Return in what a run over a stop differs from an equal one without (as stage and text), if in anything."""
+    """Return how an interrupted run differs from an uninterrupted one, as stage and text; None if it does not."""
     whole = reference.whole
     until_stop = first_difference(trained.trail[:STOP], whole["trail"][:STOP])
     if until_stop is not None and not own:
@@ -159,7 +159,7 @@ def compare(trained: TrainingResult, reference: TrainingResult, own: bool, name:
         differing.append(f"the weights from step {step + 1} on")
     if (step := first_difference([*map(list, trained.scales)], [*map(list, whole["scales"])])) is not None:
         differing.append(f"the scale of the loss from step {step + 1} on")
-    # The generators of random numbers are a combination's own: a logger may use them.
+    # States of random number generators may differ between combinations, since a logger may use them.
     common = [part for part in trained.parts if part in whole["parts"] and (own or part != "ranks")]
     differing += [f"{part} in the last checkpoint" for part in common if trained.parts[part] != whole["parts"][part]]
     other = f"the run of {'the same program' if own else name} that was not stopped"

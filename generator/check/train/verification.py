@@ -1,4 +1,4 @@
-"""What "trained" means: the checks of what a run left, and of what its ranks were seen to do."""
+"""What "trained" means: checks of the files of a run, and of the traces of its ranks."""
 
 import hashlib
 import math
@@ -9,7 +9,7 @@ from typing import Any
 
 from generator.check.train.records import READERS, History, read_jsonl
 
-# Parts of the progress: --max-steps ends a run with an evaluation, which another run does not have at this step.
+# Parts of the progress that --max-steps changes: it ends a run with an evaluation, unlike a longer run.
 OF_EVALUATIONS = ("best", "best_metrics", "since_best")
 PRECISION = 1e-5  # of recorded losses: TensorBoard keeps float32
 
@@ -39,7 +39,7 @@ class RunOutput:
 
 @dataclass
 class RankTrace:
-    """What one rank did in one start: a trail that two runs can be compared by."""
+    """What one rank did in one launch, to compare two runs."""
 
     steps: list[Step] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
@@ -49,20 +49,20 @@ class RankTrace:
 
 @dataclass
 class TrainingResult:
-    """What is known of a combination after its runs."""
+    """The results of the runs of a combination."""
 
     failures: list[tuple[str, str]] = field(default_factory=list)  # stage and text
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     notes: list[str] = field(default_factory=list)
-    trail: list[str] = field(default_factory=list)  # hash of the weights after each step, over the stop
+    trail: list[str] = field(default_factory=list)  # hash of the weights after each step, in both launches
     scales: list[tuple[float, int]] = field(default_factory=list)  # of the loss, after each step
     parts: dict[str, str] = field(default_factory=dict)  # hash of each part of the last checkpoint
     recorded: list[tuple[int, float]] = field(default_factory=list)  # steps and values of train/loss
-    whole: dict[str, Any] = field(default_factory=dict)  # trail, scales and parts of the run without a stop
+    whole: dict[str, Any] = field(default_factory=dict)  # trail, scales and parts of the uninterrupted run
 
 
 def read_output(run_dir: Path, logger: str) -> RunOutput:
-    """Read the last checkpoint and the records. Called where torch and the logger are imported already."""
+    """Read the last checkpoint and the records. Call it where torch and the logger are already imported."""
     left = RunOutput()
     try:
         left.parts = checkpoint_parts(run_dir / "checkpoints" / "last.pt")
@@ -76,14 +76,14 @@ def read_output(run_dir: Path, logger: str) -> RunOutput:
 
 
 def verify(trained: TrainingResult, logger: str, starts: Sequence[Sequence[RankTrace]], ends: Sequence[int]) -> None:
-    """Look at what the ranks did in each start of a run, up to its last step, and at what they left; note all of it."""
+    """Check the traces of the ranks in each launch, and the files of the run; add the findings to `trained`."""
     if any(rank is None for ranks in starts for rank in ranks):
         trained.failures.append(("train", "a rank ended with code 0, but has not trained"))
         return
     trained.trail = [step.weights for ranks in starts for step in ranks[0].steps]
     trained.scales = [scale for ranks in starts for scale in ranks[0].scales]
     for stage, ranks, begin, end in zip(("train", "resume"), starts, (0, *ends), ends, strict=False):
-        # Nothing is reported between the last two steps before a stop.
+        # No report is due between the last two steps of the first launch.
         trained.failures += [(stage, text) for text in complaints_of_ranks(ranks, end - begin, end != ends[-1])]
     if trained.failures:
         return
@@ -99,7 +99,7 @@ def verify(trained: TrainingResult, logger: str, starts: Sequence[Sequence[RankT
 
 
 def complaints_of_ranks(ranks: Sequence[RankTrace], expected: int, counted: bool) -> Iterator[str]:
-    """What the ranks did in one start; counted: whether nothing but training lies between its last two steps."""
+    """Yield what is wrong in one launch. `counted`: only training lies between the last two steps."""
     counts = [len(rank.steps) for rank in ranks]
     if counts != [expected] * len(ranks):
         yield f"the ranks took {counts} optimizer steps, where {expected} were to be taken by each"
@@ -111,14 +111,14 @@ def complaints_of_ranks(ranks: Sequence[RankTrace], expected: int, counted: bool
     if len({len(rank.losses) for rank in ranks}) > 1:
         yield "the ranks computed different numbers of losses"
     if counted:
-        # DDP has settled on its buckets by then, of which there is one.
+        # DDP has chosen its buckets by then: a single one.
         reductions = ranks[0].steps[-1].collectives - ranks[0].steps[-2].collectives
         if reductions != 1:
             yield f"a step of two micro-batches takes {reductions} collectives, and should take 1, at its end"
 
 
 def losses_of_steps(starts: Sequence[Sequence[RankTrace]]) -> list[tuple[list[Loss], list[Loss]]]:
-    """Return for each step the losses of all ranks: those of the step itself, and those of an evaluation after it."""
+    """Return the losses of all ranks for each step: of its training, and of the evaluation that follows."""
     found = []
     for ranks in starts:
         for number in range(len(ranks[0].steps)):
@@ -141,7 +141,7 @@ Seen = Sequence[tuple[Sequence[Loss], Sequence[Loss]]]  # of each step: trained,
 
 
 def complaints_of_training(history: History, seen: Seen, ends: Sequence[int]) -> Iterator[str]:
-    """The loss is recorded at growing steps up to the last, is the mean over all ranks, and falls."""
+    """Yield an error unless the loss is recorded at rising steps to the last, is the mean of all ranks, and falls."""
     recorded = history.get("train/loss", [])
     steps = [step for step, _ in recorded]
     if steps != sorted(set(steps)) or not steps or steps[-1] != ends[-1] or not {*ends} <= {*steps}:
@@ -157,7 +157,7 @@ def complaints_of_training(history: History, seen: Seen, ends: Sequence[int]) ->
 
 
 def complaints_of_evaluation(history: History, seen: Seen) -> Iterator[str]:
-    """Each evaluation is recorded, is the mean over all ranks, and had the same samples."""
+    """Yield an error unless each evaluation is recorded, is the mean of all ranks, and has the same samples."""
     expected = {step: evaluated for step, (_, evaluated) in enumerate(seen, start=1) if evaluated}
     recorded = history.get("epoch/validation_loss", [])
     if [step for step, _ in recorded] != [*expected]:
@@ -172,7 +172,7 @@ def complaints_of_evaluation(history: History, seen: Seen) -> Iterator[str]:
 
 
 def checkpoint_parts(path: Path) -> dict[str, str]:
-    """Return a hash of each part of a checkpoint but for options and code, which differ from start to start."""
+    """Return a hash of each part of a checkpoint, except options and code, which differ between launches."""
     import torch
 
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
@@ -182,7 +182,7 @@ def checkpoint_parts(path: Path) -> dict[str, str]:
 
 
 def digest(part: Any) -> str:
-    """A hash of nested plain values and tensors, bit for bit."""
+    """Return a hash of nested plain values and tensors, bit for bit."""
     return hashlib.sha256(b"".join(pieces(part))).hexdigest()
 
 

@@ -43,14 +43,14 @@ def read_apex() -> dict[str, str]:
 
 
 def on_a_cpu(code: str) -> str:
-    """Return code of apex that takes tensors of a CPU for those of a GPU."""
+    """Return code of apex that accepts CPU tensors as GPU tensors."""
     for pattern, replacement in CHANGES.items():
         code = re.sub(pattern, replacement, code, flags=re.MULTILINE)
     return code
 
 
 def cached_clone() -> Path:
-    """Return the clone in the cache folder, which is made if it is not there. Raises NotAtHand if it cannot be."""
+    """Return the clone in the cache folder, and make it if it is missing. Raises NotAtHand if that fails."""
     if CACHE.exists():
         return CACHE
     CACHE.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def put_stand_in(project: Path) -> None:
 
 
 def put_apex(project: Path, files: dict[str, str]) -> None:
-    """Let a project import what read_apex() has returned."""
+    """Write the files that read_apex() returned to a project."""
     for name, code in files.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(code)

@@ -35,7 +35,8 @@ class Block:
 
 def read_recipes(project: Path) -> dict[str, list[Block]]:
     sections = re.split(r"^## (?:\d+\. )?", (project / "RECIPES.md").read_text(), flags=re.MULTILINE)[1:]
-    block = re.compile(r"^`([\w/]+\.py)`(?:, in `(\w+)`|[^\n]*):\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    step = r"^\d\. `([\w/]+\.py)`(?:, in `(\w+)`|[^\n]*):\n\n```python\n(.*?)^```$"
+    block = re.compile(step, re.MULTILINE | re.DOTALL)
     return {text.split("\n")[0]: [Block(*found) for found in block.findall(text)] for text in sections}
 
 

@@ -14,8 +14,8 @@ from tools.rewriting import Rewrite, extend
 DATA, MODEL, TASK, OPTIONS = (f"ddp_project/{name}.py" for name in ("data", "model", "task", "options"))
 SMALL = "tests/task.py"  # the last definition of a name counts there
 
-# Every option with another default than the template's, but for those of a launcher. Some would end a run at once, or
-# need what this machine lacks.
+# Another default for every option, except those of a launcher. Some would end a run at once, or need something that
+# this machine lacks.
 OTHER_DEFAULTS: dict[str, object] = {
     "epochs": 1,
     "max_steps": 3,
@@ -155,7 +155,7 @@ def plain_loss(model, batch):
 
 
 def rows_of_dicts(project: Path) -> None:
-    """Bring few samples, from a dataset that returns lists of dicts, as those of Hugging Face do."""
+    """Train on few samples, from a dataset that returns lists of dicts, as Hugging Face datasets do."""
     options(project, {"global_batch_size": 8, "static_graph": True})
     extend(project / DATA, ROWS)
     Rewrite("images, labels = batch", 'images, labels = batch["image"], batch["label"]', "compute").apply(
@@ -184,7 +184,7 @@ def small_model():
 
 
 def attention(project: Path) -> None:
-    """Test with a network that has a bias whose gradient is zero but for rounding."""
+    """Test with a network that has a bias whose gradient is zero, except for rounding."""
     extend(project / SMALL, ATTENTION)
 
 
@@ -197,7 +197,7 @@ def adafactor(project: Path) -> None:
 
 
 def several_optimizers(project: Path) -> None:
-    """Train by one optimizer for matrices, and by another one for the rest, with a rate of its own."""
+    """Train with one optimizer for matrices, and another one with a separate learning rate for the rest."""
     extend(project / TASK, imports="from ddp_project.runtime.update import Optimizers\n")
     parts = "[each for each in model.parameters() if each.dim() {} 1]"
     slow = f'{{"params": {parts.format("<=")}, "lr_scale": 0.1}}'

@@ -37,7 +37,7 @@ def mpich_command(processes: int) -> list[str]:
 
 
 def environment(mpirun: str, folder: Path) -> dict[str, str]:
-    """The variables with which mpirun is that of Open MPI or that of MPICH, for root, too."""
+    """Return variables with which `mpirun` is the one of Open MPI or MPICH, and also runs as root."""
     programs = folder / "bin"
     programs.mkdir(exist_ok=True)
     if mpirun == "Open MPI":

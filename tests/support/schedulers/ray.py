@@ -24,16 +24,16 @@ from generator.check.train.forking import free_ports
 from tests.support.processes import PATH, hang_timeout, started
 
 MARK = "DDP_RAY_CLUSTER"  # the variable by which all processes of a cluster are known
-STORE = 80 * 2**20  # bytes, nearly the least that Ray takes: nothing goes through it
+STORE = 80 * 2**20  # bytes, nearly the minimum of Ray, since nothing is stored
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_memory_monitor_refresh_ms": "0",  # other programs may fill the memory
     "RAY_enable_worker_prestart": "0",
-    # All of it starts in time on a machine that is busy with other tests, too.
+    # Long timeouts, for a machine that is busy with other tests.
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_worker_register_timeout_seconds": "300",
-    "RAY_worker_niceness": "0",  # else other programs leave them nothing
+    "RAY_worker_niceness": "0",  # otherwise other programs leave them no time
 }
 
 
@@ -42,11 +42,11 @@ class RayCluster:
         self.variables = {**os.environ, "PATH": PATH, **SETTINGS, MARK: str(os.getpid())}
         command = [sys.executable, "-m", "tests.support.schedulers.ray"]
         self.tool = subprocess.Popen(command, cwd=TEMPLATE, env=self.variables, stdin=PIPE, stdout=PIPE, text=True)
-        self.raylets: list[int] = []  # the process on each node without which the node is lost
+        self.raylets: list[int] = []  # the process of each node whose death loses the node
         self.address = self._take_node()
 
     def _take_node(self) -> str:
-        """Take over a node that was started. Returns the address for jobs."""
+        """Read the facts of a new node, and return the address for jobs."""
         assert self.tool.stdout
         told = json.loads(self.tool.stdout.readline())
         self.raylets.append(told["raylet"])
@@ -59,7 +59,7 @@ class RayCluster:
             self._take_node()
 
     def lose_node(self) -> None:
-        """Kill all that runs on the newest node, as the loss of a machine does."""
+        """Kill all processes of the newest node, like the loss of a machine."""
         raylet = psutil.Process(self.raylets.pop())
         for process in [raylet, *raylet.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess):
@@ -87,7 +87,7 @@ class RayCluster:
     def launched(
         self, project: Path, nodes: str, *options: str, output: Path, **variables: str
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Start launch.sh, and write what it prints to a file. Its job ends in the end, whatever happens."""
+        """Start launch.sh with its output in a file, and kill its job at the end."""
         env = self.variables | {"RAY_ADDRESS": self.address} | variables
         try:
             with started(["./launch.sh", nodes, *options], project, output, env) as process:
@@ -109,7 +109,7 @@ class RayCluster:
 
 
 def start_nodes(folder: str) -> Generator[dict[str, Any]]:
-    """Start a node each time when the next one is asked for, and yield what tells of it; end all in the end."""
+    """Start a node for each next(), and yield its address and process; shut down all of them at the end."""
     os.environ["RAY_TMPDIR"] = folder
     Path(folder, "ray").mkdir()
     from ray.cluster_utils import Cluster  # not at the top: it reads the variables

@@ -15,7 +15,7 @@ ENDED = frozenset(STATES.split())
 
 @dataclass(frozen=True)
 class Job:
-    """What `scontrol show job` tells about one job: the codes are those of the batch script, restarts are requeues."""
+    """A job as `scontrol show job` shows it. Codes are from the batch script, and restarts are requeues."""
 
     id: int
     state: str
@@ -31,7 +31,7 @@ class Cluster(SlurmCluster):
         return int(answer.split(";")[0])
 
     def launch(self, project: Path, *options: str, request: Sequence[str] = (), **variables: str) -> int:
-        """Let the launch.sh of a project submit a job, with options of sbatch, and return its number."""
+        """Submit a job by the launch.sh of a project, with options of sbatch, and return its number."""
         given = {"PATH": PATH, "REQUEST": " ".join(request), **variables}
         place = ["env", f"--chdir={project}", *(f"{name}={value}" for name, value in given.items())]
         said = self.run(*place, "./launch.sh", *options).stdout

@@ -1,15 +1,15 @@
-"""Stands in for apex.amp where there is no GPU: its calls, on CPU tensors, with a loss scale that only falls.
+"""Replaces apex.amp without a GPU: the same calls on CPU tensors, with a loss scale that only falls.
 
-It refuses what apex refuses or silently gets wrong, and writes down each call. What it shares with apex, because
-programs depend on it:
+It refuses what apex refuses or silently gets wrong, and records each call. Programs depend on these properties of
+apex, which it shares:
 
 - scale_loss() without delay_unscale sets gradients aside that are there already, and adds them after the backward pass.
   DistributedDataParallel does not see them then. With delay_unscale they stay, scaled, for the next backward pass.
 - Under O2 the optimizer steps float32 masters of float16 weights. They replace the weights in optimizer.param_groups
   when they are first needed: by a backward pass or by zero_grad(), not by initialize().
 - Under O2 zero_grad() detaches gradients in place, which torch refuses for gradients that are views of DDP's buckets.
-- After gradients that are not finite, it halves the scale and replaces optimizer.step() by a function that takes no
-  step but puts the real one back, whenever it is called. Under O2, the masters' gradients have any value then.
+- After gradients that are not finite, it halves the scale. It replaces optimizer.step() by a function that skips one
+  step and restores the real function. Under O2, the masters' gradients have any value then.
 - Under O1, Tensor.sum() and Tensor.cpu() make float32 of float64, and float64 cannot be added to float32 or compared
   with it.
 - state_dict() holds the scale and how long it has been good, and load_state_dict() takes nothing else.
