@@ -24,6 +24,7 @@ def test_launch_sh_answers_a_wrong_option_and_help_once(launcher: str, project: 
     refused, helped = launch("--learning-rate", "3"), launch("--help")
     assert refused.lines == ["error: there is no option --learning-rate: did you mean --lr?"]
     assert (helped.plain.count("--epochs INT"), refused.code, helped.code) == (1, 2, 0)
+    assert not (project(launcher=launcher) / "runs").exists()
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "launch"])
