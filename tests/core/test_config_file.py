@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from generator.answers.questions import read_questions
 from tests.conftest import Package, Render
 from tests.support.processes import output_of
 from tests.support.ranks import assert_same_state, train_on_ranks
@@ -37,6 +38,29 @@ def refused(parse: Parse, package: Package) -> Refused:
         return str(error.value)
 
     return get
+
+
+TASKS = [choice.value for question in read_questions() if question.key == "task" for choice in question.choices]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_help_shows_the_common_options_on_a_screen_or_two_and_all_if_asked(
+    task: str, package: Package, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the defaults of options.py; an option of these that must be given has none."""
+    command_line, config = package("runtime.command_line", task=task), package("config", task=task)
+    shown = {}
+    for words in (["--help"], ["--epochs", "3", "-h", "all"]):
+        with pytest.raises(SystemExit, match=r"^0$"):
+            command_line.parse(config.Config, words)
+        shown[len(words)] = capsys.readouterr().out
+    assert len(shown[1].splitlines()) <= 80
+    names = [f"--{field.name.replace('_', '-')}" for field in fields(config.Config)]
+    assert [name for name in names if not re.search(rf"^. {name}\b", shown[4], re.MULTILINE)] == []
+    own = [f"--{field.name.replace('_', '-')}" for field in fields(package("options", task=task).Options)]
+    assert [name for name in own if name not in shown[1]] == []
+    [epochs] = re.findall(r" --epochs INT [^(]*\(epochs\)\. \(default: (\d+)\)", re.sub(r"[\s│]+", " ", shown[1]))
+    assert int(epochs) == config.Config().epochs
 
 
 def test_a_run_is_replayed_from_its_config(project: Render, tmp_path: Path) -> None:

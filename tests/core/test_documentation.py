@@ -64,7 +64,7 @@ OF_OTHER_PROGRAMS = {
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> None:
     place = project(launcher=launcher, amp="torch")
-    shown = output_of([sys.executable, "train.py", "--help"], place)
+    shown = output_of([sys.executable, "train.py", "--help", "all"], place)
     readme = "".join((place / f"{page}.md").read_text() for page in ("README", "LAUNCHING", "TROUBLESHOOTING"))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme)) - OF_OTHER_PROGRAMS
     assert {"--resume", "--run-dir", "--keep"} <= named

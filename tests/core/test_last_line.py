@@ -21,9 +21,10 @@ def test_launch_sh_answers_a_wrong_option_and_help_once(launcher: str, project: 
         command = ["./launch.sh", *LAUNCHED[launcher], *options]
         return run_in_terminal(command, project(launcher=launcher), {**os.environ, "PATH": PATH})
 
-    refused, helped = launch("--learning-rate", "3"), launch("--help")
+    refused, helped, in_full = launch("--learning-rate", "3"), launch("--help"), launch("--help", "all")
     assert refused.lines == ["error: there is no option --learning-rate: did you mean --lr?"]
     assert (helped.plain.count("--epochs INT"), refused.code, helped.code) == (1, 2, 0)
+    assert ("--bucket-mib INT" in helped.plain, "--bucket-mib INT" in in_full.plain) == (False, True)
     assert not (project(launcher=launcher) / "runs").exists()
 
 

@@ -8,7 +8,8 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr, suppress
-from dataclasses import MISSING, fields, is_dataclass
+from copy import copy
+from dataclasses import MISSING, fields, is_dataclass, make_dataclass
 from datetime import date, time, timedelta
 from enum import Enum
 from pathlib import Path
@@ -20,10 +21,9 @@ from tyro.constructors import PrimitiveConstructorSpec
 from .exits import UserError
 
 DESCRIPTION = """Train on any number of processes. README.md says how to start them.
-
 --config FILE takes options from JSON or YAML, such as the config.json of another run; those of the command line win.
-
---doctor examines what a run with these options needs, instead of training, and says what to mend."""
+--doctor examines what a run with these options needs, instead of training, and says what to mend.
+--help all shows the other options, too."""
 NEWEST = "newest"
 AUTO = "auto"
 SEVERAL = (list, tuple, set, frozenset, Sequence)  # types of options that take several values
@@ -115,7 +115,10 @@ ResumeFrom = Annotated[
         is_instance=lambda value: value is None or isinstance(value, str),
         str_from_instance=lambda value: [value] if value else [],
     ),
+    tyro.conf.arg(help_behavior_hint="(default: a new run)"),
 ]
+
+FIXED: Any = tyro.conf.Fixed[Any]  # type: ignore[misc]  # an option that --help does not show
 
 # As options.py of projects of version 1 imports them.
 Count = PositiveInt
@@ -126,18 +129,25 @@ Share = UnitFloat
 File = OptionalPath
 
 
-def with_defaults_of_base(options: type[T]) -> type[T]:
-    """Keep the defaults of the base class for options that both classes have; use it below @dataclass."""
-    for name in vars(options).keys() & {field.name for field in fields(cast(Any, options.__base__))}:
-        setattr(options, name, getattr(options.__base__, name))
-    return options
+def with_defaults_of(options: type) -> Callable[[type[T]], type[T]]:
+    """Take from options the defaults of those that other bases of a class have, too; use it below @dataclass."""
+
+    def decorate(config: type[T]) -> type[T]:
+        others = [field.name for base in config.__bases__ if base is not options for field in fields(cast(Any, base))]
+        for field in fields(options):
+            if field.name in others:
+                config.__annotations__[field.name] = get_type_hints(config, include_extras=True)[field.name]
+                setattr(config, field.name, copy(field))
+        return config
+
+    return decorate
 
 
 def parse(config: type[T], arguments: Sequence[str] | None = None, *, quiet: bool = False) -> T:
     """Read the options from the command line, and those before them from the file of --config, if there is one.
 
-    --doctor is left out, and a quiet rank leaves --help to others. Raises UserError if an option is unknown or has an
-    impossible value.
+    --doctor is left out, and a quiet rank leaves --help to others. Ends the process after --help. Raises UserError if
+    an option is unknown or has an impossible value.
     """
     files = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     files.add_argument("--config", type=Path, action="append", default=[], metavar="FILE")
@@ -146,6 +156,8 @@ def parse(config: type[T], arguments: Sequence[str] | None = None, *, quiet: boo
         given, words = files.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise UserError(str(error)) from None
+    if {"-h", "--help"} & {*words}:
+        show_help(config, all_groups="all" in words, quiet=quiet)
     of_files: list[str] = []
     for file in given.config:
         of_file = words_of(file, config)
@@ -157,6 +169,33 @@ def parse(config: type[T], arguments: Sequence[str] | None = None, *, quiet: boo
     parsed = parse_words(config, of_files + without_values(words, config), quiet=quiet)
     check_replay(parsed, config)
     return parsed
+
+
+def show_help(config: Any, *, all_groups: bool, quiet: bool) -> None:
+    """Print the common options or all, in groups that are the bases of their class, and end the process."""
+    shown: set[str] = set()
+    defaults, groups = defaults_of(config), []
+    for base in config.__bases__:
+        names = {field.name for field in fields(base) if field.init}
+        repeated = [(name, FIXED, None) for name in names & shown]
+        group = make_dataclass(base.__name__, repeated, bases=(base,), frozen=True, kw_only=True)
+        group.__doc__ = ""  # it would take two lines
+        if names - shown and (all_groups or base in config.COMMON):
+            values = group(**{name: defaults[name] for name in names - shown})
+            groups.append((base.__name__.lower().replace("options", "task"), group, values))
+        shown |= names
+    markers = (tyro.conf.OmitArgPrefixes, tyro.conf.SuppressFixed)
+    help_of = make_dataclass("Config", groups)
+    tyro.cli(help_of, description=DESCRIPTION, args=["--help"], console_outputs=not quiet, config=markers)
+
+
+def defaults_of(config: Any) -> dict[str, Any]:
+    """Return the default of each option; tyro.MISSING for options that must be given."""
+    found = {}
+    for field in fields(config):
+        factory = (lambda: tyro.MISSING) if field.default_factory is MISSING else field.default_factory
+        found[field.name] = factory() if field.default is MISSING else field.default
+    return found
 
 
 def parse_words(config: type[T], words: Sequence[str], *, quiet: bool) -> T:
@@ -250,8 +289,7 @@ def words_of(file: Path, config: Any) -> list[str]:
 
 def words_from(found: Mapping[Any, Any], config: Any) -> list[str]:
     """Return options and their values as words of a command line. Raises UserError if there are others."""
-    defaults = {field.name: field.default for field in fields(config)}
-    defaults |= {field.name: field.default_factory() for field in fields(config) if field.default_factory != MISSING}
+    defaults = defaults_of(config)
     computed = {field.name for field in fields(config) if not field.init}
     kinds, words = get_type_hints(config), {}
     for key, value in found.items():
