@@ -21,9 +21,8 @@ from tyro.constructors import PrimitiveConstructorSpec
 from .exits import UserError
 
 DESCRIPTION = """Train on any number of processes. README.md says how to start them.
---config FILE takes options from JSON or YAML, such as the config.json of another run; those of the command line win.
---doctor examines what a run with these options needs, instead of training, and says what to mend.
---help all shows the other options, too."""
+--config FILE takes options from JSON or YAML, such as config.json of another run; the command line overrides it.
+--doctor examines what a run needs, and says what to mend. --help all shows the other options, too."""
 NEWEST = "newest"
 AUTO = "auto"
 SEVERAL = (list, tuple, set, frozenset, Sequence)  # types of options that take several values
