@@ -38,14 +38,14 @@ from ddp_project.runtime import (
 class Run:
     """Everything one rank trains with, built in order of dependence."""
 
-    def __init__(self, config: Config, world: launcher.DistEnv, device: torch.device) -> None:
+    def __init__(self, config: Config, env: launcher.DistEnv, device: torch.device) -> None:
         """Build all parts; restore the checkpoint if --resume asks for one. Every rank runs this."""
-        self.training, self.validation = loading.load(config, world, device)
+        self.training, self.validation = loading.load(config, env, device)
         config, saved = checkpoint.create_run_dir(config)  # refuses to mix two runs
         self.config, self.device = config, device
-        reporting.set_up_log(config, world, device)
+        reporting.set_up_log(config, env, device)
 
-        with reproducibility.seed_everything(config.seed, world.rank):
+        with reproducibility.seed_everything(config.seed, env.rank):
             model = weights.init_from(reproducibility.build(build_model, config), config, saved)
         self.model = process_group.place(model, config, device)  # not wrapped: its state_dict has plain keys
         self.optimizer = task.build_optimizer(self.model, config)
@@ -61,13 +61,13 @@ class Run:
         )
         self.checkpoints.restore(saved)
         self.sums = meter.MetricAccumulator(device, finite_only=True)  # of what was trained since the last record
-        self.reporter = reporting.Reporter(config, world, self.checkpoints)  # log, progress bar, logger and profiler
+        self.reporter = reporting.Reporter(config, env, self.checkpoints)  # log, progress bar, logger and profiler
         self.stop = exits.StopSignals(config.max_hours)
 
 
-def main(config: Config, world: launcher.DistEnv, device: torch.device) -> exits.ExitCode:
+def main(config: Config, env: launcher.DistEnv, device: torch.device) -> exits.ExitCode:
     """Train until --epochs, --max-steps, --patience or a signal ends the run. Every rank runs this."""
-    run = Run(config, world, device)
+    run = Run(config, env, device)
     progress = run.progress
     run.model.train()
     with run.reporter:

@@ -32,30 +32,30 @@ def examine_ranks(config: Config) -> int:
     return process_group.launch(exchange, replace(config, timeout=config.timeout or TIMEOUT))
 
 
-def exchange(config: Config, world: DistEnv, device: torch.device) -> ExitCode:
+def exchange(config: Config, env: DistEnv, device: torch.device) -> ExitCode:
     """Do what ranks do together, and let rank 0 tell how long it takes. Raises UserError if something fails."""
     try:
         collectives.check_ranks_agree(config)
-        unused = unused_devices(config.device) if device.type == "cpu" and world.local_rank == 0 else ""
+        unused = unused_devices(config.device) if device.type == "cpu" and env.local_rank == 0 else ""
         if findings := [f"error: {found}" for found in collectives.gather(unused) if found]:
-            machine.print_findings(findings if world.is_rank_zero else [])
+            machine.print_findings(findings if env.is_rank_zero else [])
             return ExitCode.REFUSED
-        rows = [*pairs(world, device), *together(config, world, device)]
-        average_gradients(config, world, device)
+        rows = [*pairs(env, device), *together(config, env, device)]
+        average_gradients(config, env, device)
     except RuntimeError as error:  # as torch raises what goes wrong between ranks
         reason = " ".join(str(error).partition("Exception raised from")[0].split())
-        where = f"rank {world.rank} on {socket.gethostname()}: {STATUS.phase} fails"
+        where = f"rank {env.rank} on {socket.gethostname()}: {STATUS.phase} fails"
         raise Fault(f"{where} ({reason}): see how these ranks reach each other; NCCL_DEBUG=INFO tells more") from error
-    if world.is_rank_zero:
-        print(f"world size {world.world_size}, {dist.get_backend()}:", *rows, "sound: a run can start here", sep="\n")
+    if env.is_rank_zero:
+        print(f"world size {env.world_size}, {dist.get_backend()}:", *rows, "sound: a run can start here", sep="\n")
     return ExitCode.DONE
 
 
-def pairs(world: DistEnv, device: torch.device) -> Iterator[str]:
+def pairs(env: DistEnv, device: torch.device) -> Iterator[str]:
     """Send from each rank to each other rank. Yields a row for the slowest. Raises UserError if numbers are wrong."""
     found = []
-    for distance in range(1, world.world_size):
-        to, source = (world.rank + distance) % world.world_size, (world.rank - distance) % world.world_size
+    for distance in range(1, env.world_size):
+        to, source = (env.rank + distance) % env.world_size, (env.rank - distance) % env.world_size
         STATUS.phase = f"an exchange with ranks {to} and {source}"
 
         def shift(own: Tensor, to: int = to, source: int = source) -> Tensor:
@@ -65,17 +65,17 @@ def pairs(world: DistEnv, device: torch.device) -> Iterator[str]:
                 work.wait()
             return received
 
-        refuse_wrong(float(shift(numbers(1, world, device))), source + 1)
-        latency, duration = (seconds(shift, numbers(count, world, device)) for count in (1, MIB // 4))
-        found.append((duration, latency, source, world.rank))
+        refuse_wrong(float(shift(numbers(1, env, device))), source + 1)
+        latency, duration = (seconds(shift, numbers(count, env, device)) for count in (1, MIB // 4))
+        found.append((duration, latency, source, env.rank))
     if slowest := max((pair for of_rank in collectives.gather(found) for pair in of_rank), default=None):
         duration, latency, source, to = slowest
         yield row(f"slowest pair: rank {source} to {to}", latency, MIB, duration)
 
 
-def together(config: Config, world: DistEnv, device: torch.device) -> Iterator[str]:
+def together(config: Config, env: DistEnv, device: torch.device) -> Iterator[str]:
     """Do what all ranks do together. Yields a row for each. Raises UserError if a result is wrong."""
-    size, rank = world.world_size, world.rank
+    size, rank = env.world_size, env.rank
     all_ranks = size * (size + 1) / 2  # the sum of what each rank has
 
     def broadcast(own: Tensor) -> Tensor:
@@ -102,24 +102,24 @@ def together(config: Config, world: DistEnv, device: torch.device) -> Iterator[s
     ]
     for name, work, right, mib in trials:
         STATUS.phase = name
-        refuse_wrong(float(work(numbers(1, world, device))[0]), right)
-        latency = seconds(work, numbers(1, world, device))
-        yield row(name, latency, mib * MIB, seconds(work, numbers(mib * MIB // 4, world, device)) if mib else 0)
+        refuse_wrong(float(work(numbers(1, env, device))[0]), right)
+        latency = seconds(work, numbers(1, env, device))
+        yield row(name, latency, mib * MIB, seconds(work, numbers(mib * MIB // 4, env, device)) if mib else 0)
 
 
-def average_gradients(config: Config, world: DistEnv, device: torch.device) -> None:
+def average_gradients(config: Config, env: DistEnv, device: torch.device) -> None:
     """Let DistributedDataParallel average gradients as in a run. Raises UserError if they are wrong."""
     STATUS.phase = "the average of gradients"
     layer = nn.Linear(1, 1, bias=False, device=device)
     ddp = process_group.wrap(layer, replace(config, compile=False))
-    ddp(numbers(1, world, device)[None]).sum().backward()
+    ddp(numbers(1, env, device)[None]).sum().backward()
     assert layer.weight.grad is not None
-    refuse_wrong(float(layer.weight.grad), (world.world_size + 1) / 2)
+    refuse_wrong(float(layer.weight.grad), (env.world_size + 1) / 2)
 
 
-def numbers(count: int, world: DistEnv, device: torch.device) -> Tensor:
+def numbers(count: int, env: DistEnv, device: torch.device) -> Tensor:
     """Return numbers that tell this rank from others."""
-    return torch.full((count,), world.rank + 1.0, device=device)
+    return torch.full((count,), env.rank + 1.0, device=device)
 
 
 def refuse_wrong(result: float, right: float) -> None:

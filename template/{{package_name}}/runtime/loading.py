@@ -40,7 +40,7 @@ MOST_WORKERS = 8  # of a rank
 PERIOD = 20.0  # seconds of training, after which the log may say how much of them went into waiting for data
 
 
-def load(config: Config, world: DistEnv, device: torch.device) -> "tuple[TrainingLoader, EvaluationLoader]":
+def load(config: Config, env: DistEnv, device: torch.device) -> "tuple[TrainingLoader, EvaluationLoader]":
     """Deal the datasets of data.py out to the ranks.
 
     Raises UserError if data is missing, if the ranks differ, if the batch cannot be split, or if task.py has not what
@@ -52,13 +52,13 @@ def load(config: Config, world: DistEnv, device: torch.device) -> "tuple[Trainin
     training, validation = on_all_ranks(lambda: checked(data.load_data(config)))
     STATUS.phase, OWN_WAIT.what = "comparing samples", None
     digests = partial(digests_of, {"training": training, "validation": validation}, config)
-    check_ranks_agree(config, digests if world.world_size > 1 else dict, training=training, validation=validation)
+    check_ranks_agree(config, digests if env.world_size > 1 else dict, training=training, validation=validation)
     STATUS.phase = "starting"
     if not len(validation):
         raise UserError("data.py: the validation set is empty: load_data() must return samples to evaluate on")
-    micro_batch = global_micro_batch_size(config, world, len(training))
-    sampler = ResumableDistributedSampler(len(training), micro_batch, world, config.seed)
-    shard = EvaluationSampler(len(validation), micro_batch // world.world_size, world)
+    micro_batch = global_micro_batch_size(config, env, len(training))
+    sampler = ResumableDistributedSampler(len(training), micro_batch, env, config.seed)
+    shard = EvaluationSampler(len(validation), micro_batch // env.world_size, env)
     return TrainingLoader(training, sampler, config, device), EvaluationLoader(validation, shard, config, device)
 
 

@@ -36,10 +36,10 @@ class ResumableDistributedSampler(Sampler[Batch]):
     resume with another number of processes. Resuming late in an epoch costs no more than starting it.
     """
 
-    def __init__(self, samples: int, global_micro_batch_size: int, world: DistEnv, seed: int) -> None:
+    def __init__(self, samples: int, global_micro_batch_size: int, env: DistEnv, seed: int) -> None:
         self.samples = samples
         self.global_micro_batch_size = global_micro_batch_size
-        self.world = world
+        self.env = env
         self.seed = seed
         self.set_epoch(0)
 
@@ -54,8 +54,8 @@ class ResumableDistributedSampler(Sampler[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         order = Permutation(self.samples, self.seed, self.epoch)
-        size = self.global_micro_batch_size // self.world.world_size
-        first = self.skip + self.world.rank * size
+        size = self.global_micro_batch_size // self.env.world_size
+        first = self.skip + self.env.rank * size
         at_once = max(1, COMPUTED_AT_ONCE // size)
         for i in range(0, len(self), at_once):
             starts = first + self.global_micro_batch_size * np.arange(i, min(i + at_once, len(self)))
@@ -71,30 +71,30 @@ class EvaluationSampler(Sampler[Batch]):
     some ranks than on others. A cell without any gets one of another rank, and does not count.
     """
 
-    def __init__(self, samples: int, batch_size: int, world: DistEnv) -> None:
+    def __init__(self, samples: int, batch_size: int, env: DistEnv) -> None:
         self.samples = samples
-        self.world = world
-        self.cells = math.ceil(samples / (batch_size * world.world_size)) * world.world_size
+        self.env = env
+        self.cells = math.ceil(samples / (batch_size * env.world_size)) * env.world_size
 
     def __len__(self) -> int:
         """Batches of each rank."""
-        return self.cells // self.world.world_size
+        return self.cells // self.env.world_size
 
     def __iter__(self) -> Iterator[Batch]:
         size, larger = divmod(self.samples, self.cells)
-        for cell in range(self.world.rank, self.cells, self.world.world_size):
+        for cell in range(self.env.rank, self.cells, self.env.world_size):
             first, own = min(cell * size + min(cell, larger), self.samples - 1), size + (cell < larger)
             yield Batch([*range(first, first + max(own, 1))], (first,), counts=own > 0)
 
 
-def global_micro_batch_size(config: Config, world: DistEnv, samples: int) -> int:
+def global_micro_batch_size(config: Config, env: DistEnv, samples: int) -> int:
     """Return the samples of a micro-batch over all ranks. Raises UserError if the global batch cannot be split."""
     size, accum_steps = config.global_batch_size, config.accum_steps
-    parts = world.world_size * accum_steps
+    parts = env.world_size * accum_steps
     if size % parts:
         raise UserError(
-            f"--global-batch-size {size} is no multiple of {parts}, world size {world.world_size} x --accum-steps "
-            f"{accum_steps}: {sizes_that_fit(size, accum_steps, world.world_size)}"
+            f"--global-batch-size {size} is no multiple of {parts}, world size {env.world_size} x --accum-steps "
+            f"{accum_steps}: {sizes_that_fit(size, accum_steps, env.world_size)}"
         )
     if not samples:
         raise UserError("data.py: the training set is empty: load_data() must return samples to train on")

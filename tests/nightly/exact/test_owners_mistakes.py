@@ -20,7 +20,7 @@ TESTS = {NUMBERS: "exact", RESUME: "exact", KILL: "faults", STOP: "faults", DAMA
 TRAIN = "train.py"
 # Parts of what is edited.
 BACKWARD, SAVED = "run.update.backward($$$LOSS,", "$M.Checkpoints($$$PARTS,"
-BATCHES, DROP = "EvaluationSampler($SAMPLES{}, $SIZE, world)", " - $SAMPLES % world.world_size"
+BATCHES, DROP = "EvaluationSampler($SAMPLES{}, $SIZE, env)", " - $SAMPLES % env.world_size"
 ONCE = "nullcontext() if $I == {} else $NO_SYNC"
 OWN_COUNTS = "({} if self.finite_only else $COUNTS)"
 CHECKPOINT, LOADING, METER, SAMPLING, STORAGE = (

@@ -19,8 +19,8 @@ class Mutant(NamedTuple):
 
 
 def edited(pattern: str, replacement: str, words: str, function: str = "", **answers: str) -> tuple[Any, ...]:
-    """Return an edit of this function or of any, the words, and the answers of the project."""
-    return Rewrite(pattern, replacement, function), words, answers
+    """Return an edit of this function or of any, the words, and the answers of the project: float32 by default."""
+    return Rewrite(pattern, replacement, function), words, {"amp": "none", **answers}
 
 
 OTHER_WEIGHTS = "the weights from step 4 on"
@@ -46,11 +46,11 @@ MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
             "run.update.backward($TOTAL, $$$A)", "run.update.backward(-$TOTAL, $$$A)", "the loss does not fall"
         ),
         "a rank ends with another code": edited(
-            "return exits.ExitCode.DONE", "return exits.ExitCode(world.rank)", "exit code 0, exit code 1", "main"
+            "return exits.ExitCode.DONE", "return exits.ExitCode(env.rank)", "exit code 0, exit code 1", "main"
         ),
         "a rank waits forever": edited(
             "run.checkpoints.complete()",
-            "{}\nif world.rank == 1:\n    collectives.reduce_tensor(torch.zeros(1))",
+            "{}\nif env.rank == 1:\n    collectives.reduce_tensor(torch.zeros(1))",
             "exit code",
             "main",
         ),
@@ -68,7 +68,7 @@ MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
     },
     ("train", "ddp_project/runtime/tracking.py"): {
         "all ranks record": edited(
-            "$TRACKER if world.is_rank_zero else NoTracker()",
+            "$TRACKER if env.is_rank_zero else NoTracker()",
             "$TRACKER",
             r"a rank other than 0 wrote a file|metrics\.csv could not be written",
             logging="csv",
