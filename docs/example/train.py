@@ -12,7 +12,6 @@ from ddp_project.runtime import launcher
 if __name__ == "__main__":
     CONFIG = launcher.read_options()  # before torch is imported, which takes seconds: --help answers at once
 
-import logging
 import sys
 from contextlib import nullcontext
 
@@ -20,16 +19,13 @@ import torch
 
 from ddp_project import task
 from ddp_project.config import Config
-from ddp_project.model import build_model
 from ddp_project.runtime import (
     checkpoint,
-    collectives,
     exits,
     loading,
     meter,
     process_group,
     reporting,
-    reproducibility,
     update,
     weights,
 )
@@ -44,9 +40,7 @@ class Run:
         config, saved = checkpoint.create_run_dir(config)  # refuses to mix two runs
         self.config, self.device = config, device
         reporting.set_up_log(config, env, device)
-
-        with reproducibility.seed_everything(config.seed, env.rank):
-            model = weights.init_from(reproducibility.build(build_model, config), config, saved)
+        model = weights.initial_model(config, env, saved)  # the same on all ranks
         self.model = process_group.place(model, config, device)  # not wrapped: its state_dict has plain keys
         self.optimizer = task.build_optimizer(self.model, config)
         self.scaler = update.GradScaler(device.type, enabled=config.precision == "fp16")
@@ -82,7 +76,6 @@ def main(config: Config, env: launcher.DistEnv, device: torch.device) -> exits.E
                 return run.stop.leave(progress.step)
             finish_step(run)
         run.checkpoints.complete()
-    logging.info("done: best validation %s %.4g", task.BEST, progress.best)
     return exits.ExitCode.DONE
 
 
@@ -100,8 +93,7 @@ def train_step(run: Run, micro_batches: loading.MicroBatches) -> None:
     if run.config.clip_norm:
         torch.nn.utils.clip_grads_with_norm_(run.update.weights, run.config.clip_norm, norm)
     lr = float(task.lr_at(run.progress.step, run.training.total_steps, run.config))
-    for group in run.optimizer.param_groups:
-        group["lr"] = lr * group.get("lr_scale", 1.0)
+    run.update.set_lr(lr)
     if run.update.is_finite(norm):
         run.scaler.step(run.optimizer)
     run.scaler.update()
@@ -121,8 +113,6 @@ def reduce_and_log(run: Run) -> None:
     run.update.report(progress.step, skipped_steps, run.checkpoints.advice)
     if progress.is_record_due() or progress.reached_max_steps():
         run.reporter.log_training(progress)
-    if progress.is_record_due():
-        progress.recent = {}
 
 
 def finish_step(run: Run) -> None:
@@ -139,13 +129,11 @@ def evaluate(run: Run) -> None:
     """Evaluate on all ranks, each sample once, and record the epoch."""
     sums = meter.MetricAccumulator(run.device)
     run.model.eval()
-    with collectives.averaged_buffers(run.model), run.update.evaluating(), update.autocast(run.config, run.device):
+    with run.update.evaluating(), update.autocast(run.config, run.device):
         for batch, counts in run.validation:
             sums.add(meter.checked(task.compute(run.model, batch)), counts=counts)
     run.model.train()
-    metrics = reporting.metrics_of(sums.reduce()[0])
-    run.reporter.log_evaluation(run.progress, metrics)
-    run.progress.add_evaluation(metrics, task.BEST, higher=task.HIGHER_IS_BETTER)
+    run.reporter.log_evaluation(run.progress, sums.reduce()[0])
 
 
 if __name__ == "__main__":

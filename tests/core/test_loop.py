@@ -140,7 +140,7 @@ def flat_loop(
         return {"loss": total}, [signal is not None and progress.step >= signal, 0, 0]
 
     def log(progress: Any) -> None:
-        events.append(("record", progress.step, progress.recent["loss"].sum))
+        events.append(("record", progress.step, progress.take_recent()["loss"].sum))
 
     def evaluate(run: Any) -> None:
         events.append(("evaluation", progress.step, progress.epoch + 1))

@@ -1,4 +1,4 @@
-"""The functions of task.py that a run calls: those that it must have, and those that it may have."""
+"""The functions of task.py that a run calls: train.py calls some of them always, and others if they are there."""
 
 from collections.abc import Callable
 from difflib import SequenceMatcher
@@ -7,7 +7,7 @@ from typing import Any
 from .. import task
 from .exits import UserError
 
-REQUIRED = ("compute", "build_optimizer", "lr_at")
+ALWAYS = ("compute", "build_optimizer", "lr_at")
 OPTIONAL = ("summarize", "predict")
 ALIKE = 0.85  # of 1: the share of letters that a misspelt name has in common with the right one
 
@@ -20,10 +20,8 @@ def optional(name: str) -> Callable[..., Any] | None:
 
 
 def check_names() -> None:
-    """Raise UserError if task.py lacks a function, or has one whose name is nearly that of a missing one."""
-    for right in [name for name in (*REQUIRED, *OPTIONAL) if not hasattr(task, name)]:
+    """Raise UserError if task.py has a function whose name is nearly one that it lacks."""
+    for right in [name for name in (*ALWAYS, *OPTIONAL) if not hasattr(task, name)]:
         for name, value in vars(task).items():
             if callable(value) and not name.startswith(right) and SequenceMatcher(None, name, right).ratio() > ALIKE:
                 raise UserError(f"task.py: nothing calls {name}(): if it is meant to be {right}(), rename it")
-        if right in REQUIRED:
-            raise UserError(f"task.py: there is no {right}(): README.md says what each function does")

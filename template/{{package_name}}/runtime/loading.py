@@ -43,8 +43,8 @@ PERIOD = 20.0  # seconds of training, after which the log may say how much of th
 def load(config: Config, env: DistEnv, device: torch.device) -> "tuple[TrainingLoader, EvaluationLoader]":
     """Deal the datasets of data.py out to the ranks.
 
-    Raises UserError if data is missing, if the ranks differ, if the batch cannot be split, or if task.py has not what
-    will be called.
+    Raises UserError if data is missing, if the ranks differ, if the batch cannot be split, or if task.py has a
+    misspelt name.
     """
     check_names()
     STATUS.phase = "in load_data() of data.py"

@@ -195,6 +195,13 @@ class Progress:
         save_every = self._config.save_every
         return self.evaluated_step == self.step or (save_every > 0 and self.step % save_every == 0)
 
+    def take_recent(self) -> ReducedMetrics:
+        """Return what was trained since the last record, and forget it if a record is due: not at --max-steps alone."""
+        recent = self.recent
+        if self.is_record_due():
+            self.recent = {}
+        return recent
+
     def add_evaluation(self, metrics: dict[str, float], decides: str, *, higher: bool) -> None:
         """Count an evaluation after this step, and remember its metrics if the deciding metric is the best so far."""
         self.evaluated_step = self.step

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ..config import Config
+from ..model import build_model
 from .checkpoint import read_checkpoint, weights_file
 from .collectives import on_all_ranks, on_rank_zero
 from .exits import UserError, in_one_line
+from .launcher import DistEnv
 from .plain import some
+from .reproducibility import build, seed_everything
 from .storage import Manifest, atomic_write, sha256_of
 
 ABOUT = "model.json"  # next to the weights of an export: what made them
@@ -112,11 +115,13 @@ def verify(path: Path) -> None:
             raise UserError(f"{path} is damaged: its bytes are not those that {ABOUT} describes")
 
 
-def init_from(model: nn.Module, config: Config, saved: Sequence[Path]) -> nn.Module:
-    """Return the model, with the weights of --init-from unless the run resumes. All ranks call it.
+def initial_model(config: Config, env: DistEnv, saved: Sequence[Path]) -> nn.Module:
+    """Build the same model on every rank, with the weights of --init-from unless the run resumes. All ranks call it.
 
     Raises UserError on every rank if the file cannot be read, or if nothing in it fits.
     """
+    with seed_everything(config.seed, env.rank):
+        model = build(build_model, config)
     if config.init_from and not saved:
         path = weights_file(Path(config.init_from))
         on_rank_zero(lambda: verify(path))

@@ -44,7 +44,7 @@ NONSENSE = [
         f"{SUMMARY.replace('mm', 'm')}return means",
         "nothing calls sumarize(): if it is meant to be",
     ),
-    ("def lr_at($$$A) -> float:\n    $$$B", "", "there is no lr_at(): README.md says what each function does"),
+    ("def lr_at($$$A) -> float:\n    $$$B", "", "a name is missing that the program uses: add it"),
     ('BEST = "accuracy"', 'BEST = "f1"', 'BEST is "f1", which is none of the metrics: loss, accuracy'),
 ]
 

@@ -41,7 +41,11 @@ MISTAKES: dict[str, dict[str, tuple[str, ...]]] = {
         "the first backward pass of a window reduces, not the last": (TRAIN, ONCE.format("$LAST"), ONCE.format("1")),
         "training goes past DistributedDataParallel": (TRAIN, "run.ddp($BATCH)", "run.ddp.module($BATCH)"),
         "clipping is forgotten": (TRAIN, "torch.nn.utils.clip_grads_with_norm_($WEIGHTS, $LARGEST, $NORM)", "pass"),
-        "the learning rate stays at its first value": (TRAIN, '$GROUP["lr"] = $LR', '$GROUP["lr"] = run.config.lr'),
+        "the learning rate stays at its first value": (
+            TRAIN,
+            "run.update.set_lr(lr)",
+            "run.update.set_lr(run.config.lr)",
+        ),
         "every rank trains on the same samples": (SAMPLING, "self.skip + $OWN", "self.skip"),
         "evaluation drops what does not fill a batch of every rank": (
             LOADING,

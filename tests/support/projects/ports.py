@@ -112,7 +112,7 @@ def scheduler(project: Path) -> None:
         Rewrite("self.optimizer = $X", f"{{}}\nself.scheduler = {CYCLE}", "Run.__init__"),
         Rewrite(saved.format(""), saved.format("scheduler=self.scheduler, ")),
         Rewrite("lr = float(task.lr_at($$$A))", "lr = run.scheduler.get_last_lr()[0]"),
-        Rewrite('for group in run.optimizer.param_groups:\n    group["lr"] = $X', ""),
+        Rewrite("run.update.set_lr(lr)", ""),
         Rewrite("run.progress.advance($$$A)", "{}\nrun.scheduler.step()", "train_step"),
     ):
         edit.apply(project / "train.py")
