@@ -199,7 +199,7 @@ def judge(edit: Edit, project: Path) -> str:
         return f"the file is no Python any more: {error}"
     if chain is None:
         return "it is no statement any more"
-    if chain == edit.place.chain:
+    if chain == edit.place.chain or is_inherited(edit, chain, text):
         return ""
     chains = {place.chain for place in find_places(edit.path, edit.file.new)}
     # An edit may move if two of these are true: its old section is gone (always true outside Python), the section was
@@ -215,6 +215,13 @@ def is_renamed(edit: Edit, chain: Chain) -> bool:
     known = {name for place in find_places(edit.path, edit.file.old) for name in place.chain}
     both = [*zip(edit.place.chain, chain, strict=False)]
     return len(chain) == len(edit.place.chain) and all(was == now or now not in known for was, now in both)
+
+
+def is_inherited(edit: Edit, chain: Chain, text: str) -> bool:
+    """Return whether an edit is in a base of the class that it was in, which so has it too."""
+    classes = [each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.ClassDef)]
+    bases = [ast.unparse(base) for each in classes if (each.name,) == edit.place.chain[-1:] for base in each.bases]
+    return bool(chain) and chain[-1] in bases
 
 
 def keeps_company(edit: Edit, text: str) -> bool:

@@ -23,7 +23,7 @@ MISTAKES = {
     "empty parameter list": "task.py: build_optimizer() finds no parameters",
     "no attribute 'param_groups'": "task.py: build_optimizer() must return an optimizer, several of them as Optimizers",
     "requires? (a )?closure": "task.py: the optimizer needs a closure: choose one that does without",
-    r"task' has no attribute": "task.py: a name is missing that the program uses: add it, or remove its use in train.py",
+    r"task' has no attribute": "task.py: a name is missing that the program uses: add it, or leave out its use",
     "SparseTensorImpl": "sparse gradients are not averaged: leave out sparse=True",
 }
 

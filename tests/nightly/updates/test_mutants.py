@@ -73,7 +73,7 @@ def test_repeated_lines_and_the_edit_that_they_misplace(made_up: MadeUp, workers
         code + first.replace("value * 2", "value + value").replace("sorted(totals)", "list(totals)") + second
     )
     wrong = found(made_up, workers, "history", "edits")
-    assert "in doubled.for: it has moved to twice.for" in wrong
+    assert "in doubled.loop: it has moved to twice.loop" in wrong
 
 
 def test_answers_that_are_forgotten(made_up: MadeUp, workers: Workers) -> None:
@@ -126,12 +126,12 @@ def test_versions_that_refuse_old_answers_or_write_something_else_each_time(made
     made_up.replace("template/README.md.jinja", "{{ description }}", "{{ description }} in {{ _copier_conf.dst_path }}")
     made_up.replace(
         "copier.yml",
-        "    none (float32):\n      value: none\n",
-        "    none (float32):\n      value: none\n      validator: not any more\n",
+        "on GPUs):\n      value: torch\n",
+        "on GPUs):\n      value: torch\n      validator: not any more\n",
     )
     wrong = found(made_up, workers, "history", only=[*DEFAULTS[:2], "amp=none,torch", *DEFAULTS[3:]])
-    assert "digits-torchrun-auto-none-false-console: the update to v99999 is refused: " in wrong
-    assert "digits-torchrun-auto-torch-false-console: after the update README.md has another content" in wrong
+    assert "digits-torchrun-auto-torch-false-console: the update to v99999 is refused: " in wrong
+    assert "digits-torchrun-auto-none-false-console: after the update README.md has another content" in wrong
 
 
 def test_a_version_that_cannot_be_rendered_is_a_finding_of_each_project(made_up: MadeUp, workers: Workers) -> None:
