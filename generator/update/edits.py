@@ -219,7 +219,8 @@ def is_renamed(edit: Edit, chain: Chain) -> bool:
 
 def is_inherited(edit: Edit, chain: Chain, text: str) -> bool:
     """Return whether an edit is in a base of the class that it was in, which so has it too."""
-    classes = [each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.ClassDef)]
+    source = text if edit.path.endswith(".py") else ""
+    classes = [each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.ClassDef)]
     bases = [ast.unparse(base) for each in classes if (each.name,) == edit.place.chain[-1:] for base in each.bases]
     return bool(chain) and chain[-1] in bases
 
