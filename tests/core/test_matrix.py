@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,18 +158,20 @@ MISTAKES: list[tuple[str | list[str], str]] = [
     ("new new --answer launcher=slurm --answer launcher=spawn", "launcher is given twice"),
     ("new hidden", "holds something already"),
     ("new full/file/project", "file"),
+    ("update-check nothing", "'nothing' is no revision that this clone has"),
+    ("update-check 1.0.0 --only nonsense", "nonsense is neither KEY=VALUE nor"),
+    ("update-check 1.0.0 --only launcher=ssh", "launcher=ssh is no choice"),
+    ("fleet full --to v9", "'v9' is no revision that this clone has"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "reason"), MISTAKES, ids=lambda value: ascii(value))
-def test_a_mistake_is_refused_in_one_line_and_writes_nothing(
-    arguments: str | list[str], reason: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("words", "reason"), MISTAKES, ids=lambda value: ascii(value))
+def test_a_mistake_is_refused_in_one_line_and_writes_nothing(words: Any, reason: str, tmp_path: Path) -> None:
     for folder in ("full", "hidden/.git"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "full" / "file").write_text("mine\n")
     before = everything_in(tmp_path)
-    done = ddp_template(*(arguments.split() if isinstance(arguments, str) else arguments), code=2, cwd=tmp_path)
+    done = ddp_template(*(words.split() if isinstance(words, str) else words), code=2, cwd=tmp_path)
     assert done.stdout == ""
     assert re.fullmatch(rf"error: (?=.{{20,}})[^\n]*{re.escape(reason)}[^\n]*\n", done.stderr), done.stderr
     assert everything_in(tmp_path) == before

@@ -15,14 +15,8 @@ from tests.support.processes import PATH, Session, run_in_terminal
 from tests.support.schedulers.mpi import NEEDS_OPENMPI
 from tests.support.training import FOR_EVER, ON_CPU
 
-STARTS = {
-    "torchrun": ["./launch.sh"],
-    "launch": ["./launch.sh"],
-    "kubernetes": ["./launch.sh"],
-    "spawn": ["./launch.sh"],
-    "mpirun": ["./launch.sh", "2"],
-    "alone": [sys.executable, "train.py"],
-}
+STARTS = {launcher: ["./launch.sh"] for launcher in ("torchrun", "launch", "kubernetes", "spawn")}
+STARTS |= {"mpirun": ["./launch.sh", "2"], "alone": [sys.executable, "train.py"]}
 Start = Callable[..., Session]
 
 
@@ -32,7 +26,7 @@ def start(request: pytest.FixtureRequest, project: Render, tmp_path: Path) -> St
 
     def run(*options: str, interrupt: float | str | None = None) -> Session:
         place = project(launcher="torchrun" if request.param == "alone" else request.param)
-        env = {**os.environ, **OPEN_MPI, "PATH": PATH, "NPROC": "2", "NPROC_PER_NODE": "2"}
+        env = {**os.environ, **OPEN_MPI, "PATH": PATH, "NPROC": "2", "NPROC_PER_NODE": "2", "MAX_RESTARTS": "3"}
         command = [*STARTS[request.param], *ON_CPU, "--run-dir", str(tmp_path / "run"), *options]
         return run_in_terminal(command, place, env, interrupt=interrupt)
 

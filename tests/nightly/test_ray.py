@@ -93,9 +93,7 @@ def test_a_job_ends_with_the_code_of_the_ranks(project: Render, cluster: RayClus
 
 
 @pytest.mark.parametrize("way", ["TERM", "ray job stop"])
-def test_a_stopped_job_goes_on_as_if_it_had_not_stopped(
-    way: str, project: Render, cluster: RayCluster, tmp_path: Path
-) -> None:
+def test_a_stopped_job_ends_as_one_that_was_not(way: str, project: Render, cluster: RayCluster, tmp_path: Path) -> None:
     place = project(launcher="ray")
     with training(cluster, place, tmp_path, *FOR_EVER, JOB_ID=tmp_path.name) as (process, output, run_dir):
         if way == "TERM":

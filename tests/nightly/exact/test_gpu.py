@@ -16,9 +16,7 @@ from tests.support.training import NEEDS_GPU, ON_GPU, differences, train
 pytestmark = [pytest.mark.gpu, NEEDS_GPU]
 
 
-def test_sync_batch_norm_equals_batch_norm_of_one_process(
-    project: Render, orders: list[list[int]], tmp_path: Path
-) -> None:
+def test_sync_batch_norm_equals_batch_norm_of_one(project: Render, orders: list[list[int]], tmp_path: Path) -> None:
     """Both processes use one GPU and Gloo, since NCCL wants a GPU for each."""
     place = shutil.copytree(project(sync_bn=True), tmp_path / "project")
     (place / "ddp_project" / "data.py").write_text(reference.DATA)
