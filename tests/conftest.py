@@ -30,6 +30,7 @@ from tools import slurm
 
 Render = Callable[..., Path]
 Package = Callable[..., Any]
+Logged = Callable[[], list[str]]
 Measured = Callable[[str, str, float], None]
 MEASURED_NOW: set[str] = set()  # the guarantees with a number of this session
 TESTS = Path(__file__).parent
@@ -104,6 +105,23 @@ def package(project: Render) -> Iterator[Callable[..., Any]]:
         yield get
     for name in [name for name in sys.modules if name.startswith("ddp_project")]:
         del sys.modules[name]
+
+
+def of_package(module: str) -> Any:
+    """Make a fixture: this module of the default project."""
+
+    @pytest.fixture(scope="module")
+    def get(package: Package) -> Any:
+        return package(module)
+
+    return get
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Logged:
+    """Return what gives the messages logged so far."""
+    caplog.set_level("INFO")
+    return lambda: [record.getMessage() for record in caplog.records]
 
 
 @pytest.fixture(scope="session")

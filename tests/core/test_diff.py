@@ -54,6 +54,16 @@ size:
     "partials/blue.jinja": "partial\nblue\n",
 }
 MAIN = "template/main.txt.jinja"
+Compare = Callable[..., tuple[VersionDiff, list[str]]]
+EDITS: dict[str, tuple[str, dict[str, str], list[str], list[str]]] = {
+    "none": (MAIN, {}, [], []),
+    "of all": (MAIN, {"begin\n": "start\n"}, [""], ["-begin", "+start"]),
+    "beside what differs": (MAIN, {" at once\n": " at once\nand then\n"}, [""], ["+and then"]),
+    "equal ones": (MAIN, {"line 5\n": "line 5\nand\n", "line 15\n": "line 15\nand\n"}, [""], ["+and", "+and"]),
+    "of two answers": (MAIN, {"cool\n": "cold\n"}, ["colour=green,blue"], ["-cool", "+cold"]),
+    "of one answer": ("partials/red.jinja", {"red\n": "dark\n"}, ["colour=red"], ["-red", "+dark"]),
+}
+UNDEFINED = r"red-small: template/main\.txt\.jinja, line 1: 'nothing' is undefined"
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +84,6 @@ def template(tmp_path: Path) -> Path:
     return folder
 
 
-Compare = Callable[..., tuple[VersionDiff, list[str]]]
-
-
 @pytest.fixture
 def compare(template: Path, tmp_path: Path, workers: Workers) -> Compare:
     """Return what differs since the last commit, and in words where each group of edits is."""
@@ -93,16 +100,6 @@ def compare(template: Path, tmp_path: Path, workers: Workers) -> Compare:
 
 def body(diff: str) -> list[str]:
     return [line for line in diff.splitlines() if re.match(r"[+-](?!(--|\+\+) )", line)]
-
-
-EDITS: dict[str, tuple[str, dict[str, str], list[str], list[str]]] = {
-    "none": (MAIN, {}, [], []),
-    "of all": (MAIN, {"begin\n": "start\n"}, [""], ["-begin", "+start"]),
-    "beside what differs": (MAIN, {" at once\n": " at once\nand then\n"}, [""], ["+and then"]),
-    "equal ones": (MAIN, {"line 5\n": "line 5\nand\n", "line 15\n": "line 15\nand\n"}, [""], ["+and", "+and"]),
-    "of two answers": (MAIN, {"cool\n": "cold\n"}, ["colour=green,blue"], ["-cool", "+cold"]),
-    "of one answer": ("partials/red.jinja", {"red\n": "dark\n"}, ["colour=red"], ["-red", "+dark"]),
-}
 
 
 @pytest.mark.parametrize("name", EDITS)
@@ -183,9 +180,6 @@ def test_the_edits_together_make_the_new_project(template: Path, tmp_path: Path,
                 apply(before, group.diff)
         assert tree_digest(before) == tree_digest(after)
     assert len(found.groups) == 2
-
-
-UNDEFINED = r"red-small: template/main\.txt\.jinja, line 1: 'nothing' is undefined"
 
 
 @pytest.mark.parametrize(

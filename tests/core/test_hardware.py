@@ -11,12 +11,19 @@ import pytest
 import torch
 
 from tests.conftest import Package, Render
-from tests.support.hardware import nvidia_smi, quota
-from tests.support.processes import output_of, scaled
+from tests.support.hardware import quota
+from tests.support.processes import output_of, scaled, write_program
 
 CGROUPS = "sys/fs/cgroup"
 TWO = "echo GPU-a, 00000000:03:00.0, 550.54.14; echo GPU-b, 00000000:04:00.0, 550.54.14"
 BOTH = ["GPU-a 00000000:03:00.0", "GPU-b 00000000:04:00.0"]
+PCI = "sys/bus/pci/devices/0000:4d:00.0/uevent"
+INTEL = "DRIVER=xe\nPCI_CLASS=38000\nPCI_ID=8086:0BD5\nPCI_SUBSYS_ID=8086:0000\nPCI_SLOT_NAME=0000:4d:00.0\n"
+ON_BOARD = INTEL.replace("38000", "30000").replace("4d:00.0", "00:02.0")
+KFD = "sys/class/kfd/kfd/topology/nodes"
+AMD = {f"{KFD}/0/properties": "cpu_cores_count 64\nsimd_count 0\n", f"{KFD}/1/properties": "simd_count 440\n"}
+VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed"
+OF_DRIVER = {"proc/driver/nvidia/gpus/0000:03:00.0/information": "", "proc/driver/nvidia/version": VERSION}
 
 
 @pytest.fixture
@@ -110,7 +117,7 @@ def test_a_real_quota_is_found_and_launch_sh_starts_a_rank_for_each_core(project
 def test_nvidia_smi_may_say_anything(script: str, gpus: list[str], driver: str, hardware: Any, tmp_path: Path) -> None:
     """It may be missing, or no program, too."""
     assert hardware.nvidia_gpus() == ([], "none")
-    nvidia_smi(tmp_path, script)
+    write_program(tmp_path / "nvidia-smi", script)
     began = time.monotonic()
     assert hardware.nvidia_gpus(patience=scaled(1)) == (gpus, driver)
     assert time.monotonic() - began < 30
@@ -121,24 +128,15 @@ def test_nvidia_smi_may_say_anything(script: str, gpus: list[str], driver: str, 
 
 
 def test_gpus_are_those_that_nvidia_smi_tells(hardware: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvidia_smi(tmp_path, TWO)
+    write_program(tmp_path / "nvidia-smi", TWO)
     assert hardware.gpus_and_driver("auto") == (BOTH, "550.54.14")
     visible = {"1": BOTH[1:], "GPU-a": BOTH[:1], "": [], "-1": [], "1,-1,0": BOTH[1:], "1, 0": BOTH[::-1]}
     for value, gpus in (visible | {"0,2": BOTH[:1], "GPU-c,0": [], "MIG-c": ["MIG-c"]}).items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         assert hardware.gpus_and_driver("auto") == (gpus, "550.54.14")
     assert hardware.gpus_and_driver("cpu") == ([], "none")
-    nvidia_smi(tmp_path, "exit 9")
+    write_program(tmp_path / "nvidia-smi", "exit 9")
     assert hardware.gpus_and_driver("auto") == ([], "none")
-
-
-PCI = "sys/bus/pci/devices/0000:4d:00.0/uevent"
-INTEL = "DRIVER=xe\nPCI_CLASS=38000\nPCI_ID=8086:0BD5\nPCI_SUBSYS_ID=8086:0000\nPCI_SLOT_NAME=0000:4d:00.0\n"
-ON_BOARD = INTEL.replace("38000", "30000").replace("4d:00.0", "00:02.0")
-KFD = "sys/class/kfd/kfd/topology/nodes"
-AMD = {f"{KFD}/0/properties": "cpu_cores_count 64\nsimd_count 0\n", f"{KFD}/1/properties": "simd_count 440\n"}
-VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed"
-OF_DRIVER = {"proc/driver/nvidia/gpus/0000:03:00.0/information": "", "proc/driver/nvidia/version": VERSION}
 
 
 @pytest.mark.parametrize(
@@ -167,14 +165,11 @@ def test_devices_that_a_system_has(files: dict[str, str], shown: dict[str, str],
 
 OR_CPU = "or give --device cpu"
 FOR_CUDA = f"install the build of torch for CUDA, {OR_CPU}"
-SEE_DRIVER = (
-    f"update the driver, see CUDA_VISIBLE_DEVICES, give the container its GPUs (docker run --gpus all), {OR_CPU}"
-)
+GIVE_GPUS = f"give the container its GPUs (docker run --gpus all), {OR_CPU}"
+SEE_DRIVER = f"update the driver, see CUDA_VISIBLE_DEVICES, {GIVE_GPUS}"
 ELSEWHERE = f"cannot be used by a run, which needs CUDA or ROCm: train elsewhere, {OR_CPU}"
 OLD_DRIVER = {"dev/nvidia0": "", "proc/driver/nvidia/version": "470.82.01"}
 TWO_GPUS = {"dev/nvidia0": "", "dev/nvidia1": ""}
-
-
 UNUSED: list[tuple[str | None, str | None, dict[str, str], str, str, str]] = [
     # what torch is built for, the files of a system, its devices, the build, and the remedy
     (None, None, {"dev/nvidia0": ""}, "1 x NVIDIA GPU (driver none)", "CPUs", FOR_CUDA),

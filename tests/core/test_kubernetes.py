@@ -12,7 +12,7 @@ from generator.answers.questions import read_ownership
 from generator.render.git import run as git
 from generator.render.project import code_digests
 from tests.conftest import Render
-from tests.support.processes import output_of
+from tests.support.processes import output_of, write_program
 from tests.support.schedulers.kubernetes import Cluster, missing
 from tests.support.versions import replace
 
@@ -127,9 +127,7 @@ def test_a_mistake_is_named_in_one_line(
 
 def test_a_trial_of_a_sweep_has_the_processes_of_its_node(project: Render, tmp_path: Path) -> None:
     """Without PET_NNODES a node is a machine alone; torchrun would take the other variables for its options."""
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "$@"\nenv | grep ^PET_ || true\n')
-    python.chmod(0o755)
+    write_program(tmp_path / "python", 'echo "$@"\nenv | grep ^PET_ || true')
     variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PET_NPROC_PER_NODE": "3", "PET_NODE_RANK": "1"}
     words, *left = output_of(["./launch.sh"], project(launcher="kubernetes"), variables).splitlines()
     assert {"--nnodes=1", "--nproc-per-node=3"} <= set(words.split())

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from typing import Any
 
 import pytest
 
@@ -38,9 +39,7 @@ def test_launch_sh_answers_a_wrong_option_and_help_once(launcher: str, project: 
         ({"NNODES": "2", "NODE_RANK": "1"}, "HEAD is '': give the address of machine 0"),
     ],
 )
-def test_launch_sh_refuses_a_wrong_variable(
-    launcher: str, variables: dict[str, str], words: str, project: Render
-) -> None:
+def test_launch_sh_refuses_a_wrong_variable(launcher: str, variables: Any, words: str, project: Render) -> None:
     env = {**os.environ, "PATH": PATH, **variables}
     assert output_of(["./launch.sh"], project(launcher=launcher), env, code=2) == f"error: {words}\n"
 

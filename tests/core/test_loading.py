@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, Subset
 from tests.conftest import Package
 
 CORES = 6
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +105,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *how, **further: ask(f"{streams[-1]}: copy", tensor))
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: asked.append(f"kept for {stream}"))
     return asked
-
-
-GPU = torch.device("cuda")
 
 
 def test_a_gpu_copies_in_a_stream_of_its_own_for_which_the_step_waits(loading: ModuleType, asked: list[str]) -> None:

@@ -17,12 +17,15 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import OneCycleLR
 
-from tests.conftest import Package, Render
+from tests.conftest import Logged, Package, Render
 from tests.support.ranks import error_in, train_on_ranks
 from tests.support.training import checkpoint, differences
 from tools.rewriting import Rewrite
 
 Build = Callable[[nn.Module], Optimizer]
+Point = namedtuple("Point", "x y")  # as owners write it
+Mode = enum.Enum("Mode", ["FAST"])
+Level = enum.IntEnum("Level", ["HIGH"])
 
 
 def network(*names: str) -> nn.Module:
@@ -59,18 +62,11 @@ def adam(model: nn.Module, **options: Any) -> Optimizer:
 
 
 def moments(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    return {
-        name: optimizer.state[each]["exp_avg"] for name, each in model.named_parameters() if each in optimizer.state
-    }
+    states = optimizer.state
+    return {name: states[each]["exp_avg"] for name, each in model.named_parameters() if each in states}
 
 
-@pytest.fixture
-def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    caplog.set_level("INFO")
-    return lambda: [record.getMessage() for record in caplog.records]
-
-
-def test_layers_in_another_order_keep_their_moments(package: Package, logged: Callable[[], list[str]]) -> None:
+def test_layers_in_another_order_keep_their_moments(package: Package, logged: Logged) -> None:
     """Those that are frozen or new are named."""
     saved = Saved(package, network("a", "b"), adam)
     other = network("new", "b", "a")
@@ -102,7 +98,7 @@ def cycle(model: nn.Module) -> Optimizer:
     return optimizer
 
 
-def test_values_that_were_typed_hold_and_others_go_on(package: Package, logged: Callable[[], list[str]]) -> None:
+def test_values_that_were_typed_hold_and_others_go_on(package: Package, logged: Logged) -> None:
     saved = Saved(package, network("a"), lambda model: adam(model, weight_decay=0.01, betas=(0.9, 0.99)))
     saved.state["param_groups"][0] |= {"betas": (0.85, 0.99), "counter": 3, "lr": 0.5}  # as a schedule leaves them
     group = saved.into(network("a"), lambda model: adam(model, weight_decay=0.5, betas=(0.9, 0.99))).param_groups[0]
@@ -170,20 +166,12 @@ def test_several_optimizers_go_on_each_by_names(package: Package) -> None:
 def test_a_run_goes_on_with_the_options_that_are_typed(project: Render, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     train_on_ranks(project(), run_dir, "--max-steps", "22")
-    printed = train_on_ranks(
-        project(), run_dir, "--max-steps", "24", "--resume", "--weight-decay", "0.5", "--seed", "7"
-    )
+    options = ("--resume", "--weight-decay", "0.5", "--max-steps")
+    printed = train_on_ranks(project(), run_dir, *options, "24", "--seed", "7")
     assert "optimizer group 0: weight_decay 0.5 (was 0.01)" in printed[0]
     assert checkpoint(run_dir)["optimizer"]["param_groups"][0]["weight_decay"] == 0.5
-    again = train_on_ranks(project(), run_dir, "--max-steps", "26", "--resume", "--weight-decay", "0.5", code=2)
+    again = train_on_ranks(project(), run_dir, *options, "26", code=2)
     assert "error: rank 0: --seed 0 (was 7) would change the order of samples within an epoch" in "".join(again)
-
-
-Point = namedtuple("Point", "x y")  # as owners write it
-
-
-Mode = enum.Enum("Mode", ["FAST"])
-Level = enum.IntEnum("Level", ["HIGH"])
 
 
 class Named(str):
@@ -198,10 +186,8 @@ VALUES = {
     "numbers of NumPy": ([np.float64(0.5), np.float32(0.5), np.int64(3), np.bool_(True)], [0.5, 0.5, 3, True]),
     "a long double": (np.longdouble(0.5), 0.5),
     "a text of NumPy": (np.str_("a"), "a"),
-    "arrays": (
-        [np.arange(3), np.array(2.0), np.arange(3)[::-1]],
-        [torch.arange(3), torch.tensor(2.0, dtype=torch.float64), torch.tensor([2, 1, 0])],
-    ),
+    "arrays": ([np.arange(3), np.arange(3)[::-1]], [torch.arange(3), torch.tensor([2, 1, 0])]),
+    "an array of no dimension": (np.array(2.0), torch.tensor(2.0, dtype=torch.float64)),
     "an array of another machine": (np.arange(3, dtype=">f4"), torch.tensor([0.0, 1, 2])),
     "a text of another class": (Named("a"), "a"),
     "a set": ({1, np.int8(2)}, {1, 2}),
@@ -226,8 +212,7 @@ def read_again(value: Any) -> Any:
 @pytest.mark.parametrize("name", VALUES)
 def test_what_can_be_plain_is_read_again(name: str, package: Package) -> None:
     value, expected = VALUES[name]
-    if expected is None:
-        expected = value
+    expected = value if expected is None else expected
     found = read_again(package("runtime.plain").plain(value, "part"))
     assert differences(found, expected) == []
     assert type(found) is type(expected)

@@ -14,14 +14,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.conftest import Package, Render
+from tests.conftest import Package, Render, of_package
 from tests.support.hardware import see_gpus
 from tests.support.ranks import error_in, join, project_module, run_train, train_on_ranks
 
-
-@pytest.fixture(scope="module")
-def placement(package: Package) -> Any:
-    return package("runtime.placement")
+SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+placement = of_package("runtime.placement")
 
 
 def test_cores_and_quotas_are_divided_among_the_ranks_that_share_them(placement: Any) -> None:
@@ -157,9 +155,7 @@ def test_the_precision_is_one_that_the_gpu_has(
 ) -> None:
     """A GPU before the A100 emulates bfloat16, which torch counts as support unless it is told not to."""
     placement = package("runtime.placement", amp=amp)
-    monkeypatch.setattr(
-        torch.cuda, "is_bf16_supported", lambda including_emulation=True: has_bf16 or including_emulation
-    )
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=1: has_bf16 or including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     with pytest.raises(placement.UserError, match=chosen) if "Tesla" in chosen else nullcontext():
         config = placement.choose_precision(placement.Config(precision=wanted), torch.device("cuda", 0))
@@ -200,8 +196,7 @@ def tell_threads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("user", "noted", "threads"),
-    [("3,2", None, 3), ("1", "", 0), ("1", "5", 5), ("many", None, 0), ("0", None, 0)],
+    ("user", "noted", "threads"), [("3,2", None, 3), ("1", "", 0), ("1", "5", 5), ("many", None, 0), ("0", None, 0)]
 )
 def test_the_user_sets_the_threads(user: str, noted: str | None, threads: int, project: Render, tmp_path: Path) -> None:
     """torchrun sets OMP_NUM_THREADS=1, too: launch.sh notes before what the user has set, and the 1 is no limit."""
@@ -240,9 +235,6 @@ def test_the_cause_of_an_error_of_nccl_is_in_the_line(project: Render, tmp_path:
     printed = train_on_ranks(project(), tmp_path / "run", code=2, timeout=60, entry=join_with_a_gpu_twice)
     expected = "invalid usage Last error: Duplicate GPU detected : rank 1 and rank 0; launch.sh --doctor"
     assert expected in error_in(printed[:1])
-
-
-SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from html import unescape
 from itertools import pairwise
 from pathlib import Path
@@ -16,18 +15,20 @@ from typing import Any
 import pytest
 
 from generator.check.train.records import read_csv
-from tests.conftest import Package, Render
+from tests.conftest import Package, Render, of_package
 from tests.support.processes import output_of, wait_until
 from tests.support.ranks import kill_after, newest_step, start_ranks, train_on_ranks
 
 OPTIONS = ("--epochs", "3", "--log-every", "5", "--save-every", "5", "--keep", "99")
 OF_CLOCK = {"time", "samples_per_second"}
+records = of_package("runtime.records")
 NAMES = ("a b", 'q"uote', "recall@1", "précision", "file \udcff", "\ud800", "two\nlines", "", "step", "time", "event")
+REFUSING = ("recall@1", "recall_1", "a", "a/b", "x" * 300, "b/", "..", "two\nlines", "é@")
+LONG = ("--epochs", "40", "--save-every", "5", "--log-every", "4")
+KINDS = {"epoch/validation_": " validation", "epoch/train_": " epoch", "train/": " training"}
 
 
-@pytest.fixture
-def records(package: Package) -> Any:
-    return package("runtime.records")
+Point = tuple[str, str, str, str]  # the metric, the run and what of it, the step and the value
 
 
 def read(run_dir: Path) -> list[dict[str, Any]]:
@@ -144,9 +145,6 @@ def test_new_lines_are_read_once_and_a_file_that_was_cut_back_from_its_start(rec
         assert [*new] == lines
 
 
-REFUSING = ("recall@1", "recall_1", "a", "a/b", "x" * 300, "b/", "..", "two\nlines", "é@")
-
-
 def test_a_metric_that_mlflow_refuses_costs_no_other(
     package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,13 +182,6 @@ def test_wandb_is_told_no_step_twice_over_several_kills(package: Package, tmp_pa
     assert told == {"train/loss": 30, "epoch/\udcff": 24}
 
 
-LONG = ("--epochs", "40", "--save-every", "5", "--log-every", "4")
-KINDS = {"epoch/validation_": " validation", "epoch/train_": " epoch", "train/": " training"}
-
-
-Point = tuple[str, str, str, str]  # the metric, the run and what of it, the step and the value
-
-
 def points(page: Path) -> list[Point]:
     found = []
     for chart in re.findall(r"<figure>.*?</figure>", page.read_text()):
@@ -202,23 +193,21 @@ def points(page: Path) -> list[Point]:
 
 
 def recorded(*run_dirs: Path) -> list[Point]:
-    return sorted(point for run_dir in run_dirs for point in rows(run_dir) if point[0] != "epoch")
-
-
-def rows(run_dir: Path) -> Iterator[Point]:
-    for name, points in read_csv(run_dir).items():
+    found = []
+    for run_dir, name, points in ((each, *item) for each in run_dirs for item in read_csv(each).items()):
         prefix = next((prefix for prefix in KINDS if name.startswith(prefix)), "")
-        for step, value in points:
+        for step, value in points if name != "epoch" else ():
             shown = f"{value:,.0f}" if value >= 1e4 else f"{value:.4g}"
-            yield name.removeprefix(prefix), run_dir.name + KINDS.get(prefix, ""), f"{step:,}", shown
+            found.append((name.removeprefix(prefix), run_dir.name + KINDS.get(prefix, ""), f"{step:,}", shown))
+    return sorted(found)
 
 
 def test_the_page_shows_what_was_recorded_over_a_kill_and_a_stop(project: Render, tmp_path: Path) -> None:
     run_dir = tmp_path / "a <b> & c"
     assert kill_after(start_ranks(project(logging="csv"), run_dir, *LONG), run_dir, 30, 0.02)
     assert not (run_dir / "report.html").exists(), "a run of less than a minute has its page in the end"
-    with open(run_dir / "metrics.jsonl", "a") as records:
-        records.write('{"step": 31, "time": 1.0, "train/lo')  # as a kill may leave it
+    with open(run_dir / "metrics.jsonl", "a") as file:
+        file.write('{"step": 31, "time": 1.0, "train/lo')  # as a kill may leave it
     first = min((run_dir / "checkpoints").glob("step-*.pt"))  # what was recorded after it is trained once more
     ranks = start_ranks(project(logging="csv"), run_dir, *LONG, "--resume", str(first))
     wait_until(lambda: newest_step(run_dir) >= 60, told=ranks[0].output.read_text)

@@ -53,6 +53,9 @@ TRACES: dict[Choice, str] = {
 TRACELESS = {("amp", "none"), ("sync_bn", False), ("logging", "console"), ("task", "digits")}
 TRACELESS.add(("task", "images"))  # they are made of the digits, and the recipes for the digits read images, too
 TRACELESS |= {choice for choice in CHOICES if choice[0] == "backend"}
+each_variant = pytest.mark.parametrize("choice", VARIANTS, ids=lambda choice: "-".join(map(str, choice)))
+# What tells of the task beside the owner's files.
+OF_THE_TASK = {"README.md", "LAUNCHING.md", "RECIPES.md", "UPDATING.md", ".copier-answers.yml", "pyproject.toml"}
 
 
 @pytest.fixture(scope="session")
@@ -70,9 +73,6 @@ def first_legal(project: Render, choice: Choice) -> Path:
         except RenderError:
             continue
     raise AssertionError(f"Copier accepts {choice} beside no other choice")
-
-
-each_variant = pytest.mark.parametrize("choice", VARIANTS, ids=lambda choice: "-".join(map(str, choice)))
 
 
 @each_variant
@@ -130,10 +130,6 @@ def test_there_is_no_trace_of_an_answer_that_was_not_given(with_choice: WithChoi
     for other, words in TRACES.items():
         hits = [line for line in lines if re.search(words, line.split(": ", 1)[1], re.IGNORECASE)]
         assert bool(hits) == (other in given), f"{other}: {words} in {hits}"
-
-
-# What tells of the task beside the owner's files.
-OF_THE_TASK = {"README.md", "LAUNCHING.md", "RECIPES.md", "UPDATING.md", ".copier-answers.yml", "pyproject.toml"}
 
 
 @pytest.mark.parametrize("others", [{}, {"launcher": "slurm", "amp": "apex", "sync_bn": True, "logging": "mlflow"}])

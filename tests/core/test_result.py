@@ -16,10 +16,18 @@ from tests.core.test_checkpoints import logged
 from tests.support.ranks import assert_same_state, train_on_ranks
 from tests.support.training import checkpoint
 
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_MAX_RESTARTS": "3"}, {"TORCHELASTIC_RESTART_COUNT": "1"}
+# The variables that name a job, and those that it finds after a restart.
+JOBS = {
+    "torchrun": TORCHRUN,
+    "launch": TORCHRUN,
+    "slurm": ({"SLURM_JOB_ID": "job"}, {"SLURM_RESTART_COUNT": "1"}),
+    "ray": ({"JOB_ID": "job"}, {"TORCHELASTIC_RESTART_COUNT": "1"}),
+}
 
-def result(run_dir: Path) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
-    return read
+
+def result(run_dir: Path) -> Any:
+    return json.loads((run_dir / "result.json").read_text())
 
 
 def test_patience_ends_a_run_that_gets_no_better(project: Render, tmp_path: Path) -> None:
@@ -78,16 +86,6 @@ def test_a_resume_names_code_that_has_changed(own_project: Render, tmp_path: Pat
     (place / "ddp_project" / "more.py").write_text("")
     printed = train_on_ranks(place, run_dir, "--max-steps", "4", "--resume")[0]
     assert f"other code than before: more.py, task.py (commit {before}-dirty, was {before})" in printed
-
-
-TORCHRUN = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_MAX_RESTARTS": "3"}, {"TORCHELASTIC_RESTART_COUNT": "1"}
-# The variables that name a job, and those that it finds after a restart.
-JOBS = {
-    "torchrun": TORCHRUN,
-    "launch": TORCHRUN,
-    "slurm": ({"SLURM_JOB_ID": "job"}, {"SLURM_RESTART_COUNT": "1"}),
-    "ray": ({"JOB_ID": "job"}, {"TORCHELASTIC_RESTART_COUNT": "1"}),
-}
 
 
 def saved(name: str) -> Path:

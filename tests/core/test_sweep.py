@@ -38,14 +38,12 @@ if code in (0, 65, 75):
 sys.exit(code)
 """
 COMPLETE, PRUNED, FAIL = (optuna.trial.TrialState[name] for name in ("COMPLETE", "PRUNED", "FAIL"))
+Sweep = Callable[..., int]
 
 
 def study_in(folder: Path) -> optuna.Study:
     file = folder / "runs" / "sweep" / "journal.log"
     return optuna.load_study(study_name="sweep", storage=JournalStorage(JournalFileBackend(str(file))))
-
-
-Sweep = Callable[..., int]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from generator.answers.questions import TEMPLATE
 from generator.cli.matrix import jobs_as_json
 from generator.render.git import run as git
 from tests.conftest import Render
-from tests.support.processes import output_of
+from tests.support.processes import output_of, write_program
 
 FOLDER = TEMPLATE / ".github" / "workflows"
 MAY = {  # the others only read
@@ -29,10 +29,8 @@ RESULTS = ("success", "failure", "cancelled", "skipped")
 SOME, NONE = jobs_as_json([{"shard": "1/1", "combinations": 1}]), jobs_as_json([])
 
 
-def read(name: str) -> dict[str, Any]:
-    """A workflow of this repository, whose key "on" YAML takes for true."""
-    workflow: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text())
-    return workflow
+def read(name: str) -> Any:
+    return yaml.safe_load((FOLDER / name).read_text())
 
 
 def script_of(name: str, job: str) -> str:
@@ -123,13 +121,8 @@ def test_all_jobs_must_succeed_and_none_may_skip(name: str, tmp_path: Path) -> N
 def clone(tmp_path: Path) -> Path:
     """A clone whose command records how it is called, and prints a matrix; MATRIX=broken makes it fail."""
     clone = tmp_path / "clone"
-    command = clone / ".venv" / "bin" / "ddp-template"
-    command.parent.mkdir(parents=True)
-    command.write_text(
-        '#!/bin/sh\nprintf "%s\\n" "$@" >>called\n'
-        '[ "$MATRIX" != broken ] || exit 2\n[ "$1" = check ] || echo "$MATRIX"\n'
-    )
-    command.chmod(0o755)
+    does = 'printf "%s\\n" "$@" >>called\n[ "$MATRIX" != broken ] || exit 2\n[ "$1" = check ] || echo "$MATRIX"'
+    write_program(clone / ".venv" / "bin" / "ddp-template", does)
     git(clone, "init", "--quiet")
     git(clone, "commit", "--quiet", "--allow-empty", "--message", "base")
     git(clone, "update-ref", "refs/remotes/origin/main", "HEAD")
@@ -171,10 +164,8 @@ def test_a_shard_is_checked_and_reports_beside_its_projects(name: str, since: st
     reports = ["--junit", f"{place}/junit.xml", "--json", f"{place}/report.json", "--html", f"{place}/report.html"]
     options = ["--no-cache"] if name == "nightly.yml" else ["--since", since] if since else []
     assert (clone / "called").read_text().splitlines() == ["check", "--shard", "2/4", *options, *reports]
-    failed = run(
-        script_of(name, "check"), clone, TMPDIR=str(clone / "other"), SHARD="2/4", SINCE=since, MATRIX="broken"
-    )
-    assert failed.returncode == 2
+    given = {"TMPDIR": str(clone / "other"), "SHARD": "2/4", "SINCE": since, "MATRIX": "broken"}
+    assert run(script_of(name, "check"), clone, **given).returncode == 2
     [check] = [step for step in job["steps"] if "ddp-template check" in step.get("run", "")]
     [upload] = [step for step in job["steps"] if "upload-artifact" in step.get("uses", "")]
     assert (upload["if"], upload["with"]["path"]) == ("${{ !cancelled() }}", check["env"]["TMPDIR"])

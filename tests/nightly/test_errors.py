@@ -22,6 +22,7 @@ REFUSALS: dict[str, tuple[int, list[str], str]] = {
     "foreign": (1, ["--resume", "FOLDER/foreign.pt"], "is not a checkpoint of this program"),
     "unwritable": (2, ["--run-dir", "/proc/run"], "cannot write to --run-dir /proc/run"),
 }
+PLANTED = 'import torch.distributed\n\nif torch.distributed.get_rank() == 1:\n    raise ArithmeticError("planted")\n{}'
 
 
 @pytest.mark.parametrize("case", REFUSALS)
@@ -46,9 +47,6 @@ def test_a_torch_without_mpi_is_told(project: Render, tmp_path: Path) -> None:
     place = project(launcher="mpirun", backend="mpi")
     printed = train(place, tmp_path / "run", "--backend", "mpi", launcher="mpirun", code=2)
     assert printed.count("error: this PyTorch is built without MPI: give --backend gloo") == 1
-
-
-PLANTED = 'import torch.distributed\n\nif torch.distributed.get_rank() == 1:\n    raise ArithmeticError("planted")\n{}'
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 
 from tests.conftest import Render
 from tests.core.test_checkpoints import logged
-from tests.support.ranks import run_train, train_on_ranks, wrap
+from tests.support.ranks import on_compute, run_train, train_on_ranks, wrap
 from tests.support.training import HAS_GPU, NEEDS_GPU, ON_GPU, checkpoint, train
 
 
@@ -70,13 +70,6 @@ def watch_steps() -> None:
     types: set[tuple[bool, torch.dtype]] = set()  # whether it trains, and the type of its logits
     norms: list[float] = []
 
-    def make_compute(compute: Any) -> Any:
-        def watched(model: Any, batch: Any) -> Any:
-            types.add((model.training, model(batch[0]).dtype))
-            return compute(model, batch)
-
-        return watched
-
     def make_optimizer(build: Any) -> Any:
         def built(model: Any, config: Any) -> Any:
             def note_norm(*_: Any) -> None:
@@ -89,7 +82,7 @@ def watch_steps() -> None:
 
         return built
 
-    wrap("task.compute", make_compute)
+    on_compute(lambda model, batch: types.add((model.training, model(batch[0]).dtype)))
     wrap("task.build_optimizer", make_optimizer)
     try:
         run_train()

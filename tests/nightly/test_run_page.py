@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from tests.support.browser import CONTRAST, opened_page
+from tests.support.browser import CONTRAST, opened
 
 HOSTILE = "<img src=x onerror='window.harmed = 1'>"
 STEPS = 100_000  # of which each is recorded
@@ -36,8 +36,8 @@ def test_a_long_run_is_a_small_page_that_can_be_read(
     page_file = tmp_path / "report.html"
     package("runtime.report").write_page(runs, page_file)
     assert page_file.stat().st_size < 200_000
-    with opened_page(browser, page_file) as page:
-        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    address = page_file.as_uri()
+    with opened(browser, address, (address,), color_scheme=scheme) as page:
         charts = page.locator("figure")
         assert charts.locator("b").all_inner_texts() == ["loss", "<script>window.harmed=2</script>", "lr"]
         assert [chart.locator("path").count() for chart in charts.all()] == [2, 2, 2]

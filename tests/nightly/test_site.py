@@ -5,7 +5,7 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks.site import served
-from generator.answers.combinations import Combination, covering
+from generator.answers.combinations import covering
 from generator.answers.questions import TEMPLATE
 from generator.render.project import NAME, Tree, read_tree
+from tests.support.browser import opened as opened_alone
 from tests.support.processes import output_of
 from website.build import build_preview, unpack_packages
 
@@ -47,22 +48,9 @@ def site(snapshot: Path, packages: dict[str, Path], tmp_path_factory: pytest.Tem
         yield f"{address}/preview/index.html"
 
 
-@contextmanager
-def opened(browser: "Browser", address: str, **options: Any) -> Iterator["Page"]:
-    """Open a page. Fails where a script does, or the console says anything, or something else is asked for."""
-    page = browser.new_page(**{"viewport": DESK, **options})
-    problems: list[str] = []
-    asked: list[str] = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda message: problems.append(message.text))
-    page.on("requestfailed", lambda request: problems.append(f"{request.url} failed"))
-    page.on("response", lambda response: problems.extend([f"{response.url} is not there"] * (response.status >= 400)))
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto(address)
-    yield page
-    page.close()
+def opened(browser: "Browser", address: str, **options: Any) -> AbstractContextManager["Page"]:
     own = ("/".join(address.split("/")[:3]), "data:", "blob:")
-    assert problems + [url for url in asked if not url.startswith(own)] == []
+    return opened_alone(browser, address, own, **{"viewport": DESK, **options})
 
 
 def wait_for(page: "Page", command: str) -> None:
@@ -79,9 +67,7 @@ def downloaded(page: "Page") -> Tree:
         }
 
 
-def test_a_browser_renders_the_bytes_of_copier(
-    site: str, browser: "Browser", legal: list[Combination], project: Any
-) -> None:
+def test_a_browser_renders_the_bytes_of_copier(site: str, browser: "Browser", legal: Any, project: Any) -> None:
     with opened(browser, site) as page:
         for combination in covering(legal, 1):
             answers = {key: str(value).lower() for key, value in combination.answers}
@@ -152,9 +138,7 @@ def violations(page: "Page", axe: str) -> Any:
 
 
 @pytest.mark.parametrize(("scheme", "viewport"), [("light", DESK), ("dark", PHONE)], ids=["desk", "phone"])
-def test_the_preview_is_accessible(
-    scheme: str, viewport: dict[str, int], site: str, browser: "Browser", axe: str
-) -> None:
+def test_the_preview_is_accessible(scheme: str, viewport: Any, site: str, browser: "Browser", axe: str) -> None:
     with opened(browser, site, color_scheme=scheme, viewport=viewport) as page:
         page.locator("#code .row").first.wait_for()
         assert violations(page, axe) == []

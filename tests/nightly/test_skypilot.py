@@ -33,9 +33,8 @@ CATALOG = "from sky.catalog import common; print(common.get_catalog_path('common
 
 @pytest.fixture(scope="module")
 def shown(project: Render) -> str:
-    [task] = re.findall(
-        r"`skypilot.yaml`:\n\n```yaml\n(.*?)^```", (project() / "LAUNCHING.md").read_text(), re.M | re.S
-    )
+    page = (project() / "LAUNCHING.md").read_text()
+    [task] = re.findall(r"`skypilot.yaml`:\n\n```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     return str(task)
 
 

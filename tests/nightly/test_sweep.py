@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,11 +44,9 @@ def start() -> Iterator[Start]:
 
     def begin(project: Path, trials: int) -> subprocess.Popen[str]:
         command, pipe = [sys.executable, "sweep.py", "--trials", str(trials)], subprocess.PIPE
-        worker = subprocess.Popen(
-            command, cwd=project, env=ENV, stdout=pipe, stderr=pipe, text=True, start_new_session=True
-        )
-        workers.append(worker)
-        return worker
+        where: dict[str, Any] = {"cwd": project, "env": ENV, "start_new_session": True}
+        workers.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, **where))
+        return workers[-1]
 
     yield begin
     for worker in workers:
@@ -67,8 +66,7 @@ def states_of(project: Path) -> list[str]:
 
 
 def accuracy_of(run_dir: Path) -> float:
-    accuracy: float = json.loads((run_dir / "result.json").read_text())["best"]["accuracy"]
-    return accuracy
+    return float(json.loads((run_dir / "result.json").read_text())["best"]["accuracy"])
 
 
 def log_of(project: Path, number: int) -> str:

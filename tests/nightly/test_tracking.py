@@ -10,13 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.check.train.records import (
-    READERS,
-    mlflow_runs,
-    read_jsonl,
-    wandb_files,
-    wandb_records,
-)
+from generator.check.train.records import READERS, mlflow_runs, read_jsonl, wandb_files, wandb_records
 from tests.conftest import Render
 from tests.support.ranks import lone_error_in, train_on_ranks
 from tests.support.training import train

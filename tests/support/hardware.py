@@ -49,9 +49,3 @@ def see_gpus(*uuids: str) -> None:
         set_device=lambda device: None,
         is_tf32_supported=lambda: True,
     )
-
-
-def nvidia_smi(folder: Path, script: str) -> None:
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 SAMPLES, FEATURES, CLASSES = 119, 5, 3
 EPOCHS = 3
+Orders = Sequence[Sequence[int]]  # of the samples, in each epoch
+AfterStep = Callable[[Mapping[str, Tensor]], object]
 
 # An owner's data.py and model.py: without augmentation, dropout and BatchNorm, which make numbers a matter of ranks.
 DATA = f"""
@@ -60,7 +62,7 @@ class Recipe:
     clip_norm: float
 
 
-def windows(recipe: Recipe, orders: Sequence[Sequence[int]]) -> Iterator[tuple[Sequence[int], float]]:
+def windows(recipe: Recipe, orders: Orders) -> Iterator[tuple[Sequence[int], float]]:
     """The samples and the learning rate of each optimizer step, for the order of each epoch."""
     used = SAMPLES - SAMPLES % recipe.micro_batch
     in_epoch = math.ceil(used / recipe.batch)
@@ -97,11 +99,7 @@ class Average:
 
 
 def train(
-    recipe: Recipe,
-    orders: Sequence[Sequence[int]],
-    ignored: int = -100,
-    after_step: Callable[[Mapping[str, Tensor]], object] = id,
-    parts: int | None = None,
+    recipe: Recipe, orders: Orders, ignored: int = -100, after_step: AfterStep = id, parts: int | None = None
 ) -> tuple[dict[str, Tensor], list[float]]:
     """Train on whole batches, of which the samples of one class may not count.
 

@@ -14,14 +14,7 @@ from generator.chaos import invariants
 from generator.chaos.faults import DONE, FAULTS, KILLED, LOST, REFUSED, Need, possible_faults
 from generator.chaos.invariants import unexpected_failure
 from generator.chaos.job import Job, environment
-from generator.chaos.nemesis import (
-    HANGS_AFTER,
-    Baseline,
-    Nemesis,
-    UnsuitableProject,
-    follow,
-    took_effect,
-)
+from generator.chaos.nemesis import HANGS_AFTER, Baseline, Nemesis, UnsuitableProject, follow, took_effect
 from generator.chaos.schedule import TOGETHER, TRAINING, Fault, Schedule, Start, draw, shrink
 from generator.chaos.surroundings import SharedMemory
 from generator.cli.chaos import NEEDS
@@ -139,7 +132,7 @@ def test_a_run_without_a_word_hangs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "hit", "code", "output", "wrong"),
+    ("kinds", "hit", "code", "told", "wrong"),
     [
         ("kill a rank", 1, LOST, "error: rank 1 is silent: it was training", ""),
         ("kill a rank", 1, LOST, "error: rank 0 is silent: it was training", "no line that has the cause"),
@@ -172,10 +165,8 @@ def test_a_run_without_a_word_hangs(tmp_path: Path) -> None:
         ("CPU quota", None, LOST, "error: rank 1 does not come: it is training", "exit code 69"),
     ],
 )
-def test_the_cause_that_is_said_is_the_true_one(
-    kinds: str, hit: int | None, code: int, output: str, wrong: str
-) -> None:
-    said = unexpected_failure([fault(kind) for kind in kinds.split(", ")], hit, code, output, hides=())
+def test_the_cause_that_is_said_is_the_true_one(kinds: str, hit: int | None, code: int, told: str, wrong: str) -> None:
+    said = unexpected_failure([fault(kind) for kind in kinds.split(", ")], hit, code, told, hides=())
     assert wrong in said
     assert bool(wrong) == bool(said)
 

@@ -10,15 +10,10 @@ from generator.answers.questions import Choice, Question
 
 # A car has wheels; only a boat has a mast.
 VALUES: dict[str, list[Any]] = {"kind": ["car", "boat"], "colour": ["red", "blue", "green"], "mast": [False, True]}
-QUESTIONS = [
-    Question(key, "", values[0], tuple(Choice(value, str(value), False) for value in values))
-    for key, values in VALUES.items()
-]
-LEGAL = [
-    Combination.of(dict(zip(VALUES, row, strict=True)))
-    for row in itertools.product(*VALUES.values())
-    if row[0] == "boat" or not row[2]
-]
+CHOICES = {key: tuple(Choice(value, str(value), False) for value in values) for key, values in VALUES.items()}
+QUESTIONS = [Question(key, "", choices[0].value, choices) for key, choices in CHOICES.items()]
+ROWS = [row for row in itertools.product(*VALUES.values()) if row[0] == "boat" or not row[2]]
+LEGAL = [Combination.of(dict(zip(VALUES, row, strict=True))) for row in ROWS]
 
 
 @pytest.mark.parametrize(

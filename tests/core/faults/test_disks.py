@@ -14,7 +14,15 @@ import pytest
 from tests.conftest import Render
 from tests.support.hardware import small_disk
 from tests.support.processes import hang_timeout, scaled
-from tests.support.ranks import assert_same_state, lone_error_in, names, project_module, run_train, train_on_ranks, wrap
+from tests.support.ranks import (
+    assert_same_state,
+    lone_error_in,
+    names,
+    on_compute,
+    project_module,
+    run_train,
+    train_on_ranks,
+)
 from tests.support.training import HAS_GPU, ON_DEVICE, checkpoint
 
 NEEDS_MOUNT = pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount")
@@ -77,16 +85,12 @@ def fail_while_saving() -> None:
         time.sleep(2 if here.step else 0)
         return int(write(file, data))
 
-    def make(compute: Any) -> Any:
-        def compute_or_fail(model: Any, batch: Any) -> Any:
-            if here.step == 2:
-                raise project_module("runtime.exits").UserError("the task is wrong")
-            return compute(model, batch)
-
-        return compute_or_fail
+    def fail(model: Any, batch: Any) -> None:
+        if here.step == 2:
+            raise project_module("runtime.exits").UserError("the task is wrong")
 
     file.write = write_slowly
-    wrap("task.compute", make)
+    on_compute(fail)
     run_train()
 
 

@@ -18,7 +18,7 @@ from generator.answers.combinations import Combination, covering
 from tests.conftest import Package, Render
 from tests.support.hardware import see_gpus
 from tests.support.processes import hang_timeout, output_of, wait_until
-from tests.support.ranks import error_in, join, run_train, start_ranks, wrap
+from tests.support.ranks import error_in, join, on_compute, run_train, start_ranks
 from tests.support.training import ON_CPU, module_of
 
 
@@ -54,6 +54,11 @@ FULL: list[tuple[Exception, str]] = [
     (RuntimeError("can't start new thread"), "(RuntimeError can't start new thread)"),
     (OSError(12, "Cannot allocate memory"), "(OSError [Errno 12] Cannot allocate memory)"),
 ]
+# Where a rank learns that its GPU is full, and how it is told.
+PLACES: dict[str, tuple[Any, Exception]] = {
+    "set_device": (torch.cuda, torch.AcceleratorError(DRIVER)),
+    "init_process_group": (torch.distributed, torch.distributed.DistBackendError(NCCL)),
+}
 
 
 @pytest.mark.parametrize(("error", "shown"), FULL, ids=repr)
@@ -62,13 +67,6 @@ def test_a_rank_that_is_out_of_memory_says_what_to_lower(error: Exception, shown
     with pytest.raises(exits.OutOfMemory, match=r"^rank 1 is out of memory.*--accum-steps") as raised:
         exits.raise_for_user(error, 1)
     assert str(raised.value).endswith(shown)
-
-
-# Where a rank learns that its GPU is full, and how it is told.
-PLACES: dict[str, tuple[Any, Exception]] = {
-    "set_device": (torch.cuda, torch.AcceleratorError(DRIVER)),
-    "init_process_group": (torch.distributed, torch.distributed.DistBackendError(NCCL)),
-}
 
 
 def meet_a_full_gpu() -> None:
@@ -81,15 +79,11 @@ def meet_a_full_gpu() -> None:
             setattr(module, place, Mock(side_effect=error))
         join(None, backend="gloo")
 
-    def make(compute: Any) -> Any:
-        def compute_or_fail(model: Any, batch: Any) -> Any:
-            if torch.distributed.get_rank() == 1 and next(batches) == 3:
-                raise torch.OutOfMemoryError(ALLOCATOR)
-            return compute(model, batch)
+    def fail(model: Any, batch: Any) -> None:
+        if torch.distributed.get_rank() == 1 and next(batches) == 3:
+            raise torch.OutOfMemoryError(ALLOCATOR)
 
-        return compute_or_fail
-
-    wrap("task.compute", make)
+    on_compute(fail)
     run_train()
 
 

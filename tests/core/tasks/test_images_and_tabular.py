@@ -20,6 +20,9 @@ from tests.support.training import checkpoint
 
 COLOURS = {"blue": (0, 0, 200), "green": (0, 200, 0), "red": (200, 0, 0)}
 QUICK = {"image_size": 8, "global_batch_size": 8, "epochs": 1, "warmup_steps": 0}
+SAME_CLASSES = "--data: {}/train and {}/val must have the same classes,"
+HEADER = ("height", "width", "price")
+Modules = Callable[[str], Any]
 
 
 @pytest.fixture
@@ -32,9 +35,6 @@ def images(tmp_path: Path) -> Path:
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (9 + number, 30 - number), colour).save(file)
     return tmp_path / "images"
-
-
-Modules = Callable[[str], Any]
 
 
 @pytest.fixture
@@ -51,9 +51,6 @@ def refusal(of_task: Modules, work: Callable[[], Any]) -> str:
     with pytest.raises(of_task("runtime.exits").UserError) as raised:
         work()
     return str(raised.value)
-
-
-SAME_CLASSES = "--data: {}/train and {}/val must have the same classes,"
 
 
 def empty(folder: Path) -> None:
@@ -162,9 +159,6 @@ def test_predict_says_what_the_model_sees_in_an_image(of_images: Modules, images
     assert said.startswith(f"{images}/nonsense.png is no image that can be read: ")
 
 
-HEADER = ("height", "width", "price")
-
-
 def write_csv(file: Path, rows: list[Any], header: Any = HEADER) -> Path:
     with open(file, "w", newline="") as text:
         csv.writer(text).writerows([header, *rows])
@@ -236,12 +230,10 @@ def test_predict_reads_the_columns_that_the_model_knows(of_tables: Modules, tmp_
     """In any order, beside others that need not be numbers; the weights bring along what standardises them."""
     task, rows = of_tables("task"), some_rows(40)
     tables: dict[str, list[Any]] = {"table.csv": rows, "other.csv": [[i, -i, i % 2] for i in range(20)]}
-    configs = [
-        of_tables("config").Config(data=write_csv(tmp_path / name, table), target="price")
-        for name, table in tables.items()
-    ]
+    make, build = of_tables("config").Config, of_tables("model").build_model
     torch.manual_seed(0)
-    trained, loaded = [of_tables("model").build_model(config).eval() for config in configs]
+    files = (write_csv(tmp_path / name, table) for name, table in tables.items())
+    trained, loaded = [build(make(data=file, target="price")).eval() for file in files]
     loaded.load_state_dict(trained.state_dict())
     named = [["a", width, height] for height, width, _ in rows]
     table = write_csv(tmp_path / "new.csv", named, ["name", "width", "height"])

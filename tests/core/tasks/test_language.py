@@ -1,7 +1,6 @@
 """Tokens in files: each is learned or held out once, wherever it lies, and what is wrong is said in one line."""
 
 import random
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.conftest import Package, Render
 from tests.core.exact.test_resume import assert_ends_like, stopped_at
 from tests.core.tasks.test_images_and_tabular import Modules, refusal
 from tests.support.forked_runs import Program, run_all
+from tests.support.processes import output_of
 from tests.support.training import differences
 
 TINY = {"width": 8, "layers": 1, "heads": 2, "context": 8}
@@ -110,14 +110,11 @@ def test_shards_hold_what_the_tokenizer_says(language: Modules, own_project: Ren
     tokenizer.train([*map(str, texts)], trainers.BpeTrainer(vocab_size=300, show_progress=False))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     command: list[str | Path] = [sys.executable, "-m", "ddp_project.data", tmp_path / "shards", *texts, "--tokenizer"]
-    done = subprocess.run(
-        [*command, tmp_path / "tokenizer.json"], cwd=own_project(task="language"), capture_output=True, text=True
-    )
+    printed = output_of([*command, tmp_path / "tokenizer.json"], own_project(task="language"))
     [shard] = (tmp_path / "shards").iterdir()
-    expected = [
-        token for text in texts for line in text.read_text().splitlines(True) for token in tokenizer.encode(line).ids
-    ]
-    assert done.stdout == f"{shard}: {len(expected)} tokens of {tokenizer.get_vocab_size()}\n", done.stderr
+    lines = [line for text in texts for line in text.read_text().splitlines(True)]
+    expected = [token for line in lines for token in tokenizer.encode(line).ids]
+    assert printed == f"{shard}: {len(expected)} tokens of {tokenizer.get_vocab_size()}\n"
     assert np.fromfile(shard, np.uint16).tolist() == expected
     assert len(language("data").load_data(config(language, data=(shard,), vocabulary=300))) == 2
 

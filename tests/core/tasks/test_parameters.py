@@ -48,6 +48,8 @@ built: dict[str, Any] = {{}}
 model_py.build_model, build_optimizer, lr_at = changed_model, changed_optimizer, later
 '''
 IMPORTS = "from . import model as model_py\nfrom .runtime.update import Optimizers\n\n"
+SOMETIMES = f"""network.sometimes = nn.Linear(10, 10)
+    network.classifier.register_forward_hook(lambda _, __, x: network.sometimes(x) if {RANK} == 1 else x)"""
 
 
 def changed(project: Path, place: Path, model: str = "pass", optimizer: str = "", later: str = "pass") -> Path:
@@ -85,11 +87,7 @@ AT_THE_START = {  # by what is wrong: the model, the optimizer, and the error
     "SparseAdam": ("pass", "torch.optim.SparseAdam(model.parameters())", "task.py: SparseAdam needs sparse gradients"),
     "an unused layer": ("network.unused = nn.Linear(3, 3)", "", f"{NO_PART}unused.weight, unused.bias"),
     "twice": ("pass", "Optimizers(build(model, config), AdamW(model.features.parameters()))", "task.py: build_optim"),
-    "of the task": (
-        "pass",
-        TOO_MANY,
-        "task.py: the optimizer steps what build_model() did not make, so is not averaged",
-    ),
+    "of the task": ("pass", TOO_MANY, "task.py: the optimizer steps what build_model() did not make, so is not"),
 }
 
 
@@ -99,10 +97,6 @@ def test_it_is_refused_at_the_start(what: str, small: Render, tmp_path: Path) ->
     project = changed(small(), tmp_path / "project", model, optimizer)
     assert words in refusal(Program(project, tmp_path / "run", OPTIONS))
     assert not [*(tmp_path / "run").glob("checkpoints/*.pt")]
-
-
-SOMETIMES = f"""network.sometimes = nn.Linear(10, 10)
-    network.classifier.register_forward_hook(lambda _, __, x: network.sometimes(x) if {RANK} == 1 else x)"""
 
 
 def test_a_layer_that_one_rank_alone_uses_is_named(small: Render, tmp_path: Path) -> None:
@@ -164,7 +158,6 @@ def test_a_layer_that_the_last_micro_batch_leaves_out(options: dict[str, Any], s
 
 def test_parameters_may_wait_for_their_time_in_a_group_without_a_rate(small: Render, tmp_path: Path) -> None:
     groups = "{'params': model.classifier.parameters()}, {'params': model.features.parameters(), 'lr_scale': 0}"
-    project = changed(
-        small(), tmp_path / "project", "pass", f"AdamW([{groups}])", "optimizer.param_groups[1]['lr_scale'] = 1.0"
-    )
+    later = "optimizer.param_groups[1]['lr_scale'] = 1.0"
+    project = changed(small(), tmp_path / "project", "pass", f"AdamW([{groups}])", later)
     run_all([[Program(project, tmp_path / "run", OPTIONS)]])

@@ -18,36 +18,22 @@ SUMMARY = "{}\n\n\ndef summarize(means):\n    "
 NONSENSE = [
     ('reduction="sum"', 'reduction="none"', 'the sum of "loss" must be a scalar, not of shape (12,)'),
     ("F.cross_entropy($$$A)", "{}.detach()", '"loss" has no gradient'),
-    (
-        '"loss": $X',
-        '"error": $X',
-        "compute() must return a dict with \"loss\": Mean(sum, count), not a dict of ['error', ",
-    ),
+    ('"loss": $X', '"error": $X', 'compute() must return a dict with "loss": Mean(sum, count), not a dict of [\'err'),
     ("return $X", "return logits.sum()", 'compute() must return a dict with "loss": Mean(sum, count), not Tensor'),
     ('"accuracy": $X', '"accuracy": 0.5', '"accuracy" must be a Mean(sum, count) of tensors or numbers, not 0.5'),
-    (
-        '"accuracy": $X',
-        '"accuracy": Mean(logits.sum(dim=0), 1)',
-        '"accuracy" has shape (10,): let summarize() make a n',
-    ),
+    ('"accuracy": $X', '"accuracy": Mean(logits.sum(dim=0), 1)', '"accuracy" has shape (10,): let summarize() make'),
     ('BEST = "accuracy"', f"{SUMMARY}means.clear()", "summarize() must return a dict of numbers, and returned None"),
-    (
-        'BEST = "accuracy"',
-        f"{SUMMARY}return means | {{'rank': 'n/a'}}",
-        "\"rank\" is 'n/a' of type str: let summarize() make",
-    ),
+    ('BEST = "accuracy"', f"{SUMMARY}return means | {{'rank': 'n/a'}}", "\"rank\" is 'n/a' of type str: let summ"),
     ('"loss": Mean($X, $Y)', '"loss": Mean($X, 0)', 'the count of "loss" is 0 over all ranks'),
     ('"accuracy": $X', f'f"accuracy{{{RANK}}}": $X', "compute() must return the same names and shapes on every rank"),
     ('BEST = "accuracy"', 'BEST = "f1"', 'BEST is "f1", which is none of the metrics: loss, accuracy'),
 ]
 
 
-@pytest.mark.parametrize(("pattern", "replacement", "words"), NONSENSE)
-def test_nonsense_is_refused_in_one_line(
-    pattern: str, replacement: str, words: str, small: Render, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("pattern", "edited", "words"), NONSENSE)
+def test_nonsense_is_refused_in_one_line(pattern: str, edited: str, words: str, small: Render, tmp_path: Path) -> None:
     project = shutil.copytree(small(), tmp_path / "project")
-    Rewrite(pattern, replacement, "" if "BEST" in pattern else "compute").apply(project / "ddp_project" / "task.py")
+    Rewrite(pattern, edited, "" if "BEST" in pattern else "compute").apply(project / "ddp_project" / "task.py")
     [[ended]] = run_all([[Program(project, tmp_path / "run", OPTIONS, code=2)]])
     assert f"task.py: {words}" in error_in(ended.output)
     assert not [*(tmp_path / "run").glob("checkpoints/*.pt")]
@@ -87,15 +73,13 @@ ON_ONE_RANK = f"""network.sometimes = nn.Linear(10, 10)
     network.classifier.register_forward_hook(
         lambda _, __, logits: network.sometimes(logits) if {RANK} == 1 or not network.training else logits
     )"""
+TIED = """network.classifier.extend([nn.Linear(10, 10), nn.Linear(10, 10)])
+    network.classifier[4].weight = network.classifier[3].weight"""
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "frozen parameters": ("network.features.requires_grad_(False)", {}),
     "unused parameters": ("network.unused = nn.Linear(3, 3)", UNUSED),
     "parameters that one rank alone uses": (ON_ONE_RANK, UNUSED),
-    "tied weights": (
-        "network.classifier.extend([nn.Linear(10, 10), nn.Linear(10, 10)])\n"
-        "    network.classifier[4].weight = network.classifier[3].weight",
-        {},
-    ),
+    "tied weights": (TIED, {}),
     "integer buffers": ('network.register_buffer("seen", __import__("torch").zeros(3, dtype=int))', {}),
     "no BatchNorm": ("network.features = nn.Sequential(nn.Conv2d(1, 64, 4, stride=4))", {}),
 }

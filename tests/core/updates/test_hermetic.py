@@ -10,6 +10,7 @@ from generator.render.git import SETTINGS
 from generator.update.edits import ChangedFile, carry_edits, choose_edits
 from generator.update.history import NEXT, clone_history, read_releases
 from generator.update.replay import carry
+from tests.support.processes import write_program
 
 HOSTILE = """
 [user]
@@ -26,9 +27,7 @@ HOSTILE = """
 
 
 def test_settings_of_the_user_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "hooks").mkdir()
-    (tmp_path / "hooks" / "pre-commit").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "hooks" / "pre-commit").chmod(0o755)
+    write_program(tmp_path / "hooks" / "pre-commit", "exit 1")
     (tmp_path / "config").write_text(HOSTILE.format(hooks=tmp_path / "hooks"))
     for variable in SETTINGS:
         monkeypatch.delenv(variable)

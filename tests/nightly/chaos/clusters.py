@@ -26,9 +26,7 @@ from tools.slurm import NODES as OF_SLURM
 
 NODES = 2
 HEAD_TIMEOUT = 10  # seconds, of launch.sh
-WALL = (
-    "add table inet chaos; add chain inet chaos in {{ type filter hook input priority 0; }}; add rule inet chaos in {}"
-)
+WALL = "add table inet ddp; add chain inet ddp in {{ type filter hook input priority 0; }}; add rule inet ddp in {}"
 # A kernel need not have netem, which delays packets; to drop what comes too fast slows connections, too.
 DROPPED = {"slow": "limit rate over 500 kbytes/second drop", "lossy": "numgen random mod 100 < 5 drop"}
 LOOKS_EVERY = 0.2  # seconds: each look at a job of Slurm starts a program
@@ -45,7 +43,7 @@ class HostLink:
     def set_state(self, state: str) -> None:
         for host in self.hosts:
             host.set_link("down" if state == "cut" else "up")
-            subprocess.run(host.command("nft", "delete table inet chaos"), capture_output=True)  # if there is one
+            subprocess.run(host.command("nft", "delete table inet ddp"), capture_output=True)  # if there is one
             if state in DROPPED:
                 host.run("nft", WALL.format(f"iifname {LINK} {DROPPED[state]}"))
 

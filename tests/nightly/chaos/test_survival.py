@@ -36,6 +36,8 @@ OF_LOGGER = 20
 GATE = "add table inet {name}; add chain inet {name} out {{ type filter hook output priority 0; }}; "
 STATES = {"gone": "reject with tcp reset", "silent": "drop"}
 Note = Callable[[str, Counter[str]], None]
+NO_MPI = pytest.mark.skipif(not mpi.openmpi_mpirun(), reason="there is no Open MPI")
+LAUNCHERS = ["torchrun", "spawn", "launch", pytest.param("mpirun", marks=NO_MPI)]
 
 
 def slowness() -> float:
@@ -52,10 +54,6 @@ def note(measured: Measured) -> Note:
             measured("chaos", f"{to}: {kind}", times)
 
     return note
-
-
-NO_MPI = pytest.mark.skipif(not mpi.openmpi_mpirun(), reason="there is no Open MPI")
-LAUNCHERS = ["torchrun", "spawn", "launch", pytest.param("mpirun", marks=NO_MPI)]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

@@ -38,6 +38,8 @@ STEPS = 22  # of the epoch
 BAD_STEPS = (3, 9, 10)
 LAST_GOOD = 4  # where all steps after it are bad
 SGD = '__import__("torch").optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=False)'
+# Batches with a negative number do not count, as those of padding alone.
+COUNTED = Rewrite('"loss": Mean($X, $Y)', '"loss": Mean($X * (images.min() >= 0), $Y * (images.min() >= 0))', "compute")
 
 
 @pytest.fixture
@@ -119,10 +121,6 @@ def test_bad_steps_leave_no_trace(name: str, program: Any, measured: Measured) -
         assert precision == "fp16" or log.count("steps left out") == len(BAD_STEPS), "float16 may overflow by itself"
         assert "done: " in log
     measured("finite", f"{name}: checkpoints with a bad number, of {len(runs) * STEPS}", 0)
-
-
-# Batches with a negative number do not count, as those of padding alone.
-COUNTED = Rewrite('"loss": Mean($X, $Y)', '"loss": Mean($X * (images.min() >= 0), $Y * (images.min() >= 0))', "compute")
 
 
 @pytest.mark.parametrize("precision", ["auto", "fp16"])

@@ -19,41 +19,25 @@ DAMAGE = "test_a_damaged_checkpoint_gives_way_to_the_one_before"
 TESTS = {NUMBERS: "exact", RESUME: "exact", KILL: "faults", STOP: "faults", DAMAGE: "faults"}
 TRAIN = "train.py"
 # Parts of what is edited.
-BACKWARD, SAVED = "run.update.backward($$$LOSS,", "$M.Checkpoints($$$PARTS,"
-BATCHES, DROP = "EvaluationSampler($SAMPLES{}, $SIZE, world)", " - $SAMPLES % world.world_size"
-ONCE = "nullcontext() if $I == {} else $NO_SYNC"
-OWN_COUNTS = "({} if self.finite_only else $COUNTS)"
-CHECKPOINT, LOADING, METER, SAMPLING, STORAGE = (
-    f"ddp_project/runtime/{name}.py" for name in ("checkpoint", "loading", "meter", "sampling", "storage")
-)
-
-
+BY_LENGTH, BY_OPTION = (f"run.update.backward($$$LOSS, {by})" for by in ("len($N)", "run.config.accum_steps"))
+BATCH, DROP = "EvaluationSampler($SAMPLES{}, $SIZE, world)", " - $SAMPLES % world.world_size"
+ONCE, SAVED = "nullcontext() if $I == {} else $NO_SYNC", "$M.Checkpoints($$$PARTS,"
+OWN_COUNTS, REDUCE = "({} if self.finite_only else $C)", "MetricAccumulator.reduce"
+FILES = ("checkpoint", "loading", "meter", "sampling", "storage")
+CHECKPOINT, LOADING, METER, SAMPLING, STORAGE = (f"ddp_project/runtime/{name}.py" for name in FILES)
 # By the test that must fail: mistakes, each with the file and the edit.
 MISTAKES: dict[str, dict[str, tuple[str, ...]]] = {
     NUMBERS: {
         "every epoch has the same order": (LOADING, "$S.set_epoch($EPOCH, $$$A)", "$S.set_epoch(0, $$$A)"),
-        "a short window is divided by --accum-steps": (
-            TRAIN,
-            f"{BACKWARD} len($N))",
-            f"{BACKWARD} run.config.accum_steps)",
-        ),
+        "a short window is divided by --accum-steps": (TRAIN, BY_LENGTH, BY_OPTION),
         "gradients are never set to zero": (TRAIN, "$OPTIMIZER.zero_grad()", ""),
         "the first backward pass of a window reduces, not the last": (TRAIN, ONCE.format("$LAST"), ONCE.format("1")),
         "training goes past DistributedDataParallel": (TRAIN, "run.ddp($BATCH)", "run.ddp.module($BATCH)"),
         "clipping is forgotten": (TRAIN, "torch.nn.utils.clip_grads_with_norm_($WEIGHTS, $LARGEST, $NORM)", "pass"),
         "the learning rate stays at its first value": (TRAIN, '$GROUP["lr"] = $LR', '$GROUP["lr"] = run.config.lr'),
         "every rank trains on the same samples": (SAMPLING, "self.skip + $OWN", "self.skip"),
-        "evaluation drops what does not fill a batch of every rank": (
-            LOADING,
-            BATCHES.format(""),
-            BATCHES.format(DROP),
-        ),
-        "rank 0 logs its own validation loss": (
-            METER,
-            "reduce_tensor($COUNTS, $OP)",
-            OWN_COUNTS,
-            "MetricAccumulator.reduce",
-        ),
+        "evaluation drops what does not fill a batch of every rank": (LOADING, BATCH.format(""), BATCH.format(DROP)),
+        "rank 0 logs its own validation loss": (METER, "reduce_tensor($C, $OP)", OWN_COUNTS, REDUCE),
     },
     RESUME: {
         "the model is left in evaluation mode": (TRAIN, "$MODEL.train()", "", "evaluate"),
@@ -65,11 +49,7 @@ MISTAKES: dict[str, dict[str, tuple[str, ...]]] = {
     KILL: {"files are written in their place": (STORAGE, "os.replace($$$A)", "shutil.copy($$$A)", "atomic_write")},
     STOP: {
         "a stop writes no checkpoint": (TRAIN, "run.checkpoints.save(wait=True)", "", "main"),
-        "each rank looks at its own signals alone": (
-            TRAIN,
-            "run.stop.agreed = $X",
-            "run.stop.agreed = run.stop.received",
-        ),
+        "each rank looks at its own signals alone": (TRAIN, "run.$S.agreed = $X", "run.$S.agreed = run.$S.received"),
     },
     DAMAGE: {"a damaged checkpoint is not noticed": (CHECKPOINT, "problem = $X", "problem = None", "first_whole")},
 }

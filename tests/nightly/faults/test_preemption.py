@@ -23,6 +23,8 @@ LAST = 120
 STEPS = ("--max-steps", str(LAST), "--log-every", "2")
 TWO_NODES = ("--nodes=2", "--ntasks-per-node=1")
 KILLED, STOPPED = 137, 75
+Paced = Callable[[str], Path]
+UP = ["--batch", "--signal=USR1"]  # what Slurm sends when the time is up
 
 
 def process_of_rank(rank: str, run_dir: Path) -> int:
@@ -42,9 +44,6 @@ def since(started: float) -> float:
 def has_trained(run_dir: Path) -> bool:
     log = run_dir / "train.log"
     return log.exists() and "step 2 " in log.read_text()
-
-
-Paced = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
@@ -169,9 +168,6 @@ def test_a_job_whose_rank_was_killed_goes_on_when_it_is_queued_again(
     assert (ended.state, ended.exit_code) == ("FAILED", KILLED)
     requeue(job)
     job.assert_goes_on(whole)
-
-
-UP = ["--batch", "--signal=USR1"]  # what Slurm sends when the time is up
 
 
 @pytest.mark.parametrize(

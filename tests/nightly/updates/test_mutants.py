@@ -12,6 +12,10 @@ from tools.rewriting import Rewrite
 
 PACKAGE = "template/{{package_name}}"
 DEFAULTS = ("launcher=torchrun", "backend=auto", "amp=none", "sync_bn=false", "logging=console")
+ASKS_MORE = Rewrite("training, validation = $X", "training, validation, _ = $X", "load")
+BEGINS_ANEW = Rewrite("vars(self).update($X)", "pass", "Progress.load_state_dict")
+ANOTHER_FORMAT = Rewrite('"model": $MODEL', '"weights": $MODEL', "Checkpoints.__init__")
+RESUMED = "resume: v1.0.0 -> v99999, digits-torchrun-auto-none-false-console"
 
 
 def found(versions: MadeUp, workers: Workers, *parts: str, only: Sequence[str] = DEFAULTS) -> str:
@@ -66,12 +70,10 @@ def test_repeated_lines_and_the_edit_that_they_misplace(made_up: MadeUp, workers
     first, second = (REPEATED.format(name=name, factor=2) for name in ("doubled", "twice"))
     module.write_text(code + first + second)
     made_up.release("1.1.0")
-    assert "repeats: ddp_project/runtime/permutation.py: the lines around line " in found(
-        made_up, workers, "history", "files", "repeats"
-    )
-    module.write_text(
-        code + first.replace("value * 2", "value + value").replace("sorted(totals)", "list(totals)") + second
-    )
+    wrong = found(made_up, workers, "history", "files", "repeats")
+    assert "repeats: ddp_project/runtime/permutation.py: the lines around line " in wrong
+    edited = first.replace("value * 2", "value + value").replace("sorted(totals)", "list(totals)")
+    module.write_text(code + edited + second)
     wrong = found(made_up, workers, "history", "edits")
     assert "in doubled.for: it has moved to twice.for" in wrong
 
@@ -89,18 +91,7 @@ def test_answers_that_are_forgotten(made_up: MadeUp, workers: Workers) -> None:
     ]
 
 
-ANOTHER_FORMAT = Rewrite('"model": $MODEL', '"weights": $MODEL', "Checkpoints.__init__")
-RESUMED = "resume: v1.0.0 -> v99999, digits-torchrun-auto-none-false-console"
-
-
-@pytest.mark.parametrize(
-    ("file", "edit"),
-    [
-        ("loading.py", Rewrite("training, validation = $X", "training, validation, _ = $X", "load")),
-        ("meter.py", Rewrite("vars(self).update($X)", "pass", "Progress.load_state_dict")),
-    ],
-    ids=["asks more of the owner's data", "begins anew"],
-)
+@pytest.mark.parametrize(("file", "edit"), [("loading.py", ASKS_MORE), ("meter.py", BEGINS_ANEW)])
 def test_runs_that_cannot_go_on(file: str, edit: Rewrite, made_up: MadeUp, workers: Workers) -> None:
     edit.apply(made_up.folder / PACKAGE / "runtime" / file)
     assert f"{RESUMED}: the updated project " in found(made_up, workers, "history", "resume")
@@ -124,11 +115,8 @@ def test_a_version_that_asks_for_trust(made_up: MadeUp, workers: Workers) -> Non
 
 def test_versions_that_refuse_old_answers_or_write_something_else_each_time(made_up: MadeUp, workers: Workers) -> None:
     made_up.replace("template/README.md.jinja", "{{ description }}", "{{ description }} in {{ _copier_conf.dst_path }}")
-    made_up.replace(
-        "copier.yml",
-        "    none (float32):\n      value: none\n",
-        "    none (float32):\n      value: none\n      validator: not any more\n",
-    )
+    none = "    none (float32):\n      value: none\n"
+    made_up.replace("copier.yml", none, f"{none}      validator: not any more\n")
     wrong = found(made_up, workers, "history", only=[*DEFAULTS[:2], "amp=none,torch", *DEFAULTS[3:]])
     assert "digits-torchrun-auto-none-false-console: the update to v99999 is refused: " in wrong
     assert "digits-torchrun-auto-torch-false-console: after the update README.md has another content" in wrong

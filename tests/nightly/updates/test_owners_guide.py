@@ -21,6 +21,7 @@ from tools.rewriting import Rewrite
 
 Shell = Callable[..., str]
 REAL_EDITS = ("averaged_weights", "new_option", "added_metric", "early_end", "added_dependency", "own_file")
+HARMFUL = "[apply]\nwhitespace = error\n[status]\nshowUntrackedFiles = no\n[merge]\nconflictStyle = zdiff3\n"
 
 
 @pytest.fixture(scope="session")
@@ -99,8 +100,7 @@ def conflicting(project: Path, versions: MadeUp) -> None:
 
 def ci_step(project: Path) -> str:
     workflow = yaml.safe_load((project / ".github" / "workflows" / "ci.yml").read_text())
-    command: str = next(step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step)
-    return command
+    return str(next(step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step))
 
 
 def test_a_conflict_stops_the_owner_and_ci_and_can_be_solved(project: Path, made_up: MadeUp, shell: Shell) -> None:
@@ -181,9 +181,6 @@ def test_a_project_that_is_not_committed_is_left_alone(made_up: MadeUp, shell: S
     before = read_files(outer / "net")
     shell(read_guide(outer / "net").start, outer / "net", code=128)
     assert read_files(outer / "net") == before
-
-
-HARMFUL = "[apply]\nwhitespace = error\n[status]\nshowUntrackedFiles = no\n[merge]\nconflictStyle = zdiff3\n"
 
 
 def test_settings_of_the_owners_git_drop_no_edit(project: Path, made_up: MadeUp, shell: Shell, tmp_path: Path) -> None:
