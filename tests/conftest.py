@@ -119,7 +119,6 @@ def of_package(module: str) -> Any:
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Logged:
-    """Return what gives the messages logged so far."""
     caplog.set_level("INFO")
     return lambda: [record.getMessage() for record in caplog.records]
 

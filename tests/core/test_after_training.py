@@ -24,6 +24,23 @@ from tests.support.training import HAS_GPU, assert_same_weights, checkpoint, dif
 
 Refused = Callable[..., str]
 export, weights = of_package("runtime.export"), of_package("runtime.weights")
+SAVED: dict[str, Callable[[Any, Path], object]] = {
+    "weights.pth": lambda weights, file: torch.save(weights, file),
+    "old.pth": lambda weights, file: torch.save(weights, file, _use_new_zipfile_serialization=False),
+    "foreign.ckpt": lambda weights, file: torch.save({"epoch": 3, "state_dict": weights}, file),
+}
+TWO_LAYERS = nn.ModuleDict({"body": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))})
+NAMES, ZEROS = [*TWO_LAYERS.state_dict()], torch.zeros(2)
+WRAPPED, PART = [f"module.{name}" for name in NAMES], [name.removeprefix("body.") for name in NAMES]
+MORE = {"model": {}, "args": argparse.Namespace(lr=1)}
+UNUSABLE: dict[str, tuple[Any, str]] = {
+    "foreign": ({"weights": 3}, "and it has weights"),
+    "unreadable.safetensors": (b"", "cannot be read as safetensors"),
+    "other.safetensors": ({"other.weight": torch.zeros(3)}, "body.1.weight, and it has other.weight"),
+    "of a wrapper": (dict.fromkeys(WRAPPED, ZEROS), 'names in it begin with "module.", which the model lacks'),
+    "of a part": (dict.fromkeys(PART, ZEROS), 'names of the model begin with "body.", which it lacks'),
+    "more than tensors": (MORE, "cannot be read as a checkpoint: it holds argparse.Namespace, and only tensors"),
+}
 
 
 def digest(file: Path) -> str:
@@ -47,7 +64,6 @@ def trained(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_dir(trained: Path, tmp_path: Path) -> Path:
-    """A copy of it, for a test to change."""
     return shutil.copytree(trained, tmp_path / "run")
 
 
@@ -277,13 +293,6 @@ def test_a_run_begins_with_weights_of_a_run_or_an_export(
         assert "init-from" not in line
 
 
-SAVED: dict[str, Callable[[Any, Path], object]] = {
-    "weights.pth": lambda weights, file: torch.save(weights, file),
-    "old.pth": lambda weights, file: torch.save(weights, file, _use_new_zipfile_serialization=False),
-    "foreign.ckpt": lambda weights, file: torch.save({"epoch": 3, "state_dict": weights}, file),
-}
-
-
 @pytest.mark.parametrize("name", SAVED)
 def test_files_of_other_programs_are_loaded(
     name: str, weights: Any, package: Package, trained: Path, tmp_path: Path, logged: Logged
@@ -337,20 +346,6 @@ def test_what_describes_the_data_stays_that_of_the_run(weights: Any, package: Pa
     weights.load_what_fits(linear, tmp_path / "model.safetensors")
     assert linear.weight.tolist() == [[1, 1]]
     assert linear.get_buffer("names").tolist() == [0, 0, 0]
-
-
-TWO_LAYERS = nn.ModuleDict({"body": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))})
-NAMES, ZEROS = [*TWO_LAYERS.state_dict()], torch.zeros(2)
-WRAPPED, PART = [f"module.{name}" for name in NAMES], [name.removeprefix("body.") for name in NAMES]
-MORE = {"model": {}, "args": argparse.Namespace(lr=1)}
-UNUSABLE: dict[str, tuple[Any, str]] = {
-    "foreign": ({"weights": 3}, "and it has weights"),
-    "unreadable.safetensors": (b"", "cannot be read as safetensors"),
-    "other.safetensors": ({"other.weight": torch.zeros(3)}, "body.1.weight, and it has other.weight"),
-    "of a wrapper": (dict.fromkeys(WRAPPED, ZEROS), 'names in it begin with "module.", which the model lacks'),
-    "of a part": (dict.fromkeys(PART, ZEROS), 'names of the model begin with "body.", which it lacks'),
-    "more than tensors": (MORE, "cannot be read as a checkpoint: it holds argparse.Namespace, and only tensors"),
-}
 
 
 @pytest.mark.parametrize("name", UNUSABLE)

@@ -68,7 +68,6 @@ def copy(snapshot: Path, destination: Path, **answers: object) -> None:
 
 
 def assert_refused(snapshot: Path, destination: Path, key: str, text: str) -> None:
-    """Copier names the question and a reason, and writes nothing."""
     with pytest.raises(ValueError, match=rf"^Validation error for question '{key}': [^\n]{{15,}}$"):
         copy(snapshot, destination, **{key: text})
     assert not destination.exists()

@@ -18,6 +18,27 @@ from tests.support.training import checkpoint
 
 Parse = Callable[..., Any]
 Refused = Callable[..., str]
+READ_BACK = """
+import json, sys
+from pathlib import Path
+from ddp_project.config import Config
+from ddp_project.runtime.command_line import as_plain_dict, parse
+from ddp_project.runtime.export import config_of
+
+given = parse(Config, sys.argv[1:])
+Path("config.json").write_text(json.dumps(as_plain_dict(given)))
+assert config_of(json.loads(Path("config.json").read_text())) == given, "export.py reads it, too"
+assert parse(Config, ["--config", "config.json"]) == given, as_plain_dict(given)
+"""
+NOT_WRITTEN = "is of type complex, which config.json cannot hold: make it text"
+NOT_READ = "cannot be read again from config.json: let it be text, a number, a path, a date, an Enum, or tuples"
+READ_OR_REFUSED = f"""
+from ddp_project.runtime.exits import UserError
+try:
+    {READ_BACK.strip().replace(chr(10), chr(10) + "    ")}
+except UserError as error:
+    print(error)
+"""
 
 
 @pytest.fixture
@@ -133,20 +154,6 @@ def with_options(project: Path, options: str) -> Path:
     return project
 
 
-READ_BACK = """
-import json, sys
-from pathlib import Path
-from ddp_project.config import Config
-from ddp_project.runtime.command_line import as_plain_dict, parse
-from ddp_project.runtime.export import config_of
-
-given = parse(Config, sys.argv[1:])
-Path("config.json").write_text(json.dumps(as_plain_dict(given)))
-assert config_of(json.loads(Path("config.json").read_text())) == given, "export.py reads it, too"
-assert parse(Config, ["--config", "config.json"]) == given, as_plain_dict(given)
-"""
-
-
 def test_every_type_of_option_is_written_and_read_back(own_project: Render, tmp_path: Path) -> None:
     place, run_dir = with_options(own_project(), OPTIONS), tmp_path / "run"
     for words in ([], GIVEN.split()):
@@ -156,17 +163,6 @@ def test_every_type_of_option_is_written_and_read_back(own_project: Render, tmp_
     again = ("--config", str(run_dir / "config.json"), "--resume", "--max-steps", "3", "--pooling", "MEAN")
     [printed] = train_on_ranks(place, run_dir, *again, processes=1)
     assert "other options than before: --pooling MEAN (was MAX), --max-steps 3 (was 2)" in printed
-
-
-NOT_WRITTEN = "is of type complex, which config.json cannot hold: make it text"
-NOT_READ = "cannot be read again from config.json: let it be text, a number, a path, a date, an Enum, or tuples"
-READ_OR_REFUSED = f"""
-from ddp_project.runtime.exits import UserError
-try:
-    {READ_BACK.strip().replace(chr(10), chr(10) + "    ")}
-except UserError as error:
-    print(error)
-"""
 
 
 @pytest.mark.parametrize(
@@ -198,23 +194,20 @@ def test_a_number_too_large_is_refused(option: str, refused: Refused) -> None:
     assert re.fullmatch(rf"--{option} must be below \d+, not {2**64}", refused(f"--{option}", 2**64))
 
 
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
-        ("--learning-rate -3", "--lr"),
-        ("--batch-size=32", "--global-batch-size"),
-        ("--gradient-accumulation-steps 2", "--accum-steps"),
-        ("--num-workers 2", "--workers"),
-        ("--output-dir x", "--run-dir"),
-        ("--max-grad-norm 1", "--clip-norm"),
-        ("--num-epochs 1", "--epochs"),
-        ("--bf16", "--precision"),
-        ("--epoch 1", "--epochs"),
-        ("--no-epochs", "--epochs"),
-        ("--sed 1", "--seed"),
-        ("lr=3", "--lr"),
-    ],
-)
+FOREIGN = {  # by what is meant: what is typed
+    "--lr": ("--learning-rate 3", "--learning-rate -3", "lr=3"),
+    "--epochs": ("--num-epochs 1", "--epoch 1", "--no-epochs"),
+    "--workers": ("--num-workers 2",),
+    "--run-dir": ("--output-dir x",),
+    "--precision": ("--bf16",),
+    "--clip-norm": ("--max-grad-norm 1",),
+    "--accum-steps": ("--gradient-accumulation-steps 2",),
+    "--global-batch-size": ("--batch-size=32",),
+    "--seed": ("--sed 1",),
+}
+
+
+@pytest.mark.parametrize(("meant", "words"), [(meant, words) for meant, typed in FOREIGN.items() for words in typed])
 def test_a_foreign_option_gets_its_name(words: str, meant: str, refused: Refused, package: Package) -> None:
     """And no other name of an option is an option itself."""
     said = refused(*words.split())

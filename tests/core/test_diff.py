@@ -64,6 +64,19 @@ EDITS: dict[str, tuple[str, dict[str, str], list[str], list[str]]] = {
     "of one answer": ("partials/red.jinja", {"red\n": "dark\n"}, ["colour=red"], ["-red", "+dark"]),
 }
 UNDEFINED = r"red-small: template/main\.txt\.jinja, line 1: 'nothing' is undefined"
+BLUE, GREEN, PINK = (f"    {colour}: {{value: {colour}}}\n" for colour in ("blue", "green", "pink"))
+NAME, FAST = "name: {type: str", "fast: {type: bool, help: Fast, default: false}\n"
+OF_FAST = "question fast (false, true; default false)"
+LEGAL = "- 1 combination became illegal: colour=red size=large\n+ 1 combination became legal: colour=blue size=large"
+NOTES: dict[str, tuple[str, str, str, list[str]]] = {
+    # an edit of copier.yml, the notes on it, and what it changes in projects
+    "a new choice": (BLUE, BLUE + PINK, "+ choice colour=pink\n+ 2 combinations came: colour=pink", []),
+    "a removed choice": (GREEN, "", "- choice colour=green\n- 2 combinations went: colour=green", []),
+    "a validator": ("colour == 'blue'", "colour == 'red'", LEGAL, []),
+    "a default": ("default: small", "default: large", "~ default of size: small -> large", []),
+    "a question": (NAME, FAST + NAME, f"+ {OF_FAST}\n+ 5 combinations came: fast=true", ["+fast: false"]),
+    "a removed question": (FAST, "", f"- {OF_FAST}\n- 5 combinations went: fast=true", ["-fast: false"]),
+}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +87,6 @@ def workers() -> Iterator[Workers]:
 
 @pytest.fixture
 def template(tmp_path: Path) -> Path:
-    """A template of its own, committed."""
     folder = tmp_path / "template"
     for path, content in FILES.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -133,21 +145,6 @@ def test_groups_are_apart_and_the_largest_is_first(template: Path, compare: Comp
     gone = "deleted file mode 100644\n--- a/big.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-big red\n"
     assert gone in shown["colour=red size=large"]
     assert "new file mode 100644\n--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+new\n" in shown["colour=blue"]
-
-
-BLUE, GREEN, PINK = (f"    {colour}: {{value: {colour}}}\n" for colour in ("blue", "green", "pink"))
-NAME, FAST = "name: {type: str", "fast: {type: bool, help: Fast, default: false}\n"
-OF_FAST = "question fast (false, true; default false)"
-LEGAL = "- 1 combination became illegal: colour=red size=large\n+ 1 combination became legal: colour=blue size=large"
-NOTES: dict[str, tuple[str, str, str, list[str]]] = {
-    # an edit of copier.yml, the notes on it, and what it changes in projects
-    "a new choice": (BLUE, BLUE + PINK, "+ choice colour=pink\n+ 2 combinations came: colour=pink", []),
-    "a removed choice": (GREEN, "", "- choice colour=green\n- 2 combinations went: colour=green", []),
-    "a validator": ("colour == 'blue'", "colour == 'red'", LEGAL, []),
-    "a default": ("default: small", "default: large", "~ default of size: small -> large", []),
-    "a question": (NAME, FAST + NAME, f"+ {OF_FAST}\n+ 5 combinations came: fast=true", ["+fast: false"]),
-    "a removed question": (FAST, "", f"- {OF_FAST}\n- 5 combinations went: fast=true", ["-fast: false"]),
-}
 
 
 @pytest.mark.parametrize("name", NOTES)

@@ -21,9 +21,6 @@ def test_an_owners_files_import_from_one_place(package: Package, project: Render
         for task in ("digits", "language", "images", "tabular"):
             code = (project(task=task) / "ddp_project" / f"{file}.py").read_text()
             assert ".runtime." not in code, (task, file)
-
-
-def test_a_name_is_imported_when_it_is_used(project: Render) -> None:
     program = "import sys; from ddp_project.runtime import PositiveInt, UserError; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=project(), check=True)
 

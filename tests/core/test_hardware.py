@@ -12,7 +12,7 @@ import torch
 
 from tests.conftest import Package, Render
 from tests.support.hardware import quota
-from tests.support.processes import output_of, scaled, write_program
+from tests.support.processes import PATH, output_of, scaled, write_program
 
 CGROUPS = "sys/fs/cgroup"
 TWO = "echo GPU-a, 00000000:03:00.0, 550.54.14; echo GPU-b, 00000000:04:00.0, 550.54.14"
@@ -24,6 +24,31 @@ KFD = "sys/class/kfd/kfd/topology/nodes"
 AMD = {f"{KFD}/0/properties": "cpu_cores_count 64\nsimd_count 0\n", f"{KFD}/1/properties": "simd_count 440\n"}
 VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed"
 OF_DRIVER = {"proc/driver/nvidia/gpus/0000:03:00.0/information": "", "proc/driver/nvidia/version": VERSION}
+OR_CPU = "or give --device cpu"
+FOR_CUDA = f"install the build of torch for CUDA, {OR_CPU}"
+GIVE_GPUS = f"give the container its GPUs (docker run --gpus all), {OR_CPU}"
+SEE_DRIVER = f"update the driver, see CUDA_VISIBLE_DEVICES, {GIVE_GPUS}"
+ELSEWHERE = f"cannot be used by a run, which needs CUDA or ROCm: train elsewhere, {OR_CPU}"
+OLD_DRIVER = {"dev/nvidia0": "", "proc/driver/nvidia/version": "470.82.01"}
+TWO_GPUS = {"dev/nvidia0": "", "dev/nvidia1": ""}
+UNUSED: list[tuple[str | None, str | None, dict[str, str], str, str, str]] = [
+    # what torch is built for, the files of a system, its devices, the build, and the remedy
+    (None, None, {"dev/nvidia0": ""}, "1 x NVIDIA GPU (driver none)", "CPUs", FOR_CUDA),
+    ("12.6", None, OLD_DRIVER, "1 x NVIDIA GPU (driver 470.82.01)", "CUDA 12.6", SEE_DRIVER),
+    (None, "6.4", TWO_GPUS, "2 x NVIDIA GPU (driver none)", "ROCm 6.4", FOR_CUDA),
+    (None, None, {"dev/davinci0": ""}, "1 x Ascend NPU", "", ELSEWHERE),
+    (None, None, {}, "", "", ""),
+]
+WATCH = """
+import sys, time
+from threading import Thread
+from ddp_project.runtime import launcher
+launcher.PAUSE = 0.1
+Thread(target=launcher.watch_head, args=(sys.argv[1], float(sys.argv[2])), daemon=True).start()
+print("watching", flush=True)
+time.sleep(float(sys.argv[3]))
+print("done")
+"""
 
 
 @pytest.fixture
@@ -39,7 +64,6 @@ def hardware(package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def lay(folder: Path, files: dict[str, str]) -> None:
-    """Write files below a folder."""
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -88,7 +112,7 @@ def test_two_processes_name_a_quota_that_they_share_alike(hardware: Any, tmp_pat
     assert hardware.shares_of_quotas(found) == [0.5, 0.5]
 
 
-def test_a_real_quota_is_found_and_launch_sh_starts_a_rank_for_each_core(project: Render) -> None:
+def test_a_real_quota_is_found_and_launch_sh_starts_a_rank_for_each_core(project: Render, tmp_path: Path) -> None:
     with quota(1.5) as join:
         if join is None:
             pytest.skip("no quota of CPUs can be set here")
@@ -98,6 +122,9 @@ def test_a_real_quota_is_found_and_launch_sh_starts_a_rank_for_each_core(project
         )
         script = f'echo $$ >{join}; exec {sys.executable} -c "{words}"'
         assert output_of(["bash", "-c", script], project()).split() == ["[1.5]", "--nproc-per-node=1"]
+        env = os.environ | {"PATH": PATH, "NPROC_PER_NODE": "2"}
+        doctor = f"echo $$ >{join}; exec ./launch.sh --doctor --device cpu --run-dir {tmp_path}/run"
+        assert ": 2 ranks share a quota of 1.5 cores: " in output_of(["bash", "-c", doctor], project(), env)
 
 
 @pytest.mark.parametrize(
@@ -163,23 +190,6 @@ def test_devices_that_a_system_has(files: dict[str, str], shown: dict[str, str],
     assert hardware.accelerators() == shown
 
 
-OR_CPU = "or give --device cpu"
-FOR_CUDA = f"install the build of torch for CUDA, {OR_CPU}"
-GIVE_GPUS = f"give the container its GPUs (docker run --gpus all), {OR_CPU}"
-SEE_DRIVER = f"update the driver, see CUDA_VISIBLE_DEVICES, {GIVE_GPUS}"
-ELSEWHERE = f"cannot be used by a run, which needs CUDA or ROCm: train elsewhere, {OR_CPU}"
-OLD_DRIVER = {"dev/nvidia0": "", "proc/driver/nvidia/version": "470.82.01"}
-TWO_GPUS = {"dev/nvidia0": "", "dev/nvidia1": ""}
-UNUSED: list[tuple[str | None, str | None, dict[str, str], str, str, str]] = [
-    # what torch is built for, the files of a system, its devices, the build, and the remedy
-    (None, None, {"dev/nvidia0": ""}, "1 x NVIDIA GPU (driver none)", "CPUs", FOR_CUDA),
-    ("12.6", None, OLD_DRIVER, "1 x NVIDIA GPU (driver 470.82.01)", "CUDA 12.6", SEE_DRIVER),
-    (None, "6.4", TWO_GPUS, "2 x NVIDIA GPU (driver none)", "ROCm 6.4", FOR_CUDA),
-    (None, None, {"dev/davinci0": ""}, "1 x Ascend NPU", "", ELSEWHERE),
-    (None, None, {}, "", "", ""),
-]
-
-
 @pytest.mark.parametrize("case", UNUSED, ids=lambda case: case[3])
 def test_the_line_names_the_devices_the_build_and_the_remedy(
     case: Any, hardware: Any, package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -212,18 +222,6 @@ def test_auto_is_a_rank_for_each_gpu(
         monkeypatch.setattr(sys, "argv", ["", f"--nproc-per-node={words}"])
         launcher.get_ready()
         assert sys.argv[1] == f"--nproc-per-node={expected}"
-
-
-WATCH = """
-import sys, time
-from threading import Thread
-from ddp_project.runtime import launcher
-launcher.PAUSE = 0.1
-Thread(target=launcher.watch_head, args=(sys.argv[1], float(sys.argv[2])), daemon=True).start()
-print("watching", flush=True)
-time.sleep(float(sys.argv[3]))
-print("done")
-"""
 
 
 def test_a_launcher_ends_when_machine_0_is_silent(project: Render, free_port: int) -> None:

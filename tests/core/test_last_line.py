@@ -12,6 +12,19 @@ from tests.support.processes import PATH, Session, output_of, run_in_terminal
 
 LAUNCHED = {"torchrun": [], "spawn": [], "launch": [], "kubernetes": [], "mpirun": ["2"], "slurm": [], "ray": ["1"]}
 NOTHING_SAVED = "stopped before the training began: there is no new checkpoint"
+INTERRUPTED_AT = """
+import os, runpy, sys
+
+class Interrupt:
+    def find_spec(self, name, *where):
+        if name == os.environ["MODULE"]:
+            os.kill(os.getpid(), 2)
+
+sys.meta_path.insert(0, Interrupt())
+sys.path.insert(0, "")
+sys.argv[0] = os.environ["PROGRAM"]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 @pytest.mark.parametrize("launcher", LAUNCHED)
@@ -42,21 +55,6 @@ def test_launch_sh_answers_a_wrong_option_and_help_once(launcher: str, project: 
 def test_launch_sh_refuses_a_wrong_variable(launcher: str, variables: Any, words: str, project: Render) -> None:
     env = {**os.environ, "PATH": PATH, **variables}
     assert output_of(["./launch.sh"], project(launcher=launcher), env, code=2) == f"error: {words}\n"
-
-
-INTERRUPTED_AT = """
-import os, runpy, sys
-
-class Interrupt:
-    def find_spec(self, name, *where):
-        if name == os.environ["MODULE"]:
-            os.kill(os.getpid(), 2)
-
-sys.meta_path.insert(0, Interrupt())
-sys.path.insert(0, "")
-sys.argv[0] = os.environ["PROGRAM"]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,6 @@ def loading(package: Package) -> Iterator[ModuleType]:
 
 
 class OneByOne(Dataset[Any]):
-    """Samples as files are read."""
-
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
 

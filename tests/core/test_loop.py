@@ -74,8 +74,6 @@ def test_the_metrics_have_the_peak_memory_of_a_gpu(
 
 @dataclass
 class Setting:
-    """What decides about the steps of a run."""
-
     epochs: int
     steps: int  # of an epoch
     log_every: int

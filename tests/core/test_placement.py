@@ -184,8 +184,6 @@ def test_each_rank_uses_the_gpu_that_it_is_given(project: Render, tmp_path: Path
 
 
 def tell_threads() -> None:
-    """What a rank does that only tells its threads and cores."""
-
     def main(config: Any, world: Any, device: torch.device) -> int:
         cores = project_module("runtime.placement").own_cores()
         print("threads:", torch.get_num_threads(), "cores:", cores)

@@ -29,18 +29,6 @@ KINDS = {"epoch/validation_": " validation", "epoch/train_": " epoch", "train/":
 
 
 Point = tuple[str, str, str, str]  # the metric, the run and what of it, the step and the value
-
-
-def read(run_dir: Path) -> list[dict[str, Any]]:
-    """All lines of the file, of which each must be one object."""
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-def measured(run_dir: Path) -> list[dict[str, Any]]:
-    """The records that have metrics, but for what depends on the clock."""
-    return [{name: one[name] for name in one.keys() - OF_CLOCK} for one in read(run_dir) if "event" not in one]
-
-
 LOG = """\
 2026-01-01 00:00:00,000 rank 0 INFO world size 2, rank 0 on cpu
 2026-01-01 00:00:01,000 rank 0 INFO step 5  train/loss 3.5e+04  train/accuracy nan  lr 0.1
@@ -51,6 +39,16 @@ LOG = """\
 2026-01-01 00:00:05,000 rank 0 INFO step 7  train/loss 2.5
 2026-01-01 00:00:06,000 rank 0 INFO stopped after step 7; --resume goes on from here
 """
+
+
+def read(run_dir: Path) -> list[dict[str, Any]]:
+    """All lines of the file, of which each must be one object."""
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def measured(run_dir: Path) -> list[dict[str, Any]]:
+    """The records that have metrics, but for what depends on the clock."""
+    return [{name: one[name] for name in one.keys() - OF_CLOCK} for one in read(run_dir) if "event" not in one]
 
 
 def test_a_resumed_run_has_each_record_once(project: Render, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable
-from functools import cache, partial
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +61,17 @@ OF_THE_TASK = {"README.md", "LAUNCHING.md", "RECIPES.md", "UPDATING.md", ".copie
 
 @pytest.fixture(scope="session")
 def with_choice(project: Render) -> WithChoice:
-    """Return a project that has a choice, and the default of every other question unless Copier wants it otherwise."""
-    return cache(partial(first_legal, project))
+    """Return a project that has a choice alone, or else beside the first other one with which Copier accepts it."""
 
+    @cache
+    def get(choice: Choice) -> Path:
+        own = {} if choice in DEFAULTS.items() else dict([choice])
+        for partner in ({}, *(dict([other]) for other in VARIANTS if other[0] != choice[0])):
+            with suppress(RenderError):
+                return project(**partner, **own)
+        raise AssertionError(f"Copier accepts {choice} beside no other choice")
 
-def first_legal(project: Render, choice: Choice) -> Path:
-    """Render a choice alone, or else beside the first other one with which Copier accepts it."""
-    own = {} if choice in DEFAULTS.items() else dict([choice])
-    for partner in ({}, *(dict([other]) for other in VARIANTS if other[0] != choice[0])):
-        try:
-            return project(**partner, **own)
-        except RenderError:
-            continue
-    raise AssertionError(f"Copier accepts {choice} beside no other choice")
+    return get
 
 
 @each_variant

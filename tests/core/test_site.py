@@ -61,10 +61,10 @@ def test_the_page_on_the_loop_has_the_code_of_copier(answers: dict[str, str], sn
     key = f"{answers.get('launcher', 'torchrun')}-{answers.get('amp', 'none')}"
     page = (TEMPLATE / "website" / "pages" / "loop.md").read_text()
     for sources in re.findall(r"^```{excerpt} (.*)$", page, re.MULTILINE):
-        templates = re.findall(
+        found = re.findall(
             r'<template data-for="(.*?)" data-path="(.*?)">(.*?)</template>', variants.html(sources), re.S
         )
-        [(path, shown)] = [(path, shown) for keys, path, shown in templates if key in keys.split()]
+        [(path, shown)] = [(path, shown) for keys, path, shown in found if key in keys.split()]
         text = html.unescape(re.sub(r"<[^>]*>", "", shown))
         assert len(text.splitlines()) > 1, sources
         assert text.encode() in files[path][1], sources

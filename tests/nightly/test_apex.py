@@ -66,7 +66,6 @@ def real(pretended_gpu: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def float32(project: Render, folder: Path) -> dict[str, Any]:
-    """The checkpoint of a run without mixed precision."""
     train_on_ranks(project(amp="none"), folder / "float32", *WINDOWS)
     return checkpoint(folder / "float32")
 

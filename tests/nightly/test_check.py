@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,15 +52,9 @@ def test_a_mistake_fails_in_the_projects_that_have_it_and_in_no_other(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_whatever_ends_it_leaves_no_process_behind(number: signal.Signals, clone: Path) -> None:
-    process = subprocess.Popen(
-        [COMMAND, "check", "launcher=torchrun,spawn", "backend=auto", "logging=csv,console"],
-        cwd=clone,
-        env=environment(clone),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    command: list[str | Path] = [COMMAND, "check", "launcher=torchrun,spawn", "backend=auto", "logging=csv,console"]
+    how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, cwd=clone, env=environment(clone), start_new_session=True, **how)
     try:
         wait_until(  # until ranks are at work: the forking process has children
             lambda: process.poll() is not None or sum("forkserver" in line for line in members(process.pid)) >= 3,
@@ -90,8 +85,7 @@ def test_what_is_right_is_told_reported_remembered_and_tidied(clone: Path) -> No
     assert "<failure" not in junit
     assert "digits-torchrun-auto-none-false-csv" in page
 
-    again = check(clone, *ONE)
-    assert ": 1 passed, 0 failed; 1 taken from the cache" in again
+    assert ": 1 passed, 0 failed; 1 taken from the cache" in check(clone, *ONE)
     assert "0 taken from the cache" in check(clone, *ONE, "--no-cache")
     append_to_last_block(clone / CSV, '\n\nEDITED = "once"\n')
     edited = check(clone, *ONE[:5], "logging=csv,console")

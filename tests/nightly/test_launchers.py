@@ -16,7 +16,6 @@ TCP = "tcp://127.0.0.1:{port}"
 
 @pytest.fixture(scope="module")
 def reference(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of a short run under torchrun."""
     run_dir = tmp_path_factory.mktemp("reference") / "run"
     train(project(), run_dir, *STEPS)
     return run_dir

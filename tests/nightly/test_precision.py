@@ -17,7 +17,6 @@ from tests.support.training import HAS_GPU, NEEDS_GPU, ON_GPU, checkpoint, train
 
 
 def tell_whether_tf32_will_do() -> None:
-    """Be a rank that prints in the end what torch was told."""
     with suppress(SystemExit):
         run_train()
     print(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
@@ -113,7 +112,6 @@ NEEDS_APEX = pytest.mark.skipif(not HAS_GPU or not real_apex(), reason="no GPU w
 
 
 def assert_learns_and_goes_on(project: Path, folder: Path, *options: str) -> None:
-    """Train on one GPU, stop, go on, and look at the loss."""
     train(project, folder / "run", *ON_GPU, *options, "--max-steps", "40", launcher="alone")
     train(project, folder / "run", *ON_GPU, *options, "--max-steps", "60", "--resume", launcher="alone")
     losses = logged(folder / "run", "train/loss")

@@ -37,7 +37,6 @@ def checkpoint_of(place: Path, run_dir: Path, *options: str) -> dict[str, Any]:
 
 
 def assert_ends(process: "subprocess.Popen[bytes]", output: Path, code: int = 0) -> None:
-    """Wait until launch.sh has ended, with this exit code."""
     try:
         assert process.wait(timeout=scaled(120)) == code, output.read_text()
     except subprocess.TimeoutExpired:

@@ -15,7 +15,6 @@ from tests.support.training import FOR_EVER, checkpoint, launched, ranks_of, run
 
 
 def assert_stopped(run_dir: Path) -> None:
-    """All ranks have saved after the step that the log names."""
     saved = checkpoint(run_dir)
     assert saved["world_size"] == 2
     assert f"stopped after step {saved['progress']['step']};" in (run_dir / "train.log").read_text()

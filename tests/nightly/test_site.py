@@ -36,7 +36,6 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def axe(packages: dict[str, Path]) -> str:
-    """The script that finds what is not accessible."""
     return (packages["axe-core"] / "axe.min.js").read_text()
 
 

@@ -53,7 +53,6 @@ def trained(cluster: Cluster, folder: Path, run_dir: Path, *options: str) -> dic
 
 
 def code_of(run_dir: Path) -> tuple[str, str]:
-    """The commit and the hash of the code that a result has."""
     result = json.loads((run_dir / "result.json").read_text())
     return result["commit"], result["code_sha256"]
 

@@ -59,8 +59,6 @@ AS_ON_A_GPU = Rewrite('self.on_cpu = device.type == "cpu"', "self.on_cpu = False
 
 @dataclass(frozen=True)
 class Program:
-    """A start of a project's train.py."""
-
     project: Path
     run_dir: Path
     options: dict[str, Any]

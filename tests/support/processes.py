@@ -129,7 +129,6 @@ def output_of(command: Command, folder: Path, env: Env = None, *, code: int | No
 
 
 def write_program(file: Path, script: str) -> None:
-    """Write a program of the shell, in a folder that need not exist."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"#!/bin/sh\n{script}\n")
     file.chmod(0o755)

@@ -14,7 +14,6 @@ from tests.support.training import module_of
 
 @pytest.fixture(scope="module")
 def shuffling() -> ModuleType:
-    """The module, which no answer changes."""
     return module_of(next((TEMPLATE / "template").rglob("permutation.py")))
 
 

@@ -26,6 +26,25 @@ VARIANTS: dict[str, tuple[dict[str, object], dict[str, Any], Sequence[int]]] = {
     "float16": ({"amp": "torch"}, {"precision": "fp16"}, (3, 10)),
     "float16, averaged weights": ({"amp": "torch"}, {"precision": "fp16", "ema_decay": 0.5}, (7,)),
 }
+# Appended to data.py: rank 1 is told to stop while it fetches its n-th micro-batch.
+SIGNAL = """
+
+def signalled(self: Dataset[Any], indices: list[int]) -> Any:
+    import os
+    import signal
+
+    global count
+    count += self is sets[0] and len(indices) > 1  # single ones are compared with those of other ranks
+    if os.environ["RANK"] == "1" and str(count) == os.environ.get("SIGNAL_AT"):
+        count += 1000
+        os.kill(os.getpid(), signal.SIGTERM)
+    return before_signals(self, indices)
+
+
+count = 0
+before_signals = Subset.__getitems__
+Subset.__getitems__ = signalled
+"""
 
 
 def stopped_at(whole: Program, *stops: int) -> list[Program]:
@@ -71,27 +90,6 @@ def test_a_batch_that_is_fetched_ahead_changes_nothing(small: Render, tmp_path: 
     ahead_of_time = Rewrite("self.copies and self.workers", "True", "PrefetchLoader.__iter__")
     ahead_of_time.apply(ahead / "ddp_project" / "runtime" / "loading.py")
     assert_stops_change_nothing(plain, {"workers": 2}, (4, 5, 7), tmp_path, stopped_project=ahead)
-
-
-# Appended to data.py: rank 1 is told to stop while it fetches its n-th micro-batch.
-SIGNAL = """
-
-def signalled(self: Dataset[Any], indices: list[int]) -> Any:
-    import os
-    import signal
-
-    global count
-    count += self is sets[0] and len(indices) > 1  # single ones are compared with those of other ranks
-    if os.environ["RANK"] == "1" and str(count) == os.environ.get("SIGNAL_AT"):
-        count += 1000
-        os.kill(os.getpid(), signal.SIGTERM)
-    return before_signals(self, indices)
-
-
-count = 0
-before_signals = Subset.__getitems__
-Subset.__getitems__ = signalled
-"""
 
 
 def test_a_signal_to_one_rank_changes_nothing(small: Render, tmp_path: Path) -> None:

@@ -32,8 +32,6 @@ loading = of_package("runtime.loading")
 
 
 class OneByOne(Dataset[Any]):
-    """Samples that a function returns."""
-
     def __init__(self, make: Callable[[], Any]) -> None:
         self.make = make
 
@@ -58,7 +56,6 @@ def loaded(loading: ModuleType, dataset: Any, workers: int, *batches: list[int])
 
 
 def refused(loading: ModuleType, dataset: Any, workers: int) -> str:
-    """What the user sees of the error that loading two batches ends with."""
     with pytest.raises(loading.UserError) as error:
         [*loaded(loading, dataset, workers, [2, 3], [4, 5])]
     assert error.value.should_report, "no other rank knows"

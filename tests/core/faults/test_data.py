@@ -15,11 +15,21 @@ from tests.conftest import Render
 from tests.support.ranks import error_in, run_train, start_ranks, train_on_ranks, wrap
 
 FETCHED = 3  # samples of each set that are compared
+STREAM = "is a stream (Stream): return one with __len__ and __getitem__ that has all samples on every rank"
+REFUSED = {
+    "one set": "load_data() must return two datasets, to train and to validate on, not Digits",
+    "three sets": "load_data() must return two datasets, to train and to validate on, not 3 things",
+    "a stream": f"the training set {STREAM}",
+    "a part of a stream": f"the validation set {STREAM}",
+    "no samples": "the training set is empty",
+    "nothing to evaluate": "the validation set is empty: load_data() must return samples to evaluate on",
+    "a negative length": "the training set has no length: ValueError __len__() should return >= 0",
+    "a length that raises": "the training set has no length: FileNotFoundError index.json",
+    "each rank its own samples": "the training set has not the same samples on all ranks: load_data() must return all",
+}
 
 
 class Digits(Dataset[Any]):
-    """The digits one by one, changed in the way that is asked for."""
-
     def __init__(self, digits: Any, kind: str) -> None:
         self.digits, self.kind, self.fetched = digits, kind, 0
         self.own = random.Random()  # without a seed
@@ -78,20 +88,6 @@ def load_what_is_asked_for(config: Any, load: Any, kind: str) -> Any:
 def train_on_it() -> None:
     wrap("data.load_data", lambda load: lambda config: load_what_is_asked_for(config, load, os.environ["KIND"]))
     run_train()
-
-
-STREAM = "is a stream (Stream): return one with __len__ and __getitem__ that has all samples on every rank"
-REFUSED = {
-    "one set": "load_data() must return two datasets, to train and to validate on, not Digits",
-    "three sets": "load_data() must return two datasets, to train and to validate on, not 3 things",
-    "a stream": f"the training set {STREAM}",
-    "a part of a stream": f"the validation set {STREAM}",
-    "no samples": "the training set is empty",
-    "nothing to evaluate": "the validation set is empty: load_data() must return samples to evaluate on",
-    "a negative length": "the training set has no length: ValueError __len__() should return >= 0",
-    "a length that raises": "the training set has no length: FileNotFoundError index.json",
-    "each rank its own samples": "the training set has not the same samples on all ranks: load_data() must return all",
-}
 
 
 @pytest.mark.parametrize("kind", REFUSED)

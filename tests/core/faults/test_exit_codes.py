@@ -21,17 +21,6 @@ from tests.support.processes import hang_timeout, output_of, wait_until
 from tests.support.ranks import error_in, join, on_compute, run_train, start_ranks
 from tests.support.training import ON_CPU, module_of
 
-
-def test_the_readme_of_every_project_lists_the_exit_codes(legal: Sequence[Combination], project: Render) -> None:
-    for combination in covering(legal, 1):
-        folder = project(**dict(combination.answers))
-        (exits,) = folder.glob("*/runtime/exits.py")
-        codes = [int(code) for code in module_of(exits).ExitCode]
-        told = re.findall(r"^\| (\d+) \| \w", (folder / "README.md").read_text(), re.MULTILINE)
-        assert [*map(int, told)] == codes
-        assert codes == [0, 1, 2, 65, 69, 75]
-
-
 ALLOCATOR = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.1 GiB of which 1.12 GiB is free. "
     "Including non-PyTorch memory, this process has 77.98 GiB memory in use."
@@ -59,6 +48,16 @@ PLACES: dict[str, tuple[Any, Exception]] = {
     "set_device": (torch.cuda, torch.AcceleratorError(DRIVER)),
     "init_process_group": (torch.distributed, torch.distributed.DistBackendError(NCCL)),
 }
+
+
+def test_the_readme_of_every_project_lists_the_exit_codes(legal: Sequence[Combination], project: Render) -> None:
+    for combination in covering(legal, 1):
+        folder = project(**dict(combination.answers))
+        (exits,) = folder.glob("*/runtime/exits.py")
+        codes = [int(code) for code in module_of(exits).ExitCode]
+        told = re.findall(r"^\| (\d+) \| \w", (folder / "README.md").read_text(), re.MULTILINE)
+        assert [*map(int, told)] == codes
+        assert codes == [0, 1, 2, 65, 69, 75]
 
 
 @pytest.mark.parametrize(("error", "shown"), FULL, ids=repr)

@@ -23,6 +23,16 @@ QUICK = {"image_size": 8, "global_batch_size": 8, "epochs": 1, "warmup_steps": 0
 SAME_CLASSES = "--data: {}/train and {}/val must have the same classes,"
 HEADER = ("height", "width", "price")
 Modules = Callable[[str], Any]
+WRONG_TABLES: dict[str, tuple[str | None, str]] = {
+    "no file": (None, "{} cannot be read: No such file or directory"),
+    "empty": ("", "--target: {} has no column price: it has none"),
+    "no target": ("height,width\n1,2\n", "--target: {} has no column price: it has height, width"),
+    "a word": ("height,width,price\n1,2,3\n\n1,wide,3\n", "{}, line 4, column width: 'wide' is no number"),
+    "a missing cell": ("height,width,price\n1,2,3\n1,2\n", "{}, line 3, column price: '' is no number"),
+    "not a number": ("height,width,price\n1,nan,3\n", "{}, line 2, column width: 'nan' is no number"),
+    "too many cells": ("height,width,price\n1,5,2,3\n", "{}, line 2: it has more cells than the header"),
+    "no text": ("\xff", "{} cannot be read: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+}
 
 
 @pytest.fixture
@@ -170,18 +180,6 @@ def some_rows(number: int) -> list[list[float]]:
     columns = [170 + 10 * height, width / 100, 1000 + 300 * height * width + 50 * noise]
     rows: list[list[float]] = np.round(np.stack(columns, axis=1), 4).tolist()
     return rows
-
-
-WRONG_TABLES: dict[str, tuple[str | None, str]] = {
-    "no file": (None, "{} cannot be read: No such file or directory"),
-    "empty": ("", "--target: {} has no column price: it has none"),
-    "no target": ("height,width\n1,2\n", "--target: {} has no column price: it has height, width"),
-    "a word": ("height,width,price\n1,2,3\n\n1,wide,3\n", "{}, line 4, column width: 'wide' is no number"),
-    "a missing cell": ("height,width,price\n1,2,3\n1,2\n", "{}, line 3, column price: '' is no number"),
-    "not a number": ("height,width,price\n1,nan,3\n", "{}, line 2, column width: 'nan' is no number"),
-    "too many cells": ("height,width,price\n1,5,2,3\n", "{}, line 2: it has more cells than the header"),
-    "no text": ("\xff", "{} cannot be read: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
-}
 
 
 @pytest.mark.parametrize("mistake", WRONG_TABLES)

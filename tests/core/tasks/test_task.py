@@ -28,17 +28,6 @@ NONSENSE = [
     ('"accuracy": $X', f'f"accuracy{{{RANK}}}": $X', "compute() must return the same names and shapes on every rank"),
     ('BEST = "accuracy"', 'BEST = "f1"', 'BEST is "f1", which is none of the metrics: loss, accuracy'),
 ]
-
-
-@pytest.mark.parametrize(("pattern", "edited", "words"), NONSENSE)
-def test_nonsense_is_refused_in_one_line(pattern: str, edited: str, words: str, small: Render, tmp_path: Path) -> None:
-    project = shutil.copytree(small(), tmp_path / "project")
-    Rewrite(pattern, edited, "" if "BEST" in pattern else "compute").apply(project / "ddp_project" / "task.py")
-    [[ended]] = run_all([[Program(project, tmp_path / "run", OPTIONS, code=2)]])
-    assert f"task.py: {words}" in error_in(ended.output)
-    assert not [*(tmp_path / "run").glob("checkpoints/*.pt")]
-
-
 # Appended to task.py: a penalty on slopes, in evaluations too. The first of these keeps a table for the training.
 PENALISED = """
 
@@ -58,16 +47,6 @@ def penalised(model: nn.Module, batch: Any, compute: Any = compute) -> dict[str,
 table: list[Tensor] = []
 compute = penalised
 """
-
-
-def test_evaluations_may_compute_gradients_and_keep_tensors_for_the_training(small: Render, tmp_path: Path) -> None:
-    project = shutil.copytree(small(logging="csv"), tmp_path / "project")
-    extend(project / "ddp_project" / "task.py", PENALISED)
-    program = Program(project, tmp_path / "run", OPTIONS | {"epochs": 2})
-    run_all([[program]])
-    assert [value > 0 for _, value in metrics(program.run_dir)["epoch/validation_slope"]] == [True, True]
-
-
 # What test_parameters.py refuses without --find-unused-parameters.
 ON_ONE_RANK = f"""network.sometimes = nn.Linear(10, 10)
     network.classifier.register_forward_hook(
@@ -83,6 +62,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "integer buffers": ('network.register_buffer("seen", __import__("torch").zeros(3, dtype=int))', {}),
     "no BatchNorm": ("network.features = nn.Sequential(nn.Conv2d(1, 64, 4, stride=4))", {}),
 }
+
+
+@pytest.mark.parametrize(("pattern", "edited", "words"), NONSENSE)
+def test_nonsense_is_refused_in_one_line(pattern: str, edited: str, words: str, small: Render, tmp_path: Path) -> None:
+    project = shutil.copytree(small(), tmp_path / "project")
+    Rewrite(pattern, edited, "" if "BEST" in pattern else "compute").apply(project / "ddp_project" / "task.py")
+    [[ended]] = run_all([[Program(project, tmp_path / "run", OPTIONS, code=2)]])
+    assert f"task.py: {words}" in error_in(ended.output)
+    assert not [*(tmp_path / "run").glob("checkpoints/*.pt")]
+
+
+def test_evaluations_may_compute_gradients_and_keep_tensors_for_the_training(small: Render, tmp_path: Path) -> None:
+    project = shutil.copytree(small(logging="csv"), tmp_path / "project")
+    extend(project / "ddp_project" / "task.py", PENALISED)
+    program = Program(project, tmp_path / "run", OPTIONS | {"epochs": 2})
+    run_all([[program]])
+    assert [value > 0 for _, value in metrics(program.run_dir)["epoch/validation_slope"]] == [True, True]
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -125,7 +125,6 @@ def test_what_was_told_of_checkpoints_counts_for_all_older_versions(tmp_path: Pa
 
 
 def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command of a made-up history on that history itself."""
     for name in ("generator", "README.md"):
         subprocess.run(["cp", "-r", str(TEMPLATE / name), str(folder)], check=True)
     (folder / ".gitignore").write_text("__pycache__/\n.cache/\n")

@@ -57,8 +57,6 @@ class Nodes:
 
 @dataclass
 class HostsJob(Job):
-    """A launch.sh on each of two hosts."""
-
     run_dir: Path
     machines: list[Job]
     first: int = 0  # exit code that is not 0, of the machine that ended first
@@ -134,8 +132,6 @@ class SlurmJob(Job):
 
 @dataclass
 class SlurmNodes(Nodes):
-    """The nodes of the cluster, which others want, too."""
-
     cluster: slurm.Cluster
 
     def take(self, job: Job, victim: float) -> None:
@@ -198,8 +194,6 @@ def of_ray(project: Path, folder: Path, stack: ExitStack, _: object) -> tuple[St
 
 
 class MarkedJobSet(kubernetes.JobSet):
-    """Its processes are found by a mark."""
-
     mark: str
     codes: Sequence[int | None] = ()  # of the pods, when one has failed
 
@@ -213,8 +207,6 @@ class MarkedJobSet(kubernetes.JobSet):
 
 @dataclass
 class PodsJob(Job):
-    """A job that pods run, and their successors."""
-
     run_dir: Path
     jobset: MarkedJobSet
     ended: int | None = None

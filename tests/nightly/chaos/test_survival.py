@@ -41,14 +41,11 @@ LAUNCHERS = ["torchrun", "spawn", "launch", pytest.param("mpirun", marks=NO_MPI)
 
 
 def slowness() -> float:
-    """Return how much longer things may take on this machine, as busy as it is."""
     return scaled(2)
 
 
 @pytest.fixture
 def note(measured: Measured) -> Note:
-    """Note how often each kind of fault happened to something."""
-
     def note(to: str, happened: Counter[str]) -> None:
         for kind, times in sorted(happened.items()):
             measured("chaos", f"{to}: {kind}", times)
@@ -59,11 +56,8 @@ def note(measured: Measured) -> Note:
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_faults_that_nobody_chose_are_survived(launcher: str, project: Render, tmp_path: Path, note: Note) -> None:
     """Each launcher has other seeds."""
-    place, usual, seed = (
-        project(launcher=launcher, logging="csv"),
-        {Need.DISK, Need.CLOCK},
-        100 * [*WORDS].index(launcher),
-    )
+    place, usual = project(launcher=launcher, logging="csv"), {Need.DISK, Need.CLOCK}
+    seed = 100 * [*WORDS].index(launcher)
     with ExitStack() as stack:
         around, needs = find_surroundings(tmp_path, stack)
         assert usual <= {*needs}
@@ -79,8 +73,6 @@ def test_faults_that_nobody_chose_are_survived(launcher: str, project: Render, t
 
 @dataclass(frozen=True)
 class OnCluster:
-    """What befalls jobs of a cluster."""
-
     launcher: str
     make: clusters.Make
     faults: int
@@ -150,7 +142,6 @@ class Server:
 
 @pytest.fixture
 def server(free_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server that takes metrics of any run."""
     if reason := hosts.missing("nft"):
         pytest.skip(reason)
     server = Server(free_port, tmp_path / "server")

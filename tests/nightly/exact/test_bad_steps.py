@@ -40,6 +40,15 @@ LAST_GOOD = 4  # where all steps after it are bad
 SGD = '__import__("torch").optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=False)'
 # Batches with a negative number do not count, as those of padding alone.
 COUNTED = Rewrite('"loss": Mean($X, $Y)', '"loss": Mean($X * (images.min() >= 0), $Y * (images.min() >= 0))', "compute")
+AMP = {"amp": "torch"}
+VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {  # the optimizer, what the project is, and the precision
+    "float32": ("", {}, "auto"),
+    "float32, decided on the device": ("", {"on_device": True}, "auto"),
+    "bfloat16": ("", AMP, "bf16"),
+    "float16": ("", AMP, "fp16"),
+    "an optimizer that is not fused": (SGD, {}, "auto"),
+    "float16, an optimizer that is not fused": (SGD, AMP, "fp16"),
+}
 
 
 @pytest.fixture
@@ -66,7 +75,6 @@ def spoiled(program: Program, ranks: str, steps: tuple[int, ...], bad: str = "na
 
 
 def saved(program: Program) -> list[dict[str, Any]]:
-    """All checkpoints of a program's run, in the order of their steps."""
     files = sorted((program.run_dir / "checkpoints").glob("step-*.pt"))
     return [checkpoint(program.run_dir, file.name) for file in files]
 
@@ -80,17 +88,6 @@ def all_finite(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(all_finite, value))
     return not isinstance(value, float) or abs(value) < float("inf")
-
-
-AMP = {"amp": "torch"}
-VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {  # the optimizer, what the project is, and the precision
-    "float32": ("", {}, "auto"),
-    "float32, decided on the device": ("", {"on_device": True}, "auto"),
-    "bfloat16": ("", AMP, "bf16"),
-    "float16": ("", AMP, "fp16"),
-    "an optimizer that is not fused": (SGD, {}, "auto"),
-    "float16, an optimizer that is not fused": (SGD, AMP, "fp16"),
-}
 
 
 @pytest.mark.gpu

@@ -58,7 +58,6 @@ CASES = [(test, name) for test, mistakes in MISTAKES.items() for name in mistake
 
 @pytest.fixture(scope="module")
 def verdicts(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the project's own tests say of each mistake, by its name."""
     folder = tmp_path_factory.mktemp("mistakes")
 
     def verdict(number: int) -> str:

@@ -48,7 +48,6 @@ def submit(own_project: Render, tmp_path: Path) -> Iterator[Submit]:
 
 @pytest.fixture(scope="module")
 def reference(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The checkpoint of a run on one machine that nobody stops."""
     folder = tmp_path_factory.mktemp("reference")
     here = ["taskset", "--cpu-list", ",".join(CORES), *launch_command("torchrun", 2, folder), *ON_CPU]
     output_of([*here, "--run-dir", str(folder / "run"), *STEPS], project(), os.environ)

@@ -28,7 +28,6 @@ def restarting(project: Path, run_dir: Path, restarts: int, *options: str) -> St
 
 
 def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a checkpoint of this step or a later one is there."""
     printed = (run_dir.parent / "output.log").read_text
     wait_until(lambda: newest_step(run_dir) >= step or process.poll() is not None, told=printed)
     assert newest_step(run_dir) >= step, printed()

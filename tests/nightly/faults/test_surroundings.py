@@ -23,8 +23,6 @@ NAME = "мой проект 数据 'é'"
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is unusual."""
-
     env: Mapping[str, str] = field(default_factory=dict)
     before: Sequence[str] = ()  # what runs launch.sh, in the place of a shell
     options: Sequence[str] = ()

@@ -32,8 +32,6 @@ RESUMED = r"resumed from \S+ epoch \d+, step (\d+)\n.* step \d+  train/loss"
 
 @dataclass
 class Machine:
-    """A host, and the launch.sh that runs on it."""
-
     host: hosts.Host
     agent: subprocess.Popen[bytes]
     output: Path
@@ -53,8 +51,6 @@ class Machine:
 
 @dataclass
 class Cluster:
-    """Two hosts, and a project to run on them."""
-
     hosts: tuple[hosts.Host, hosts.Host]
     project: Path
     folder: Path

@@ -16,6 +16,16 @@ from generator.update.replay import commit_all, copy_project, differing, fresh_c
 
 SETTINGS = "_subdirectory: template\n_envops: {undefined: jinja2.StrictUndefined, keep_trailing_newline: true}\n"
 ANSWERS = "{{ _copier_answers | to_nice_yaml }}"
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("A new question", {"amp": "bf16"}, {"amp": "bf16", "clip_gradients": False}),
+    ("A renamed question", {"amp": "torch"}, {"precision": "torch"}),
+    ("A renamed question", {"amp": "none"}, {"precision": "none"}),
+    ("A removed choice", {"logging": "visdom"}, {"logger": "csv"}),
+    ("A removed choice", {"logging": "csv"}, {"logger": "csv"}),
+    ("A removed choice", {"logging": "console"}, {"logger": "console"}),
+    ("A choice split in two", {"amp": "torch"}, {"precision": "bf16"}),
+    ("A choice split in two", {"amp": "none"}, {"precision": "float32"}),
+]
 
 
 def recipes() -> dict[str, tuple[str, str]]:
@@ -47,18 +57,6 @@ def versions(title: str, tmp_path: Path) -> Path:
     folder = write_version(tmp_path / "template", "v1", before)
     write_version(folder, "v2", after)
     return write_version(folder, "v3", f"# later\n{after}")
-
-
-CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("A new question", {"amp": "bf16"}, {"amp": "bf16", "clip_gradients": False}),
-    ("A renamed question", {"amp": "torch"}, {"precision": "torch"}),
-    ("A renamed question", {"amp": "none"}, {"precision": "none"}),
-    ("A removed choice", {"logging": "visdom"}, {"logger": "csv"}),
-    ("A removed choice", {"logging": "csv"}, {"logger": "csv"}),
-    ("A removed choice", {"logging": "console"}, {"logger": "console"}),
-    ("A choice split in two", {"amp": "torch"}, {"precision": "bf16"}),
-    ("A choice split in two", {"amp": "none"}, {"precision": "float32"}),
-]
 
 
 @pytest.mark.parametrize("way", [["v3"], ["v2", "v3"]], ids=["at once", "hop by hop"])

@@ -29,9 +29,7 @@ def everything(folder: Path) -> dict[Path, tuple[bytes, int]]:
 
 @pytest.fixture(autouse=True)
 def _of_the_made_up_clone(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the command take the made-up history for its own clone."""
-    of_clone = partial(examine_all, template=history.folder)
-    monkeypatch.setattr("generator.cli.updates.examine_all", of_clone)
+    monkeypatch.setattr("generator.cli.updates.examine_all", partial(examine_all, template=history.folder))
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +117,7 @@ def test_a_version_to_update_to_can_be_chosen(projects: Path) -> None:
 def test_projects_of_other_versions_than_released_ones_are_found(
     made_up: MadeUp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    of_clone = partial(examine_all, template=made_up.folder)
-    monkeypatch.setattr("generator.cli.updates.examine_all", of_clone)
+    monkeypatch.setattr("generator.cli.updates.examine_all", partial(examine_all, template=made_up.folder))
     made_up.replace("template/README.md.jinja", "## Start\n", "## Begin\n")
     commit_all(made_up.folder)
     copy_project(made_up.folder, "HEAD", {}, tmp_path / "project")

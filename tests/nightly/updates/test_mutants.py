@@ -16,6 +16,18 @@ ASKS_MORE = Rewrite("training, validation = $X", "training, validation, _ = $X",
 BEGINS_ANEW = Rewrite("vars(self).update($X)", "pass", "Progress.load_state_dict")
 ANOTHER_FORMAT = Rewrite('"model": $MODEL', '"weights": $MODEL', "Checkpoints.__init__")
 RESUMED = "resume: v1.0.0 -> v99999, digits-torchrun-auto-none-false-console"
+REPEATED = '''
+
+def {name}(totals: dict[str, float]) -> dict[str, float]:
+    """Give what is {name}."""
+    kept = dict(totals)
+    for key in sorted(totals):
+        value = totals[key]
+        kept[key] = value * {factor}
+        if value < 0:
+            del kept[key]
+    return kept
+'''
 
 
 def found(versions: MadeUp, workers: Workers, *parts: str, only: Sequence[str] = DEFAULTS) -> str:
@@ -48,20 +60,6 @@ def test_a_file_that_is_dropped_and_named_stays_with_the_owner(made_up: MadeUp, 
     (made_up.folder / "template" / ".gitignore").unlink()
     made_up.replace("copier.yml", "_exclude:\n", "_exclude:\n  - .gitignore\n")
     assert found(made_up, workers, "history", "files") == ""
-
-
-REPEATED = '''
-
-def {name}(totals: dict[str, float]) -> dict[str, float]:
-    """Give what is {name}."""
-    kept = dict(totals)
-    for key in sorted(totals):
-        value = totals[key]
-        kept[key] = value * {factor}
-        if value < 0:
-            del kept[key]
-    return kept
-'''
 
 
 def test_repeated_lines_and_the_edit_that_they_misplace(made_up: MadeUp, workers: Workers) -> None:

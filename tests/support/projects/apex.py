@@ -74,7 +74,6 @@ def put_stand_in(project: Path) -> None:
 
 
 def put_apex(project: Path, files: dict[str, str]) -> None:
-    """Let a project import what read_apex() has returned."""
     for name, code in files.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(code)

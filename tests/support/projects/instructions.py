@@ -26,8 +26,6 @@ def read_guide(project: Path) -> Guide:
 
 @dataclass(frozen=True)
 class Block:
-    """Code that goes into a file."""
-
     file: str
     place: str  # the class that it goes into; "" for the file itself
     code: str

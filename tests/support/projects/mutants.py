@@ -26,6 +26,8 @@ def edited(pattern: str, replacement: str, words: str, function: str = "", **ans
 OTHER_WEIGHTS, STEPS = "the weights from step 4 on", "train/loss is recorded at the steps"
 COUNTS, REDUCE, SAVED = "reduce_tensor($COUNTS, $OP)", "MetricAccumulator.reduce", "$M.Checkpoints($$$PARTS,{} $$$REST)"
 IN_LAST, CUT = "model in the last checkpoint", "$FILE.truncate(1000 if path.suffix == '.pt' else None)"
+BY_OPTIMIZER, NO_STEPS = "change weights by the optimizer alone", r"the ranks took \[0, 0\] optimizer steps"
+NO_FALL = "the loss does not fall"
 REDUCE_ALONE = "{}\nif world.rank == 1:\n    collectives.reduce_tensor(torch.zeros(1))"
 # By the stage and the file: the mistakes.
 MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
@@ -37,15 +39,9 @@ MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
         "every micro-batch is reduced": edited(
             "nullcontext() if $LAST else $NO_SYNC", "nullcontext()", "takes 2 collectives, and should take 1"
         ),
-        "gradients are not averaged": edited(
-            "run.ddp($B)", "run.ddp.module($B)", "change weights by the optimizer alone"
-        ),
-        "the optimizer does not step": edited(
-            "run.optimizer.step()", "pass", r"the ranks took \[0, 0\] optimizer steps"
-        ),
-        "the loss grows": edited(
-            "run.update.backward($L, $$$A)", "run.update.backward(-$L, $$$A)", "the loss does not fall"
-        ),
+        "gradients are not averaged": edited("run.ddp($B)", "run.ddp.module($B)", BY_OPTIMIZER),
+        "the optimizer does not step": edited("run.optimizer.step()", "pass", NO_STEPS),
+        "the loss grows": edited("run.update.backward($L, $$$A)", "run.update.backward(-$L, $$$A)", NO_FALL),
         "a rank ends with another code": edited(
             "return exits.ExitCode.DONE", "return exits.ExitCode(world.rank)", "exit code 0, exit code 1", "main"
         ),

@@ -16,13 +16,7 @@ SMALL = "tests/task.py"  # the last definition of a name counts there
 
 # Every option with another default than the template's, but for those of a launcher. Some would end a run at once, or
 # need what this machine lacks.
-OTHER_DEFAULTS: dict[str, object] = {
-    "epochs": 1,
-    "max_steps": 3,
-    "global_batch_size": 2,
-    "accum_steps": 3,
-    "workers": 1,
-}
+OTHER_DEFAULTS: dict[str, object] = {"epochs": 1, "max_steps": 3, "global_batch_size": 2, "accum_steps": 3}
 OTHER_DEFAULTS |= {"lr": 1e-4, "warmup_steps": 1000, "weight_decay": 0.5, "clip_norm": 0.01, "ema_decay": 0.99}
 OTHER_DEFAULTS |= {"seed": 123_456, "deterministic": True, "log_every": 7, "eval_every": 3, "patience": 1, "keep": 1}
 OTHER_DEFAULTS |= {"save_every": 1, "async_saves": True, "max_hours": 1e-9, "max_bad_steps": 1, "resume": "auto"}
@@ -33,6 +27,23 @@ OTHER_DEFAULTS |= {"find_unused_parameters": True, "static_graph": False}  # whi
 CYCLE = """torch.optim.lr_scheduler.OneCycleLR(
     self.optimizer, max_lr=config.lr, total_steps=1000, base_momentum=0.5, pct_start=0.01
 )"""
+ATTENTION = """
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inputs, self.outputs = nn.Linear(1, 8), nn.Linear(8, 3)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.register_buffer("mask", torch.zeros(5, 5), persistent=False)
+
+    def forward(self, numbers):
+        tokens = self.inputs(numbers[:, :, None])
+        return self.outputs(self.attention(tokens, tokens, tokens, attn_mask=self.mask)[0].mean(dim=1))
+
+
+def small_model():
+    return Attention()
+"""
 
 
 def failures(project: Path, *tests: str) -> str:
@@ -137,25 +148,6 @@ def rows_of_dicts(project: Path) -> None:
     unpacked = 'images, labels = batch["image"], batch["label"]'
     Rewrite("images, labels = batch", unpacked, "compute").apply(project / TASK)
     extend(project / SMALL, SMALL_ROWS)
-
-
-ATTENTION = """
-
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inputs, self.outputs = nn.Linear(1, 8), nn.Linear(8, 3)
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.register_buffer("mask", torch.zeros(5, 5), persistent=False)
-
-    def forward(self, numbers):
-        tokens = self.inputs(numbers[:, :, None])
-        return self.outputs(self.attention(tokens, tokens, tokens, attn_mask=self.mask)[0].mean(dim=1))
-
-
-def small_model():
-    return Attention()
-"""
 
 
 def attention(project: Path) -> None:

@@ -97,7 +97,6 @@ class RayCluster:
                 os.kill(driver, signal.SIGKILL)
 
     def run(self, *command: str) -> None:
-        """Run a command of Ray. Raises CalledProcessError if it fails."""
         env = self.variables | {"RAY_ADDRESS": self.address}
         subprocess.run(command, env=env, check=True, capture_output=True, timeout=hang_timeout(60))
 
