@@ -77,6 +77,11 @@ NOTES: dict[str, tuple[str, str, str, list[str]]] = {
     "a question": (NAME, FAST + NAME, f"+ {OF_FAST}\n+ 5 combinations came: fast=true", ["+fast: false"]),
     "a removed question": (FAST, "", f"- {OF_FAST}\n- 5 combinations went: fast=true", ["-fast: false"]),
 }
+BROKEN = [
+    (MAIN, "begin\n", "{{ nothing }}\n", UNDEFINED),
+    (MAIN, "end\n", "\n{% if %}\n", r"red-small: template/main\.txt\.jinja, line \d+: Expected an expression"),
+    ("copier.yml", "_envops: {", "_envops: [", r"copier\.yml: while parsing"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -179,14 +184,7 @@ def test_the_edits_together_make_the_new_project(template: Path, tmp_path: Path,
     assert len(found.groups) == 2
 
 
-@pytest.mark.parametrize(
-    ("path", "old", "new", "reason"),
-    [
-        (MAIN, "begin\n", "{{ nothing }}\n", UNDEFINED),
-        (MAIN, "end\n", "\n{% if %}\n", r"red-small: template/main\.txt\.jinja, line \d+: Expected an expression"),
-        ("copier.yml", "_envops: {", "_envops: [", r"copier\.yml: while parsing"),
-    ],
-)
+@pytest.mark.parametrize(("path", "old", "new", "reason"), BROKEN)
 def test_a_template_that_cannot_be_rendered_is_told_with_the_place(
     template: Path, compare: Compare, path: str, old: str, new: str, reason: str
 ) -> None:

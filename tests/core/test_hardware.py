@@ -49,6 +49,32 @@ print("watching", flush=True)
 time.sleep(float(sys.argv[3]))
 print("done")
 """
+DEVICES = [
+    ({}, {}),
+    (dict.fromkeys(("dev/nvidia0", "dev/nvidia1", "dev/nvidiactl"), ""), {"2 x NVIDIA GPU (driver none)": "CUDA"}),
+    (OF_DRIVER, {"1 x NVIDIA GPU (driver 470.82.01)": "CUDA"}),
+    (AMD | {"dev/kfd": ""}, {"1 x AMD GPU": "ROCm"}),
+    ({PCI: INTEL}, {"1 x Intel GPU": ""}),
+    ({PCI.replace("4d:00.0", "00:02.0"): ON_BOARD}, {}),
+    ({PCI: INTEL.replace("38000", "20000")}, {}),
+    ({"sys/class/accel/accel0/device/uevent": "DRIVER=intel_vpu\n"}, {}),
+    ({"sys/class/accel/accel0/device/uevent": "DRIVER=habanalabs\n"}, {"1 x accelerator": ""}),
+    ({f"dev/accel{number}": "" for number in range(4)}, {"4 x TPU": ""}),
+    ({"dev/davinci0": "", "dev/davinci1": "", "dev/davinci_manager": ""}, {"2 x Ascend NPU": ""}),
+    ({"dev/neuron0": ""}, {"1 x Neuron device": ""}),
+    ({"dev/hl0": "", "dev/hl_controlD0": ""}, {"1 x Gaudi": ""}),
+]
+SAYINGS = [
+    (TWO, BOTH, "550.54.14"),
+    (f"{TWO}; exit 14", BOTH, "550.54.14"),
+    ("echo 550.54.14, GPU-a, 40960 MiB; echo", ["GPU-a"], "550.54.14"),
+    ("echo uuid, pci.bus_id; echo [N/A], 00000000:03:00.0, 550.54.14", ["00000000:03:00.0"], "550.54.14"),
+    ("echo '| N/A  GPU-Util |'; echo '|  0  A100  Off | 00000000:03:00.0 Off |'", ["00000000:03:00.0"], "none"),
+    ("echo Failed to initialize NVML: Driver/library version mismatch; exit 18", [], "none"),
+    (r"printf '\377\376\n'; exit 1", [], "none"),
+    ("kill -SEGV $$", [], "none"),
+    ("echo GPU-a, 00000000:03:00.0, 550.54.14; sleep 60", [], "none"),
+]
 
 
 @pytest.fixture
@@ -127,20 +153,7 @@ def test_a_real_quota_is_found_and_launch_sh_starts_a_rank_for_each_core(project
         assert ": 2 ranks share a quota of 1.5 cores: " in output_of(["bash", "-c", doctor], project(), env)
 
 
-@pytest.mark.parametrize(
-    ("script", "gpus", "driver"),
-    [
-        (TWO, BOTH, "550.54.14"),
-        (f"{TWO}; exit 14", BOTH, "550.54.14"),
-        ("echo 550.54.14, GPU-a, 40960 MiB; echo", ["GPU-a"], "550.54.14"),
-        ("echo uuid, pci.bus_id; echo [N/A], 00000000:03:00.0, 550.54.14", ["00000000:03:00.0"], "550.54.14"),
-        ("echo '| N/A  GPU-Util |'; echo '|  0  A100  Off | 00000000:03:00.0 Off |'", ["00000000:03:00.0"], "none"),
-        ("echo Failed to initialize NVML: Driver/library version mismatch; exit 18", [], "none"),
-        (r"printf '\377\376\n'; exit 1", [], "none"),
-        ("kill -SEGV $$", [], "none"),
-        ("echo GPU-a, 00000000:03:00.0, 550.54.14; sleep 60", [], "none"),
-    ],
-)
+@pytest.mark.parametrize(("script", "gpus", "driver"), SAYINGS)
 def test_nvidia_smi_may_say_anything(script: str, gpus: list[str], driver: str, hardware: Any, tmp_path: Path) -> None:
     """It may be missing, or no program, too."""
     assert hardware.nvidia_gpus() == ([], "none")
@@ -166,24 +179,7 @@ def test_gpus_are_those_that_nvidia_smi_tells(hardware: Any, tmp_path: Path, mon
     assert hardware.gpus_and_driver("auto") == ([], "none")
 
 
-@pytest.mark.parametrize(
-    ("files", "shown"),
-    [
-        ({}, {}),
-        (dict.fromkeys(("dev/nvidia0", "dev/nvidia1", "dev/nvidiactl"), ""), {"2 x NVIDIA GPU (driver none)": "CUDA"}),
-        (OF_DRIVER, {"1 x NVIDIA GPU (driver 470.82.01)": "CUDA"}),
-        (AMD | {"dev/kfd": ""}, {"1 x AMD GPU": "ROCm"}),
-        ({PCI: INTEL}, {"1 x Intel GPU": ""}),
-        ({PCI.replace("4d:00.0", "00:02.0"): ON_BOARD}, {}),
-        ({PCI: INTEL.replace("38000", "20000")}, {}),
-        ({"sys/class/accel/accel0/device/uevent": "DRIVER=intel_vpu\n"}, {}),
-        ({"sys/class/accel/accel0/device/uevent": "DRIVER=habanalabs\n"}, {"1 x accelerator": ""}),
-        ({f"dev/accel{number}": "" for number in range(4)}, {"4 x TPU": ""}),
-        ({"dev/davinci0": "", "dev/davinci1": "", "dev/davinci_manager": ""}, {"2 x Ascend NPU": ""}),
-        ({"dev/neuron0": ""}, {"1 x Neuron device": ""}),
-        ({"dev/hl0": "", "dev/hl_controlD0": ""}, {"1 x Gaudi": ""}),
-    ],
-)
+@pytest.mark.parametrize(("files", "shown"), DEVICES)
 def test_devices_that_a_system_has(files: dict[str, str], shown: dict[str, str], hardware: Any, tmp_path: Path) -> None:
     """A GPU or an NPU that is part of the processor of a laptop is none on which to train."""
     lay(tmp_path, files)

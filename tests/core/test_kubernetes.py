@@ -22,6 +22,12 @@ MODELS = {
     "TrainJob": api.TrainerV1alpha1TrainJob,
     "TrainingRuntime": api.TrainerV1alpha1TrainingRuntime,
 }
+MISTAKES = [
+    ([], "", "test", "error: name the command that the nodes run, such as ./launch.sh"),
+    (["true"], "A_b", "test", "error: NAME is A_b: give at most 45 of a-z, 0-9 and -"),
+    (["true"], "n" * 46, "test", "error: NAME is nnn"),
+    (["true"], "", "example.com", "error: the image in kubernetes/job.yaml is an example: name a repository of"),
+]
 
 
 @pytest.mark.parametrize("package_name", ["ddp_project", LONG])
@@ -106,15 +112,7 @@ def test_a_job_has_the_code_as_it_was_and_the_command_as_it_is(submitted: tuple[
     assert "runs" not in names
 
 
-@pytest.mark.parametrize(
-    ("command", "name", "registry", "line"),
-    [
-        ([], "", "test", "error: name the command that the nodes run, such as ./launch.sh"),
-        (["true"], "A_b", "test", "error: NAME is A_b: give at most 45 of a-z, 0-9 and -"),
-        (["true"], "n" * 46, "test", "error: NAME is nnn"),
-        (["true"], "", "example.com", "error: the image in kubernetes/job.yaml is an example: name a repository of"),
-    ],
-)
+@pytest.mark.parametrize(("command", "name", "registry", "line"), MISTAKES)
 def test_a_mistake_is_named_in_one_line(
     command: list[str], name: str, registry: str, line: str, submitted: tuple[Path, Cluster]
 ) -> None:

@@ -25,6 +25,20 @@ sys.path.insert(0, "")
 sys.argv[0] = os.environ["PROGRAM"]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+INTERRUPTS = [
+    ("train.py", "tyro", "interrupted", -signal.SIGINT),
+    ("train.py", "torch", NOTHING_SAVED, 130),
+    ("train.py", "ddp_project.model", NOTHING_SAVED, 130),
+    ("export.py", "torch", "interrupted", -signal.SIGINT),
+]
+WRONG_VARIABLES = [
+    ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE is '0': give a number of processes, or auto"),
+    ({"HEAD_TIMEOUT": "-1"}, "HEAD_TIMEOUT is '-1': give seconds"),
+    ({"PORT": "abc"}, "PORT is 'abc': give a port of machine 0"),
+    ({"NNODES": "x"}, "NNODES is 'x': give the number of machines"),
+    ({"NNODES": "2"}, "NODE_RANK is '': give the number of this machine, from 0"),
+    ({"NNODES": "2", "NODE_RANK": "1"}, "HEAD is '': give the address of machine 0"),
+]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHED)
@@ -41,31 +55,13 @@ def test_launch_sh_answers_a_wrong_option_and_help_once(launcher: str, project: 
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "launch"])
-@pytest.mark.parametrize(
-    ("variables", "words"),
-    [
-        ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE is '0': give a number of processes, or auto"),
-        ({"HEAD_TIMEOUT": "-1"}, "HEAD_TIMEOUT is '-1': give seconds"),
-        ({"PORT": "abc"}, "PORT is 'abc': give a port of machine 0"),
-        ({"NNODES": "x"}, "NNODES is 'x': give the number of machines"),
-        ({"NNODES": "2"}, "NODE_RANK is '': give the number of this machine, from 0"),
-        ({"NNODES": "2", "NODE_RANK": "1"}, "HEAD is '': give the address of machine 0"),
-    ],
-)
+@pytest.mark.parametrize(("variables", "words"), WRONG_VARIABLES)
 def test_launch_sh_refuses_a_wrong_variable(launcher: str, variables: Any, words: str, project: Render) -> None:
     env = {**os.environ, "PATH": PATH, **variables}
     assert output_of(["./launch.sh"], project(launcher=launcher), env, code=2) == f"error: {words}\n"
 
 
-@pytest.mark.parametrize(
-    ("program", "module", "line", "code"),
-    [
-        ("train.py", "tyro", "interrupted", -signal.SIGINT),
-        ("train.py", "torch", NOTHING_SAVED, 130),
-        ("train.py", "ddp_project.model", NOTHING_SAVED, 130),
-        ("export.py", "torch", "interrupted", -signal.SIGINT),
-    ],
-)
+@pytest.mark.parametrize(("program", "module", "line", "code"), INTERRUPTS)
 def test_ctrl_c_before_training_is_one_line(program: str, module: str, line: str, code: int, project: Render) -> None:
     env = {**os.environ, "MODULE": module, "PROGRAM": program}
     assert output_of([sys.executable, "-c", INTERRUPTED_AT], project(), env, code=code) == f"{line}\n"

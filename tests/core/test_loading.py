@@ -17,6 +17,10 @@ from tests.conftest import Package
 
 CORES = 6
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
+ORDERS = [
+    (0, ["copy 1", "wait 1", "step 1", "copy 2", "wait 2", "step 2", "copy 3", "wait 3", "step 3"]),
+    (1, ["copy 1", "copy 2", "wait 1", "step 1", "copy 3", "wait 2", "step 2", "wait 3", "step 3"]),
+]
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +123,7 @@ def test_a_gpu_copies_in_a_stream_of_its_own_for_which_the_step_waits(loading: M
     assert asked == []
 
 
-@pytest.mark.parametrize(
-    ("workers", "expected"),
-    [
-        (0, ["copy 1", "wait 1", "step 1", "copy 2", "wait 2", "step 2", "copy 3", "wait 3", "step 3"]),
-        (1, ["copy 1", "copy 2", "wait 1", "step 1", "copy 3", "wait 2", "step 2", "wait 3", "step 3"]),
-    ],
-)
+@pytest.mark.parametrize(("workers", "expected"), ORDERS)
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator")
 def test_workers_let_a_copy_begin_before_a_step_that_the_cpu_waits_for(
     workers: int, expected: list[str], loading: ModuleType, asked: list[str]

@@ -26,6 +26,22 @@ Build = Callable[[nn.Module], Optimizer]
 Point = namedtuple("Point", "x y")  # as owners write it
 Mode = enum.Enum("Mode", ["FAST"])
 Level = enum.IntEnum("Level", ["HIGH"])
+NOT_PLAIN = [
+    (lambda: None, "is a function"),
+    (Fraction(1, 2), "is a Fraction"),
+    (nn.Linear(1, 1), "is a Linear"),
+    (np.array([None]), "is a ndarray"),
+    (np.datetime64("2026-01-01"), "is a datetime64"),
+    (torch.Generator(), "is a Generator"),
+    (int, "is a type"),
+    (Mode.FAST, "is a Mode"),
+    (Level.HIGH, "is a Level"),
+    (Point(1, 2), "is a Point"),
+    (deque([1], maxlen=3), "is a deque"),
+    (range(3), "is a range"),
+    (frozenset([1]), "is a frozenset"),
+    (Path("a"), "is a PosixPath"),
+]
 
 
 def network(*names: str) -> nn.Module:
@@ -219,25 +235,7 @@ def test_what_can_be_plain_is_read_again(name: str, package: Package) -> None:
     assert getattr(found, "_metadata", None) == getattr(expected, "_metadata", None), "the versions of layers"
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (lambda: None, "is a function"),
-        (Fraction(1, 2), "is a Fraction"),
-        (nn.Linear(1, 1), "is a Linear"),
-        (np.array([None]), "is a ndarray"),
-        (np.datetime64("2026-01-01"), "is a datetime64"),
-        (torch.Generator(), "is a Generator"),
-        (int, "is a type"),
-        (Mode.FAST, "is a Mode"),
-        (Level.HIGH, "is a Level"),
-        (Point(1, 2), "is a Point"),
-        (deque([1], maxlen=3), "is a deque"),
-        (range(3), "is a range"),
-        (frozenset([1]), "is a frozenset"),
-        (Path("a"), "is a PosixPath"),
-    ],
-)
+@pytest.mark.parametrize(("value", "words"), NOT_PLAIN)
 def test_what_cannot_is_refused_by_its_place(value: Any, words: str, package: Package) -> None:
     with pytest.raises(package("runtime.exits").UserError, match=rf"optimizer/param_groups/0/schedule {words}, which"):
         package("runtime.plain").plain({"param_groups": [{"schedule": value}]}, "optimizer")

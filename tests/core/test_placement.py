@@ -20,6 +20,36 @@ from tests.support.ranks import error_in, join, project_module, run_train, train
 
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 placement = of_package("runtime.placement")
+RECORDERS = [
+    ("2.13.0", "nccl", {}, {}),  # which records by itself, and warns of the older name
+    ("2.11.0", "gloo", {}, {}),
+    ("2.10.0", "gloo", {}, {SIZES[0]: "2000"}),
+    ("2.8.0", "nccl", {}, {SIZES[1]: "2000"}),  # whose watchdog knows no other name
+    ("2.8.0", "nccl", {SIZES[0]: "0"}, {SIZES[0]: "0"}),
+    ("2.8.0", "gloo", {SIZES[1]: "9"}, {SIZES[1]: "9"}),
+]
+PRECISIONS = [
+    ("none", True, "auto", "tf32-convolutions"),
+    ("none", False, "auto", "float32"),
+    ("none", True, "float32", "float32"),
+    ("torch", True, "auto", "bf16"),
+    ("torch", False, "auto", "fp16"),
+    ("torch", False, "bf16", "Tesla T4 has no bfloat16, and would be slow to emulate it: give --precision fp16"),
+]
+BINDINGS = [
+    ("SLURM_GPU_BIND=none", ["0,1,2,3"] * 4, "ABCD"),
+    ("SLURM_GPU_BIND=single:1", ["0", "1", "2", "3"], "ABCD"),
+    ("SLURM_GPU_BIND=map_gpu:3,2,1,0", ["3", "2", "1", "0"], "DCBA"),
+    ("SLURM_GPU_BIND=mask_gpu:0xf,0x3,0xc,0x3", ["0,1,2,3", "0,1", "2,3", "0,1"], "DACB"),
+    ("SLURM_GPU_BIND=per_task:2", ["0,1", "2,3"], "AC"),
+    ("SLURM_GPUS_PER_TASK=1", ["0", "1", "2", "3"], "ABCD"),
+    ("SLURM_GPUS_PER_TASK=2", ["0,1", "2,3"], "AC"),
+    # Two GPUs are near each socket; the tasks go to the sockets in turns, or fill one after the other.
+    ("SLURM_GPU_BIND=closest SLURM_DISTRIBUTION=block:cyclic", ["0,1", "2,3", "0,1", "2,3"], "ACBD"),
+    ("SLURM_GPU_BIND=closest SLURM_DISTRIBUTION=block:block", ["0,1", "0,1", "2,3", "2,3"], "ABCD"),
+    ("SLURM_GPU_BIND=closest, a task with cores of both sockets", ["0,1,2,3", "0,1", "2,3"], "BAC"),
+    ("SLURM_GPU_BIND=closest, a socket without a GPU", ["0,1,2,3", "0,1", "0,1", "0,1,2,3"], "CABD"),
+]
 
 
 def test_cores_and_quotas_are_divided_among_the_ranks_that_share_them(placement: Any) -> None:
@@ -44,23 +74,7 @@ def test_cores_and_quotas_are_divided_among_the_ranks_that_share_them(placement:
     assert shares({"all": 100.0}, {}) == [8, 8], "more than the cores"
 
 
-@pytest.mark.parametrize(
-    ("variables", "visible", "expected"),
-    [
-        ("SLURM_GPU_BIND=none", ["0,1,2,3"] * 4, "ABCD"),
-        ("SLURM_GPU_BIND=single:1", ["0", "1", "2", "3"], "ABCD"),
-        ("SLURM_GPU_BIND=map_gpu:3,2,1,0", ["3", "2", "1", "0"], "DCBA"),
-        ("SLURM_GPU_BIND=mask_gpu:0xf,0x3,0xc,0x3", ["0,1,2,3", "0,1", "2,3", "0,1"], "DACB"),
-        ("SLURM_GPU_BIND=per_task:2", ["0,1", "2,3"], "AC"),
-        ("SLURM_GPUS_PER_TASK=1", ["0", "1", "2", "3"], "ABCD"),
-        ("SLURM_GPUS_PER_TASK=2", ["0,1", "2,3"], "AC"),
-        # Two GPUs are near each socket; the tasks go to the sockets in turns, or fill one after the other.
-        ("SLURM_GPU_BIND=closest SLURM_DISTRIBUTION=block:cyclic", ["0,1", "2,3", "0,1", "2,3"], "ACBD"),
-        ("SLURM_GPU_BIND=closest SLURM_DISTRIBUTION=block:block", ["0,1", "0,1", "2,3", "2,3"], "ABCD"),
-        ("SLURM_GPU_BIND=closest, a task with cores of both sockets", ["0,1,2,3", "0,1", "2,3"], "BAC"),
-        ("SLURM_GPU_BIND=closest, a socket without a GPU", ["0,1,2,3", "0,1", "0,1", "0,1,2,3"], "CABD"),
-    ],
-)
+@pytest.mark.parametrize(("variables", "visible", "expected"), BINDINGS)
 def test_each_task_of_slurm_has_a_gpu_of_its_own(
     variables: str, visible: list[str], expected: str, placement: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,17 +153,7 @@ def test_ranks_that_share_a_gpu_need_gloo(placement: Any, monkeypatch: pytest.Mo
     assert placement.problem_of(with_gloo, placement.divide_gpus(with_gloo)) is None
 
 
-@pytest.mark.parametrize(
-    ("amp", "has_bf16", "wanted", "chosen"),
-    [
-        ("none", True, "auto", "tf32-convolutions"),
-        ("none", False, "auto", "float32"),
-        ("none", True, "float32", "float32"),
-        ("torch", True, "auto", "bf16"),
-        ("torch", False, "auto", "fp16"),
-        ("torch", False, "bf16", "Tesla T4 has no bfloat16, and would be slow to emulate it: give --precision fp16"),
-    ],
-)
+@pytest.mark.parametrize(("amp", "has_bf16", "wanted", "chosen"), PRECISIONS)
 def test_the_precision_is_one_that_the_gpu_has(
     amp: str, has_bf16: bool, wanted: str, chosen: str, package: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,17 +239,7 @@ def test_the_cause_of_an_error_of_nccl_is_in_the_line(project: Render, tmp_path:
     assert expected in error_in(printed[:1])
 
 
-@pytest.mark.parametrize(
-    ("version", "backend", "user", "expected"),
-    [
-        ("2.13.0", "nccl", {}, {}),  # which records by itself, and warns of the older name
-        ("2.11.0", "gloo", {}, {}),
-        ("2.10.0", "gloo", {}, {SIZES[0]: "2000"}),
-        ("2.8.0", "nccl", {}, {SIZES[1]: "2000"}),  # whose watchdog knows no other name
-        ("2.8.0", "nccl", {SIZES[0]: "0"}, {SIZES[0]: "0"}),
-        ("2.8.0", "gloo", {SIZES[1]: "9"}, {SIZES[1]: "9"}),
-    ],
-)
+@pytest.mark.parametrize(("version", "backend", "user", "expected"), RECORDERS)
 def test_the_flight_recorder_is_on_where_torch_does_not_turn_it_on(
     version: str, backend: str, user: dict[str, str], expected: dict[str, str], package: Package
 ) -> None:

@@ -27,6 +27,14 @@ OURS = "actions/(checkout|setup-python|cache/restore|cache/save|upload-(pages-)?
 BIN = Path(sys.executable).parent
 RESULTS = ("success", "failure", "cancelled", "skipped")
 SOME, NONE = jobs_as_json([{"shard": "1/1", "combinations": 1}]), jobs_as_json([])
+SHARDS = [
+    ("ci.yml", SOME, "main"),  # a pull request compares with a commit of its base branch
+    ("ci.yml", SOME, ""),  # a push takes all combinations
+    ("nightly.yml", SOME, ""),
+    ("ci.yml", "broken", "main"),
+    ("ci.yml", "broken", ""),
+    ("ci.yml", SOME, "no-such-branch"),
+]
 
 
 def read(name: str) -> Any:
@@ -129,17 +137,7 @@ def clone(tmp_path: Path) -> Path:
     return clone
 
 
-@pytest.mark.parametrize(
-    ("name", "matrix", "base"),
-    [
-        ("ci.yml", SOME, "main"),  # a pull request compares with a commit of its base branch
-        ("ci.yml", SOME, ""),  # a push takes all combinations
-        ("nightly.yml", SOME, ""),
-        ("ci.yml", "broken", "main"),
-        ("ci.yml", "broken", ""),
-        ("ci.yml", SOME, "no-such-branch"),
-    ],
-)
+@pytest.mark.parametrize(("name", "matrix", "base"), SHARDS)
 def test_the_shards_are_handed_on_or_their_job_fails(name: str, matrix: str, base: str, clone: Path) -> None:
     output = clone / "output"
     done = run(script_of(name, "shards"), clone, GITHUB_OUTPUT=str(output), MATRIX=matrix, BASE=base)

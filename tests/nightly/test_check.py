@@ -22,6 +22,11 @@ TASKS = ("launcher=torchrun,slurm", "task=digits,tabular", *ONE[2:])
 SYNTAX, OF_SYNTAX = "\n\nclass Broken(NoTracker:\n    pass\n", {"format", "lint", "types", "train"}
 ONLY_SLURM = "{% if launcher == 'slurm' %}\n\n\nassert not F\n{% endif %}\n"
 Edit = Callable[[Path, str], None]
+MISTAKES = [
+    (append_to_last_block, CSV, SYNTAX, (*ONE[:5], "logging=csv,console"), "digits-torchrun", OF_SYNTAX),
+    # Though another task is trained with this launcher, and this task with another one.
+    (append, "partials/tasks/digits/task.py.jinja", ONLY_SLURM, TASKS, "digits-slurm", {"train"}),
+]
 
 
 @pytest.fixture
@@ -32,11 +37,7 @@ def clone() -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     ("edit", "file", "text", "answers", "failed", "stages"),
-    [
-        (append_to_last_block, CSV, SYNTAX, (*ONE[:5], "logging=csv,console"), "digits-torchrun", OF_SYNTAX),
-        # Though another task is trained with this launcher, and this task with another one.
-        (append, "partials/tasks/digits/task.py.jinja", ONLY_SLURM, TASKS, "digits-slurm", {"train"}),
-    ],
+    MISTAKES,
     ids=["a syntax error", "an owner's file that depends on the launcher"],
 )
 def test_a_mistake_fails_in_the_projects_that_have_it_and_in_no_other(

@@ -23,6 +23,11 @@ REFUSALS: dict[str, tuple[int, list[str], str]] = {
     "unwritable": (2, ["--run-dir", "/proc/run"], "cannot write to --run-dir /proc/run"),
 }
 PLANTED = 'import torch.distributed\n\nif torch.distributed.get_rank() == 1:\n    raise ArithmeticError("planted")\n{}'
+FIRST = [
+    ("torchrun", "rank      : 1 (local_rank: 1)"),
+    ("spawn", "Process 1 terminated with the following error"),
+    pytest.param("mpirun", "rank 1 failed", marks=mpi.NEEDS_OPENMPI),
+]
 
 
 @pytest.mark.parametrize("case", REFUSALS)
@@ -49,14 +54,7 @@ def test_a_torch_without_mpi_is_told(project: Render, tmp_path: Path) -> None:
     assert printed.count("error: this PyTorch is built without MPI: give --backend gloo") == 1
 
 
-@pytest.mark.parametrize(
-    ("launcher", "first"),
-    [
-        ("torchrun", "rank      : 1 (local_rank: 1)"),
-        ("spawn", "Process 1 terminated with the following error"),
-        pytest.param("mpirun", "rank 1 failed", marks=mpi.NEEDS_OPENMPI),
-    ],
-)
+@pytest.mark.parametrize(("launcher", "first"), FIRST)
 def test_a_programming_error_names_the_rank_that_failed_first(
     launcher: str, first: str, project: Render, tmp_path: Path
 ) -> None:

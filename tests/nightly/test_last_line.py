@@ -18,6 +18,10 @@ from tests.support.training import FOR_EVER, ON_CPU
 STARTS = {launcher: ["./launch.sh"] for launcher in ("torchrun", "launch", "kubernetes", "spawn")}
 STARTS |= {"mpirun": ["./launch.sh", "2"], "alone": [sys.executable, "train.py"]}
 Start = Callable[..., Session]
+ERRORS = [
+    (["--global-batch-size", "100", "--accum-steps", "3"], "error: --global-batch-size 100 is no multiple of", 2),
+    (["--lr", "1e30", "--max-bad-steps", "1", "--log-every", "1"], "error: the gradients of 1 steps in a row", 65),
+]
 
 
 @pytest.fixture(params=[pytest.param(name, marks=NEEDS_OPENMPI if name == "mpirun" else ()) for name in STARTS])
@@ -33,14 +37,7 @@ def start(request: pytest.FixtureRequest, project: Render, tmp_path: Path) -> St
     return run
 
 
-@pytest.mark.parametrize(
-    ("options", "line", "code"),
-    [
-        (["--global-batch-size", "100", "--accum-steps", "3"], "error: --global-batch-size 100 is no multiple of", 2),
-        (["--lr", "1e30", "--max-bad-steps", "1", "--log-every", "1"], "error: the gradients of 1 steps in a row", 65),
-    ],
-    ids=["refused", "diverged"],
-)
+@pytest.mark.parametrize(("options", "line", "code"), ERRORS, ids=["refused", "diverged"])
 def test_an_error_of_all_ranks_is_the_last_line(start: Start, options: list[str], line: str, code: int) -> None:
     session = start(*options)
     assert session.lines[-1].startswith(line), session.shown

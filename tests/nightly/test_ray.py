@@ -21,6 +21,12 @@ from tests.support.training import FOR_EVER, ON_CPU, assert_same_weights, checkp
 
 STEPS = ("--max-steps", "12")
 MANY = ("--epochs", "1000", "--eval-every", "1000", "--max-steps", "400", "--save-every", "20")
+MISTAKES = [
+    ("0", {}, "0 is no number of nodes: give 2, or 1:2 for one to two"),
+    ("1", {"RAY_ADDRESS": "http://127.0.0.1:1"}, "Ray takes no job"),
+    ("1", {"FOLDER": "/nowhere"}, "/nowhere cannot be entered (No such file or directory): set FOLDER"),
+    ("9", {"NODES_TIMEOUT": "2"}, "9 x (1 CPU) were not free within 2 s"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -143,15 +149,7 @@ def test_the_doctor_examines_the_nodes(project: Render, cluster: RayCluster, tmp
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("nodes", "variables", "said"),
-    [
-        ("0", {}, "0 is no number of nodes: give 2, or 1:2 for one to two"),
-        ("1", {"RAY_ADDRESS": "http://127.0.0.1:1"}, "Ray takes no job"),
-        ("1", {"FOLDER": "/nowhere"}, "/nowhere cannot be entered (No such file or directory): set FOLDER"),
-        ("9", {"NODES_TIMEOUT": "2"}, "9 x (1 CPU) were not free within 2 s"),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "variables", "said"), MISTAKES)
 def test_a_mistake_is_told_in_one_line(
     nodes: str, variables: dict[str, str], said: str, project: Render, cluster: RayCluster, tmp_path: Path
 ) -> None:

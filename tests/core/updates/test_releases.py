@@ -19,6 +19,12 @@ from generator.update.replay import carry, commit_all
 from tests.support.versions import SECTION, MadeUp
 
 Change = Callable[[MadeUp], object]
+WRONG_LISTS = [
+    ("1.0.0: abc\n0.9.0: abc\n", "lists 0.9.0 below 1.0.0"),
+    ("first: abc\n", "first is no version"),
+    ("1.0.0\n", "has no line such as"),
+    ("{", "cannot be read"),
+]
 
 
 def test_all_released_versions_are_in_this_clone_and_told_of() -> None:
@@ -99,15 +105,7 @@ def test_a_released_version_has_the_template_alone_and_the_branch_all_files(read
     assert carry(history.folder, ("v1.0.0", "v1.1.0", NEXT), {}, tmp_path / "trial") == []
 
 
-@pytest.mark.parametrize(
-    ("listed", "reason"),
-    [
-        ("1.0.0: abc\n0.9.0: abc\n", "lists 0.9.0 below 1.0.0"),
-        ("first: abc\n", "first is no version"),
-        ("1.0.0\n", "has no line such as"),
-        ("{", "cannot be read"),
-    ],
-)
+@pytest.mark.parametrize(("listed", "reason"), WRONG_LISTS)
 def test_a_list_of_releases_is_read_in_order_or_refused(listed: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("1.9.0: abc\n1.10: abc\n")
     assert [release.tag for release in read_releases(tmp_path)] == ["v1.9.0", "v1.10"]
