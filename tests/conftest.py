@@ -33,6 +33,7 @@ Package = Callable[..., Any]
 Logged = Callable[[], list[str]]
 Measured = Callable[[str, str, float], None]
 MEASURED_NOW: set[str] = set()  # the guarantees with a number of this session
+PORTS = free_ports()  # that nobody listens at, and that no other process of the tests takes
 TESTS = Path(__file__).parent
 DURATIONS = TESTS / "durations.json"  # seconds by test, which pytest-split stores
 # Seconds that only a hang takes, with shared fixtures, on any machine; pyproject.toml has those of tests/nightly.
@@ -123,15 +124,9 @@ def logged(caplog: pytest.LogCaptureFixture) -> Logged:
     return lambda: [record.getMessage() for record in caplog.records]
 
 
-@pytest.fixture(scope="session")
-def ports() -> Iterator[int]:
-    """Ports that nobody listens at, and that no other process of the tests takes."""
-    return free_ports()
-
-
 @pytest.fixture
-def free_port(ports: Iterator[int]) -> int:
-    return next(ports)
+def free_port() -> int:
+    return next(PORTS)
 
 
 @pytest.fixture(scope="session")

@@ -196,25 +196,20 @@ def test_tied_weights_are_in_the_file_once_and_tied_again(weights: Any, tmp_path
     assert averaged["head.weight"].sum() == 15
 
 
-def write_bad_files(folder: Path) -> None:
-    for name, array in {"flat": np.zeros((2, 64)), "bright": np.full((2, 8, 8), 255), "words": np.array("a")}.items():
-        np.save(folder / f"{name}.npy", array)
-    np.savez(folder / "other.npz", labels=np.zeros((2, 8, 8)))
-    np.savez_compressed(folder / "cut.npz", images=np.arange(128.0).reshape(2, 8, 8) / 8)
-    (folder / "cut.npz").write_bytes((folder / "cut.npz").read_bytes()[:200])
-    (folder / "text.npy").write_text("digits\n")
-    (folder / "empty.npy").touch()
-    (folder / "folder.npy").mkdir()
-
-
 def test_what_cannot_be_predicted_is_named(
     export: Any, package: Package, run_dir: Path, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, to, good = export.export(run_dir), tmp_path / "answers", tmp_path / "good.npy"
-    (tmp_path / "bad").mkdir()
-    write_bad_files(tmp_path / "bad")
+    folder, to, good, bad = export.export(run_dir), tmp_path / "answers", tmp_path / "good.npy", tmp_path / "bad"
+    (bad / "folder.npy").mkdir(parents=True)
+    for name, array in {"flat": np.zeros((2, 64)), "bright": np.full((2, 8, 8), 255), "words": np.array("a")}.items():
+        np.save(bad / f"{name}.npy", array)
+    np.savez(bad / "other.npz", labels=np.zeros((2, 8, 8)))
+    np.savez_compressed(bad / "cut.npz", images=np.arange(128.0).reshape(2, 8, 8) / 8)
+    (bad / "cut.npz").write_bytes((bad / "cut.npz").read_bytes()[:200])
+    (bad / "text.npy").write_text("digits\n")
+    (bad / "empty.npy").touch()
     np.save(good, np.zeros((2, 8, 8)))
-    for path in (*(tmp_path / "bad").iterdir(), tmp_path / "missing.npy"):
+    for path in (*bad.iterdir(), tmp_path / "missing.npy"):
         words = "does not hold images" if path.name in ("flat.npy", "bright.npy") else "cannot be read as images"
         assert f"{path} {words}" in refused(export.predict, [folder, good, path], to)
         assert not to.exists()
@@ -278,8 +273,7 @@ def test_a_run_begins_with_weights_of_a_run_or_an_export(
     counted = "features.0.1.num_batches_tracked"
     assert began[counted] == before[counted] + 2
     assert_same_state(checkpoint(first), checkpoint(second))
-    log = (second / "train.log").read_text()
-    assert f"began with 14 of 14 tensors of {folder / 'model.safetensors'}" in log
+    assert f"began with 14 of 14 tensors of {folder / 'model.safetensors'}" in (second / "train.log").read_text()
     assert json.loads((second / "config.json").read_text())["init_from"] == str(folder)
 
     (folder / "model.safetensors").unlink()
@@ -344,8 +338,7 @@ def test_what_describes_the_data_stays_that_of_the_run(weights: Any, package: Pa
     vars(linear)["of_data"] = ("names",)
     save_file({"weight": torch.ones(1, 2), "names": torch.ones(3)}, tmp_path / "model.safetensors")
     weights.load_what_fits(linear, tmp_path / "model.safetensors")
-    assert linear.weight.tolist() == [[1, 1]]
-    assert linear.get_buffer("names").tolist() == [0, 0, 0]
+    assert (linear.weight.tolist(), linear.get_buffer("names").tolist()) == ([[1, 1]], [0, 0, 0])
 
 
 @pytest.mark.parametrize("name", UNUSABLE)

@@ -59,8 +59,7 @@ def text_fits(key: str, text: str) -> bool:
 def name_fits(name: str) -> bool:
     """Whether this is a lower-case identifier that pip takes for a project's name, and free."""
     identifier = name.isascii() and name.isidentifier() and name == name.lower()
-    ends_with_letters = identifier and name[0] != "_" and name[-1] != "_"
-    return ends_with_letters and len(name) <= 40 and name not in TAKEN_NAMES
+    return identifier and name[0] != "_" and name[-1] != "_" and len(name) <= 40 and name not in TAKEN_NAMES
 
 
 def copy(snapshot: Path, destination: Path, **answers: object) -> None:

@@ -30,7 +30,6 @@ Path("config.json").write_text(json.dumps(as_plain_dict(given)))
 assert config_of(json.loads(Path("config.json").read_text())) == given, "export.py reads it, too"
 assert parse(Config, ["--config", "config.json"]) == given, as_plain_dict(given)
 """
-NOT_WRITTEN = "is of type complex, which config.json cannot hold: make it text"
 NOT_READ = "cannot be read again from config.json: let it be text, a number, a path, a date, an Enum, or tuples"
 READ_OR_REFUSED = f"""
 from ddp_project.runtime.exits import UserError
@@ -46,16 +45,13 @@ WRONG_FILES = [
     ("ema_decay: 1", "--ema-decay must be below 1, not 1"),
     ("epochs: yes", "--epochs needs a whole number, not "),
     ('{"epochs": true}', "epochs must be neither true nor false, not True"),
-    ("epochs: 1.5", "--epochs needs a whole number, not "),
     ("seed: 0x10", "--seed needs a whole number, not "),
     ("seed:", "seed has no value"),
-    ('{"device": null}', "device has no value"),
     ('{"lr": NaN}', "--lr must be at least 0, not nan"),
     ("lr: 1\nlr: 2", "lr is there twice"),
     ("accum-steps: 1\naccum_steps: 2", "accum_steps is there twice"),
     ("lr: {a: 1}", "lr must be one value, not {'a': '1'}"),
     ("compile: 3", "compile must be true or false, not 3"),
-    ("lr: [1, 2]", r"lr must be one value, not \['1', '2'\]"),
     ("- epochs", "does not hold options and their values"),
     ("a: [", "cannot be read: while parsing"),
     ("a: \xff", "cannot be read: 'utf-8' codec"),
@@ -63,7 +59,7 @@ WRONG_FILES = [
     ("", "cannot be read: No such file or directory"),
 ]
 NOT_KEPT = [
-    ("unit: complex = 1j", "", NOT_WRITTEN),
+    ("unit: complex = 1j", "", "is of type complex, which config.json cannot hold: make it text"),
     ("stages: tuple[Blocks, ...] = (Blocks(),)", "", NOT_READ),
     ("stage: Blocks | None = None", "stage:blocks --stage.width 3", NOT_READ),
     ("limit: int | str = 1", "--limit 1e3", ""),  # which the next run reads as the same value
@@ -214,12 +210,9 @@ def test_a_number_too_large_is_refused(option: str, refused: Refused) -> None:
 
 
 FOREIGN = {  # by what is meant: what is typed
-    "--lr": ("--learning-rate 3", "--learning-rate -3", "lr=3"),
+    "--lr": ("--learning-rate -3", "lr=3"),
     "--epochs": ("--num-epochs 1", "--epoch 1", "--no-epochs"),
-    "--workers": ("--num-workers 2",),
-    "--run-dir": ("--output-dir x",),
     "--precision": ("--bf16",),
-    "--clip-norm": ("--max-grad-norm 1",),
     "--accum-steps": ("--gradient-accumulation-steps 2",),
     "--global-batch-size": ("--batch-size=32",),
     "--seed": ("--sed 1",),

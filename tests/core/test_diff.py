@@ -63,7 +63,6 @@ EDITS: dict[str, tuple[str, dict[str, str], list[str], list[str]]] = {
     "of two answers": (MAIN, {"cool\n": "cold\n"}, ["colour=green,blue"], ["-cool", "+cold"]),
     "of one answer": ("partials/red.jinja", {"red\n": "dark\n"}, ["colour=red"], ["-red", "+dark"]),
 }
-UNDEFINED = r"red-small: template/main\.txt\.jinja, line 1: 'nothing' is undefined"
 BLUE, GREEN, PINK = (f"    {colour}: {{value: {colour}}}\n" for colour in ("blue", "green", "pink"))
 NAME, FAST = "name: {type: str", "fast: {type: bool, help: Fast, default: false}\n"
 OF_FAST = "question fast (false, true; default false)"
@@ -78,7 +77,7 @@ NOTES: dict[str, tuple[str, str, str, list[str]]] = {
     "a removed question": (FAST, "", f"- {OF_FAST}\n- 5 combinations went: fast=true", ["-fast: false"]),
 }
 BROKEN = [
-    (MAIN, "begin\n", "{{ nothing }}\n", UNDEFINED),
+    (MAIN, "begin\n", "{{ nothing }}\n", r"red-small: template/main\.txt\.jinja, line 1: 'nothing' is undefined"),
     (MAIN, "end\n", "\n{% if %}\n", r"red-small: template/main\.txt\.jinja, line \d+: Expected an expression"),
     ("copier.yml", "_envops: {", "_envops: [", r"copier\.yml: while parsing"),
 ]
@@ -140,8 +139,7 @@ def test_groups_are_apart_and_the_largest_is_first(template: Path, compare: Comp
     (template / "template" / "run.sh").chmod(0o644)
     found, words = compare()
     shown = dict(zip(words, [group.diff for group in found.groups], strict=True))
-    assert words[0] == ""
-    assert body(shown[""]) == ["-begin", "+start"]
+    assert (words[0], body(shown[""])) == ("", ["-begin", "+start"])
     assert body(shown["colour=red"]) == ["-partial", "+part"]
     # The lines around the edits of a group are those of the old file, whatever other groups edit.
     assert "\n red at once\n partial\n" in shown[""]
@@ -194,8 +192,7 @@ def test_a_template_that_cannot_be_rendered_is_told_with_the_place(
 
 
 def apply(project: Path, diff: str) -> None:
-    command = ["git", "apply", "-"]
-    subprocess.run(command, cwd=project, input=diff.encode(errors="surrogateescape"), check=True)
+    subprocess.run(["git", "apply", "-"], cwd=project, input=diff.encode(errors="surrogateescape"), check=True)
 
 
 @pytest.mark.parametrize(

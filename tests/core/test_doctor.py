@@ -34,8 +34,7 @@ def test_a_sound_machine_has_no_findings_and_no_traces(project: Render, tmp_path
 
 def test_ranks_that_share_cores_or_gpus(machine: Any) -> None:
     def found(ranks: int, cores: int, gpus: int = 0, backend: str = "auto", quota: float = math.inf) -> list[str]:
-        config = SimpleNamespace(backend=backend)
-        return [*machine.problems_of_shares("n1", ranks, cores, 64, quota, gpus, config)]
+        return [*machine.problems_of_shares("n1", ranks, cores, 64, quota, gpus, SimpleNamespace(backend=backend))]
 
     assert found(2, 64) == found(2, 64, 2) == found(4, 64, 2, backend="gloo") == []
     lower = "lower NPROC_PER_NODE to"

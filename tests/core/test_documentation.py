@@ -55,8 +55,7 @@ def test_a_command_prints_what_the_page_shows(session: str, tmp_path: Path) -> N
         command, expected = shown.split("\n", 1)
         env = {**os.environ, "PATH": PATH}
         done = subprocess.run(command, shell=True, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True, check=True)
-        pattern = ".*".join(map(re.escape, expected.split("...")))
-        assert re.fullmatch(pattern, done.stdout, re.DOTALL), done.stdout
+        assert re.fullmatch(".*".join(map(re.escape, expected.split("..."))), done.stdout, re.DOTALL), done.stdout
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

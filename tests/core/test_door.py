@@ -19,8 +19,7 @@ def test_an_owners_files_import_from_one_place(package: Package, project: Render
     assert all(getattr(runtime, name) is not None for name in " ".join(runtime.NAMES.values()).split())
     for file in ("task", "model", "data", "options"):
         for task in ("digits", "language", "images", "tabular"):
-            code = (project(task=task) / "ddp_project" / f"{file}.py").read_text()
-            assert ".runtime." not in code, (task, file)
+            assert ".runtime." not in (project(task=task) / "ddp_project" / f"{file}.py").read_text(), (task, file)
     program = "import sys; from ddp_project.runtime import PositiveInt, UserError; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=project(), check=True)
 

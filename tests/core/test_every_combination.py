@@ -17,8 +17,7 @@ STAGES = {"render", "format", "lint", "types", "train", "resume", "agree"}
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    report = tmp_path_factory.mktemp("check") / "check.json"
-    return check_report(report, "--rotate", "task", timeout=1800)
+    return check_report(tmp_path_factory.mktemp("check") / "check.json", "--rotate", "task", timeout=1800)
 
 
 def test_every_combination_passes_every_stage(results: list[dict[str, Any]], legal: list[Combination]) -> None:

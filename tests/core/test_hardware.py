@@ -30,12 +30,11 @@ GIVE_GPUS = f"give the container its GPUs (docker run --gpus all), {OR_CPU}"
 SEE_DRIVER = f"update the driver, see CUDA_VISIBLE_DEVICES, {GIVE_GPUS}"
 ELSEWHERE = f"cannot be used by a run, which needs CUDA or ROCm: train elsewhere, {OR_CPU}"
 OLD_DRIVER = {"dev/nvidia0": "", "proc/driver/nvidia/version": "470.82.01"}
-TWO_GPUS = {"dev/nvidia0": "", "dev/nvidia1": ""}
 UNUSED: list[tuple[str | None, str | None, dict[str, str], str, str, str]] = [
     # what torch is built for, the files of a system, its devices, the build, and the remedy
     (None, None, {"dev/nvidia0": ""}, "1 x NVIDIA GPU (driver none)", "CPUs", FOR_CUDA),
     ("12.6", None, OLD_DRIVER, "1 x NVIDIA GPU (driver 470.82.01)", "CUDA 12.6", SEE_DRIVER),
-    (None, "6.4", TWO_GPUS, "2 x NVIDIA GPU (driver none)", "ROCm 6.4", FOR_CUDA),
+    (None, "6.4", {"dev/nvidia0": "", "dev/nvidia1": ""}, "2 x NVIDIA GPU (driver none)", "ROCm 6.4", FOR_CUDA),
     (None, None, {"dev/davinci0": ""}, "1 x Ascend NPU", "", ELSEWHERE),
     (None, None, {}, "", "", ""),
 ]
@@ -133,8 +132,7 @@ def test_two_processes_name_a_quota_that_they_share_alike(hardware: Any, tmp_pat
     for group in ("one", "two"):
         lay(tmp_path, {"proc/self/cgroup": f"0::/a/{group}\n"})
         found.append(hardware.quotas())
-    assert [len(each) for each in found] == [2, 2]
-    assert len(found[0].keys() & found[1].keys()) == 1
+    assert ([len(each) for each in found], len(found[0].keys() & found[1].keys())) == ([2, 2], 1)
     assert hardware.shares_of_quotas(found) == [0.5, 0.5]
 
 

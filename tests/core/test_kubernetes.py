@@ -3,6 +3,7 @@
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import kubeflow_trainer_api.models as api
 import pytest
@@ -113,9 +114,7 @@ def test_a_job_has_the_code_as_it_was_and_the_command_as_it_is(submitted: tuple[
 
 
 @pytest.mark.parametrize(("command", "name", "registry", "line"), MISTAKES)
-def test_a_mistake_is_named_in_one_line(
-    command: list[str], name: str, registry: str, line: str, submitted: tuple[Path, Cluster]
-) -> None:
+def test_a_mistake_is_named_in_one_line(command: Any, name: str, registry: str, line: str, submitted: Any) -> None:
     project, cluster = submitted
     replace(project / "kubernetes" / "job.yaml", "registry.test", f"registry.{registry}")
     printed = cluster.submit(project, *command, code=2, **({"NAME": name} if name else {}))

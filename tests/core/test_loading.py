@@ -59,8 +59,7 @@ def test_data_outside_memory_has_workers_on_spare_cores(loading: ModuleType, mon
     """A Subset gives batches of anything."""
 
     def workers(dataset: Dataset[Any], **options: Any) -> int:
-        found: int = loading.PrefetchLoader(dataset, [loading.Batch([0], (0,))], loading.Config(**options), CPU).workers
-        return found
+        return int(loading.PrefetchLoader(dataset, [loading.Batch([0], (0,))], loading.Config(**options), CPU).workers)
 
     assert workers(Whole()) == workers(Subset(Subset(Whole(), range(9)), range(3))) == 0
     assert workers(OneByOne()) == workers(Subset(OneByOne(), range(3))) == CORES - 1

@@ -2,10 +2,8 @@
 
 import copy
 import enum
-import io
 from collections import Counter, defaultdict, deque, namedtuple
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,17 +26,14 @@ Mode = enum.Enum("Mode", ["FAST"])
 Level = enum.IntEnum("Level", ["HIGH"])
 NOT_PLAIN = [
     (lambda: None, "is a function"),
-    (Fraction(1, 2), "is a Fraction"),
     (nn.Linear(1, 1), "is a Linear"),
     (np.array([None]), "is a ndarray"),
     (np.datetime64("2026-01-01"), "is a datetime64"),
-    (torch.Generator(), "is a Generator"),
     (int, "is a type"),
     (Mode.FAST, "is a Mode"),
     (Level.HIGH, "is a Level"),
     (Point(1, 2), "is a Point"),
     (deque([1], maxlen=3), "is a deque"),
-    (range(3), "is a range"),
     (frozenset([1]), "is a frozenset"),
     (Path("a"), "is a PosixPath"),
 ]
@@ -136,10 +131,8 @@ def test_groups_are_found_by_their_parameters(package: Package) -> None:
     saved.state["param_groups"][0]["counter"], saved.state["param_groups"][1]["counter"] = 1, 2
     kept = saved.into(network("b", "a"), lambda model: two_groups(model, 0.2, 0.1)).param_groups
     assert [group["weight_decay"] for group in kept] == [0.2, 0.1]
-    one = Saved(package, network("a", "b"), adam)
-    split = one.into(network("a", "b"), lambda model: two_groups(model, 0.01, 0.0))
-    assert [group["weight_decay"] for group in split.param_groups] == [0.01, 0.0]
-    assert len(split.state) == 2
+    split = Saved(package, network("a", "b"), adam).into(network("a", "b"), lambda model: two_groups(model, 0.01, 0.0))
+    assert ([group["weight_decay"] for group in split.param_groups], len(split.state)) == ([0.01, 0.0], 2)
 
 
 def rmsprop(model: nn.Module, **options: Any) -> Optimizer:
@@ -165,9 +158,8 @@ def test_what_cannot_go_on_is_refused_in_one_line(before: Build, now: Build, wor
 def test_several_optimizers_go_on_each_by_names(package: Package) -> None:
     optimizers = package("runtime.update").Optimizers
 
-    def build(model: nn.Module) -> Optimizer:
-        built: Optimizer = optimizers(*(AdamW([weight]) for weight in model.parameters()))
-        return built
+    def build(model: nn.Module) -> Any:
+        return optimizers(*(AdamW([weight]) for weight in model.parameters()))
 
     saved = Saved(package, network("a", "b"), build)
     assert [each["class"] for each in saved.state["optimizers"]] == ["AdamW", "AdamW"]
@@ -218,18 +210,12 @@ VALUES = {
 }
 
 
-def read_again(value: Any) -> Any:
-    memory = io.BytesIO()
-    torch.save(value, memory)
-    memory.seek(0)
-    return torch.load(memory, weights_only=True)
-
-
 @pytest.mark.parametrize("name", VALUES)
-def test_what_can_be_plain_is_read_again(name: str, package: Package) -> None:
+def test_what_can_be_plain_is_read_again(name: str, package: Package, tmp_path: Path) -> None:
     value, expected = VALUES[name]
     expected = value if expected is None else expected
-    found = read_again(package("runtime.plain").plain(value, "part"))
+    torch.save(package("runtime.plain").plain(value, "part"), tmp_path / "saved.pt")
+    found = torch.load(tmp_path / "saved.pt", weights_only=True)
     assert differences(found, expected) == []
     assert type(found) is type(expected)
     assert getattr(found, "_metadata", None) == getattr(expected, "_metadata", None), "the versions of layers"
@@ -252,13 +238,3 @@ def test_what_cannot_be_saved_is_refused_before_the_first_step(own_project: Rend
     said = "error: optimizer/param_groups/0/schedule is a function, which a checkpoint cannot hold: keep"
     assert error_in(printed).startswith(said)
     assert " step " not in "".join(printed)
-
-
-def test_a_rate_of_numpy_is_resumed_and_exported(own_project: Render, tmp_path: Path) -> None:
-    project, run_dir = own_project(), tmp_path / "run"
-    rate = "return config.lr * np.interp(step, [0, total_steps], [1.0, 0.1])"
-    Rewrite("if step < config.warmup_steps: $$$A", rate, "lr_at").apply(project / "ddp_project" / "task.py")
-    train_on_ranks(project, run_dir, "--max-steps", "2")
-    assert type(checkpoint(run_dir)["optimizer"]["param_groups"][0]["lr"]) is float
-    train_on_ranks(project, run_dir, "--max-steps", "3", "--resume")
-    assert checkpoint(run_dir)["progress"]["step"] == 3

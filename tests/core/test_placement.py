@@ -147,8 +147,7 @@ def test_ranks_that_share_a_gpu_need_gloo(placement: Any, monkeypatch: pytest.Mo
     places, chosen = chosen_gpus(["0,1"] * 5 + ["2"], placement, monkeypatch)
     assert chosen == [0, 1, 0, 1, 0, 0], "of those that each sees"
     problem = placement.problem_of(places, chosen)
-    said = "rank 0 and rank 2 have the same GPU of .*start at most 3 there, or give --backend gloo"
-    assert re.match(said, problem)
+    assert re.match("rank 0 and rank 2 have the same GPU of .*start at most 3 there, or give --backend gloo", problem)
     with_gloo = [replace(each, backend="gloo") for each in places]
     assert placement.problem_of(with_gloo, placement.divide_gpus(with_gloo)) is None
 
@@ -189,8 +188,7 @@ def test_each_rank_uses_the_gpu_that_it_is_given(project: Render, tmp_path: Path
 
 def tell_threads() -> None:
     def main(config: Any, world: Any, device: torch.device) -> int:
-        cores = project_module("runtime.placement").own_cores()
-        print("threads:", torch.get_num_threads(), "cores:", cores)
+        print("threads:", torch.get_num_threads(), "cores:", project_module("runtime.placement").own_cores())
         torch.distributed.barrier()
         return 0
 
@@ -217,13 +215,6 @@ def run_with_a_gpu_on_rank_0() -> None:
     join(None, seed=0)
 
 
-def test_a_machine_without_its_gpu_is_named_at_once(project: Render, tmp_path: Path) -> None:
-    """Else one rank would wait with NCCL, and the other with Gloo, until --timeout."""
-    printed = train_on_ranks(project(), tmp_path / "run", code=2, timeout=60, entry=run_with_a_gpu_on_rank_0)
-    said = r"error: the ranks must use the same backend, not nccl on rank 0 \(.*and gloo on rank 1 \("
-    assert re.search(said, printed[0])
-
-
 def join_with_a_gpu_twice() -> None:
     """What a rank does whose NCCL finds, as it does at the first connection, that two ranks share a GPU."""
     told = "NCCL error in: NCCLUtils.cpp:94, invalid usage\nLast error:\nDuplicate GPU detected : rank 1 and rank 0"
@@ -232,11 +223,14 @@ def join_with_a_gpu_twice() -> None:
     run_train()
 
 
-def test_the_cause_of_an_error_of_nccl_is_in_the_line(project: Render, tmp_path: Path) -> None:
-    """NCCL names it in its last line."""
-    printed = train_on_ranks(project(), tmp_path / "run", code=2, timeout=60, entry=join_with_a_gpu_twice)
-    expected = "invalid usage Last error: Duplicate GPU detected : rank 1 and rank 0; launch.sh --doctor"
-    assert expected in error_in(printed[:1])
+def test_ranks_that_cannot_meet_say_why(project: Render, tmp_path: Path) -> None:
+    """Else one rank would wait with NCCL, and the other with Gloo, until --timeout. NCCL names a cause at its end."""
+    for entry, said in (
+        (run_with_a_gpu_on_rank_0, r"the ranks must use the same backend, not nccl on rank 0 \(.*and gloo on rank 1"),
+        (join_with_a_gpu_twice, ".* Last error: Duplicate GPU detected : rank 1 and rank 0; launch.sh --doctor"),
+    ):
+        printed = train_on_ranks(project(), tmp_path / "run", code=2, timeout=60, entry=entry)
+        assert re.match(f"error: {said}", error_in(printed[:1]))
 
 
 @pytest.mark.parametrize(("version", "backend", "user", "expected"), RECORDERS)

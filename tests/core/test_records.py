@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.tensorboard import SummaryWriter
 
-from generator.check.train.records import read_csv
+from generator.check.train.records import read_csv, read_tensorboard
 from tests.conftest import Package, Render, of_package
 from tests.support.processes import output_of, wait_until
 from tests.support.ranks import kill_after, newest_step, start_ranks, train_on_ranks
+from tests.support.versions import append
 
 OPTIONS = ("--epochs", "3", "--log-every", "5", "--save-every", "5", "--keep", "99")
 OF_CLOCK = {"time", "samples_per_second"}
@@ -56,8 +58,7 @@ def test_a_resumed_run_has_each_record_once(project: Render, tmp_path: Path) -> 
     train_on_ranks(project(), whole, *OPTIONS)
     train_on_ranks(project(), run_dir, *OPTIONS, "--max-steps", "38")
     assert measured(run_dir)[-1]["step"] == 38
-    with open(run_dir / "metrics.jsonl", "a") as file:
-        file.write('{"step": 39, "ti')  # as a kill leaves it
+    append(run_dir / "metrics.jsonl", '{"step": 39, "ti')  # as a kill leaves it
     train_on_ranks(project(), run_dir, *OPTIONS, "--resume", str(run_dir / "checkpoints" / "step-00000030.pt"))
     assert measured(run_dir) == measured(whole)
     events = [(one["event"], one["step"]) for one in read(run_dir) if "event" in one]
@@ -176,8 +177,7 @@ def test_wandb_is_told_no_step_twice_over_several_kills(package: Package, tmp_pa
         appended.begin(start)
         for step in range(start + 1, end + 1):
             appended.add(step, {"train/loss": 1.0} | ({"epoch/\udcff": 1.0} if step % 8 == 0 else {}))
-    told = json.loads((tmp_path / "wandb_last_steps").read_text())
-    assert told == {"train/loss": 30, "epoch/\udcff": 24}
+    assert json.loads((tmp_path / "wandb_last_steps").read_text()) == {"train/loss": 30, "epoch/\udcff": 24}
 
 
 def points(page: Path) -> list[Point]:
@@ -204,8 +204,7 @@ def test_the_page_shows_what_was_recorded_over_a_kill_and_a_stop(project: Render
     run_dir = tmp_path / "a <b> & c"
     assert kill_after(start_ranks(project(logging="csv"), run_dir, *LONG), run_dir, 30, 0.02)
     assert not (run_dir / "report.html").exists(), "a run of less than a minute has its page in the end"
-    with open(run_dir / "metrics.jsonl", "a") as file:
-        file.write('{"step": 31, "time": 1.0, "train/lo')  # as a kill may leave it
+    append(run_dir / "metrics.jsonl", '{"step": 31, "time": 1.0, "train/lo')  # as a kill may leave it
     first = min((run_dir / "checkpoints").glob("step-*.pt"))  # what was recorded after it is trained once more
     ranks = start_ranks(project(logging="csv"), run_dir, *LONG, "--resume", str(first))
     wait_until(lambda: newest_step(run_dir) >= 60, told=ranks[0].output.read_text)
@@ -227,9 +226,8 @@ def test_the_page_shows_what_was_recorded_over_a_kill_and_a_stop(project: Render
 
 
 def test_what_is_not_finite_is_a_gap(package: Package, tmp_path: Path) -> None:
-    values = [4.0, math.nan, 2.0, 3.0, math.inf, -math.inf, 1.0]
     with open(tmp_path / "metrics.jsonl", "w") as file:
-        for step, value in enumerate(values):
+        for step, value in enumerate([4.0, math.nan, 2.0, 3.0, math.inf, -math.inf, 1.0]):
             print(json.dumps({"step": step, "time": step, "train/loss": value, "train/x": math.nan}), file=file)
     (tmp_path / "config.json").write_text("{}")
     package("runtime.report").write_page([tmp_path], tmp_path / "report.html")
@@ -282,3 +280,14 @@ def test_a_log_alone_is_drawn(project: Render, tmp_path: Path) -> None:
     assert "resumed at step 5, stopped at step 7" in page
     assert "2026-01-01 00:00:03: world size 2, rank 0 on cuda:0" in page
     assert {path.name for path in run_dir.iterdir()} == {"train.log", "config.json"}, "it may go on, with version 1"
+
+
+def test_tensorboard_records_come_in_the_order_of_recording(tmp_path: Path) -> None:
+    folder = tmp_path / "tensorboard"
+    for step, name in ((3, "events.out.tfevents.1.host.9999"), (4, "events.out.tfevents.1.host.10000")):
+        writer = SummaryWriter(folder)
+        writer.add_scalar("train/loss", 1 / step, step)
+        writer.close()
+        (written,) = folder.glob("events.out.tfevents.[0-9][0-9]*")
+        written.rename(folder / name)
+    assert [step for step, _ in read_tensorboard(tmp_path)["train/loss"]] == [3, 4]

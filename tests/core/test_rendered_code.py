@@ -98,10 +98,8 @@ def test_no_six_lines_occur_twice_in_a_file(with_choice: WithChoice, choice: Cho
 
 
 def code_and_settings(project: Path) -> dict[str, str]:
-    """The text of all files but the data, the pages that say how to change over, and the answers.
-
-    How tests/conftest.py starts processes on macOS is not a choice of launcher: every project's tests do it so.
-    """
+    """The text of all files but the data, the pages that say how to change over, and the answers."""
+    # How tests/conftest.py starts processes on macOS is not a choice of launcher: every project's tests do it so.
     paths = [path for path in sorted(project.rglob("*")) if path.is_file() and path.suffix != ".npz"]
     texts = {str(path.relative_to(project)): path.read_text() for path in paths}
     for name in ("README.md", "LAUNCHING.md", "TROUBLESHOOTING.md", "UPDATING.md", ".copier-answers.yml"):

@@ -151,13 +151,10 @@ def with_two(model: Any, config: Any) -> Any:
     return project_module("runtime.update").Optimizers(*optimizers)
 
 
-OPTIMIZERS = {"SGD": with_sgd, "AdamW": with_adamw, "two": with_two}
-
-
 def spoil_a_step() -> None:
     """What a rank does for the test below: it trains, with one infinite gradient of rank 1."""
     program: Any = importlib.import_module("train")
-    program.task.build_optimizer = OPTIMIZERS[os.environ["OPTIMIZER"]]
+    program.task.build_optimizer = {"SGD": with_sgd, "AdamW": with_adamw, "two": with_two}[os.environ["OPTIMIZER"]]
     train_step, states = program.train_step, []
 
     def watched(run: Any, *arguments: Any) -> None:

@@ -35,8 +35,7 @@ def test_a_mistake_ends_all_ranks_with_one_line(case: str, project: Render, tmp_
     processes, options, message = REFUSALS[case]
     torch.save({"weights": torch.zeros(3)}, tmp_path / "foreign.pt")
     given = [option.replace("FOLDER", str(tmp_path)) for option in options]
-    printed = train_on_ranks(project(), tmp_path / "run", *given, processes=processes, code=2)
-    assert message in lone_error_in(printed)
+    assert message in lone_error_in(train_on_ranks(project(), tmp_path / "run", *given, processes=processes, code=2))
     assert case == "foreign" or not (tmp_path / "run").exists(), "a refused run must leave nothing"
 
 

@@ -37,8 +37,7 @@ def test_the_checks_of_the_projects_own_ci_pass(own_project: Render, pytestconfi
     (job,) = yaml.safe_load((place / ".github" / "workflows" / "ci.yml").read_text())["jobs"].values()
     _, install, *checks, tests = [shlex.split(step["run"]) for step in job["steps"] if "run" in step]
     assert install[-6:] == ["pip", "install", "-e", ".", "--group", "dev"]
-    assert checks == [["black", "--check", "."], ["ruff", "check", "."], ["mypy"]]
-    assert tests == ["pytest"]
+    assert [*checks, tests] == [["black", "--check", "."], ["ruff", "check", "."], ["mypy"], ["pytest"]]
     assert pytestconfig.cache
     environment = os.environ | {"MYPY_CACHE_DIR": str(pytestconfig.cache.mkdir("mypy_of_rendered_code"))}
     for check in checks:

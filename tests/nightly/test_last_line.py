@@ -1,6 +1,7 @@
 """What ranks say in one line, and what Ctrl-C leads to, is the last thing that launch.sh and train.py show."""
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -11,9 +12,9 @@ import pytest
 from generator.check.launchers import OPEN_MPI
 from tests.conftest import Render
 from tests.core.test_last_line import NOTHING_SAVED
-from tests.support.processes import PATH, Session, run_in_terminal
+from tests.support.processes import PATH, Session, output_of, run_in_terminal
 from tests.support.schedulers.mpi import NEEDS_OPENMPI
-from tests.support.training import FOR_EVER, ON_CPU
+from tests.support.training import FOR_EVER, LAUNCHERS, ON_CPU
 
 STARTS = {launcher: ["./launch.sh"] for launcher in ("torchrun", "launch", "kubernetes", "spawn")}
 STARTS |= {"mpirun": ["./launch.sh", "2"], "alone": [sys.executable, "train.py"]}
@@ -41,8 +42,7 @@ def start(request: pytest.FixtureRequest, project: Render, tmp_path: Path) -> St
 def test_an_error_of_all_ranks_is_the_last_line(start: Start, options: list[str], line: str, code: int) -> None:
     session = start(*options)
     assert session.lines[-1].startswith(line), session.shown
-    assert session.shown.count("error:") == 1
-    assert session.code == code
+    assert (session.shown.count("error:"), session.code) == (1, code)
 
 
 def test_ctrl_c_ends_with_where_it_stopped(start: Start) -> None:
@@ -58,3 +58,14 @@ def test_an_early_ctrl_c_is_one_line(start: Start, moment: float) -> None:
     assert "Traceback" not in session.shown
     assert "stopped after step" in session.lines[-1] or session.lines[-1] in ("interrupted", NOTHING_SAVED)
     assert session.code in (75, 130, -signal.SIGINT), session.shown
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(("option", "code", "told"), [("--help", 0, "--global-batch-size"), ("--lrr", 2, "--lrr")])
+def test_help_and_refusals_do_without_torch(launcher: str, option: str, code: int, told: str, project: Render) -> None:
+    env = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}
+    printed = output_of([sys.executable, "train.py", option], project(launcher=launcher), env, code=code)
+    imported = set(re.findall(r"^import time:.*\| +([\w.]+)$", printed, re.MULTILINE))
+    assert "tyro" in imported, "the record is not what it was"
+    assert not {"torch", "numpy", "tqdm"} & imported
+    assert told in re.sub(r"^import time:.*\n", "", printed, flags=re.MULTILINE)

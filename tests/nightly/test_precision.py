@@ -1,9 +1,8 @@
 """Mixed precision: what torch.amp is told, in which order, and what a checkpoint keeps of it; on GPUs, apex too."""
 
-import importlib
-import importlib.util
 import os
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,10 @@ from tests.conftest import Render
 from tests.core.test_checkpoints import logged
 from tests.support.ranks import on_compute, run_train, train_on_ranks, wrap
 from tests.support.training import HAS_GPU, NEEDS_GPU, ON_GPU, checkpoint, train
+
+# With apex.amp, and not only another package of that name.
+HAS_APEX = find_spec("apex") is not None and find_spec("apex.amp") is not None
+NEEDS_APEX = pytest.mark.skipif(not HAS_GPU or not HAS_APEX, reason="no GPU with apex.amp")
 
 
 def tell_whether_tf32_will_do() -> None:
@@ -101,14 +104,6 @@ def test_steps_use_the_chosen_type_and_clip_true_gradients(
         types, norms = torch.load(tmp_path / f"seen-{rank}.pt", weights_only=False)
         assert types == {(True, expected), (False, expected)}
         assert max(norms) == pytest.approx(0.5, rel=1e-4)
-
-
-def real_apex() -> bool:
-    """Whether apex.amp is here, and not only another package of that name."""
-    return importlib.util.find_spec("apex") is not None and importlib.util.find_spec("apex.amp") is not None
-
-
-NEEDS_APEX = pytest.mark.skipif(not HAS_GPU or not real_apex(), reason="no GPU with apex.amp")
 
 
 def assert_learns_and_goes_on(project: Path, folder: Path, *options: str) -> None:

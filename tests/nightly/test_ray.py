@@ -144,8 +144,7 @@ def test_a_job_goes_on_with_the_nodes_that_are_left(project: Render, cluster: Ra
 
 def test_the_doctor_examines_the_nodes(project: Render, cluster: RayCluster, tmp_path: Path) -> None:
     cluster.add_nodes(2)
-    printed = printed_by(cluster, project(launcher="ray"), tmp_path, "--doctor", code=0)
-    assert "sound: a run can start here" in printed
+    assert "sound: a run can start here" in printed_by(cluster, project(launcher="ray"), tmp_path, "--doctor", code=0)
     assert not (tmp_path / "run").exists()
 
 

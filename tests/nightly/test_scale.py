@@ -68,8 +68,7 @@ def test_the_memory_of_an_evaluation_does_not_grow_with_the_samples(ranks: int, 
 
 def read_so_far() -> int:
     """The bytes that this thread has asked files for; what is mapped is not read. Another one may look at costs."""
-    counters = dict(line.split(": ") for line in Path("/proc/thread-self/io").read_text().splitlines())
-    return int(counters["rchar"])
+    return int(dict(line.split(": ") for line in Path("/proc/thread-self/io").read_text().splitlines())["rchar"])
 
 
 def test_to_go_on_costs_a_rank_no_more_among_many(package: Callable[..., Any], tmp_path: Path) -> None:
@@ -104,8 +103,7 @@ def test_what_a_rank_sends_to_save_does_not_grow_with_the_ranks(package: Callabl
         sent.append(own.nbytes)
 
     config = package("config").Config(run_dir=tmp_path)
-    progress = progress_of(package, config)
-    checkpoints = package("runtime.checkpoint").Checkpoints(config, progress, norms_of_resnet_50())
+    checkpoints = package("runtime.checkpoint").Checkpoints(config, progress_of(package, config), norms_of_resnet_50())
     for ranks in (FEW_RANKS, MANY_RANKS):
         with one_of(ranks, ranks - 1), mock.patch.object(dist, "gather", gather):
             checkpoints.save()

@@ -21,12 +21,11 @@ CONTRAST = """element => {
   const pair = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor].map(light);
   return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
 }"""
-BROWSERS = ["chromium", "google-chrome"]
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator["Browser"]:
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    found = next(filter(None, map(shutil.which, ["chromium", "google-chrome"])), None)
     if not found:
         pytest.skip("no Chromium here: tests/clusters/install.sh installs it")
     from playwright.sync_api import sync_playwright  # here, since tests for GPUs do without it

@@ -131,10 +131,7 @@ def start_ranks(
     entry: Entry = run_train,
     outputs: Path | None = None,
 ) -> list[Rank]:
-    """Start train.py, or another entry, on each rank: with the variables that torchrun sets, but in reach of the test.
-
-    What rank 0 prints is in a file beside the run directory, RUN-rank-0.out, or in this folder for outputs.
-    """
+    """Start train.py, or another entry, on each rank, as torchrun does. Output goes to RUN-rank-NUMBER.out."""
     FORKING.set_forkserver_preload(PRELOAD)  # each time, for what others do with the server resets it
     port = next(PORTS)
     size = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
@@ -215,8 +212,7 @@ def make_run(rank: int, project: Path, options: dict[str, Any], device: str = "c
     """Import the project's train.py, and set up a run of two ranks with these options."""
     sys.path.insert(0, str(project))
     train, config = importlib.import_module("train"), project_module("config").Config(**options)
-    world = project_module("runtime.launcher").DistEnv(rank, rank, 2, 2)
-    return train, train.Run(config, world, torch.device(device))
+    return train, train.Run(config, project_module("runtime.launcher").DistEnv(rank, rank, 2, 2), torch.device(device))
 
 
 def collectives_of_an_epoch(rank: int, project: Path, options: dict[str, Any]) -> dict[str, int]:
@@ -233,10 +229,7 @@ def weights_of_an_epoch_on_a_gpu(rank: int, project: Path, options: dict[str, An
 
 
 def gradients_beside_buckets(rank: int, project: Path, options: dict[str, Any]) -> dict[str, int]:
-    """Train an epoch with gradients in DDP's buckets, and one with fresh ones for each step.
-
-    Returns for both the most bytes of gradients that lie outside the buckets between two micro-batches.
-    """
+    """Return the most bytes of gradients outside DDP's buckets between micro-batches: in them, or fresh ones."""
     found = {}
     for kind in ("in buckets", "fresh"):
         train, run = make_run(rank, project, options | {"run_dir": options["run_dir"] / kind})

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -52,8 +51,7 @@ def model(*, batch_norm: bool = False) -> nn.Sequential:
     return nn.Sequential(first, *([nn.BatchNorm1d(8)] if batch_norm else []), nn.Tanh(), nn.Linear(8, CLASSES))
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     batch: int  # samples of an optimizer step
     micro_batch: int  # samples that the last, shorter step of an epoch is a multiple of
     epochs: int
@@ -101,11 +99,9 @@ class Average:
 def train(
     recipe: Recipe, orders: Orders, ignored: int = -100, after_step: AfterStep = id, parts: int | None = None
 ) -> tuple[dict[str, Tensor], list[float]]:
-    """Train on whole batches, of which the samples of one class may not count.
+    """Train on whole batches, of which one class may not count. Returns the weights, and the norm of each step.
 
-    With parts, the network has BatchNorm, which sees each batch in so many parts, each with running statistics of its
-    own. Returns the weights with the means of the statistics, and the norm of the gradients of each step; after_step()
-    gets the weights after each.
+    With parts, BatchNorm sees each batch in so many, each with statistics of its own, whose means are returned.
     """
     images, labels = data()
     network, norms = model(batch_norm=parts is not None), []

@@ -37,10 +37,7 @@ def node_launcher(launcher: str) -> str:
 
 
 def launch_command(launcher: str, processes: int, folder: Path) -> list[str]:
-    """Return the command line up to and including train.py and its number of processes, for launchers of one machine.
-
-    "mpirun" is Open MPI's and "mpich" is MPICH's; folder is for what the launcher writes itself.
-    """
+    """Return the command line up to train.py and its number of processes; "mpirun" is Open MPI's, "mpich" MPICH's."""
     agent = ["--standalone", f"--nproc-per-node={processes}", "train.py"]
     return {
         "alone": [sys.executable, "train.py"],
@@ -48,7 +45,7 @@ def launch_command(launcher: str, processes: int, folder: Path) -> list[str]:
         "launch": [sys.executable, "-m", "torch.distributed.launch", *agent],
         "spawn": [sys.executable, "train.py", "--nproc", str(processes)],
         "mpirun": [*mpi.openmpi_command(processes, folder), sys.executable, "train.py"],
-        "mpich": [*mpi.mpich_command(processes), sys.executable, "train.py"],
+        "mpich": [mpi.mpich_mpirun() or "mpirun.mpich", "-np", str(processes), sys.executable, "train.py"],
     }[launcher]
 
 

@@ -19,8 +19,7 @@ def shuffling() -> ModuleType:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 17, 1437, 4096, 4097, 100_003])
 def test_every_sample_occurs_once(size: int, shuffling: ModuleType) -> None:
-    order = shuffling.Permutation(size, 0, 3)[np.arange(size)]
-    assert np.array_equal(np.sort(order), np.arange(size))
+    assert np.array_equal(np.sort(shuffling.Permutation(size, 0, 3)[np.arange(size)]), np.arange(size))
 
 
 @pytest.mark.parametrize("first", [10, 10**9])
@@ -50,8 +49,7 @@ def test_a_part_of_a_huge_order_costs_the_same_anywhere(
 def test_large_seeds_have_orders_of_their_own(shuffling: ModuleType) -> None:
     """NumPy's seeds are words of 32 bits, of which a longer seed has two."""
     pairs = [(0, 0), (0, 1), (1, 0), (2**32, 0), (2**32, 1), (2**64 + 1, 0)]
-    orders = {tuple(shuffling.Permutation(100, seed, epoch)[np.arange(100)]) for seed, epoch in pairs}
-    assert len(orders) == len(pairs)
+    assert len({tuple(shuffling.Permutation(100, seed, epoch)[np.arange(100)]) for seed, epoch in pairs}) == len(pairs)
 
 
 def test_the_order_never_changes(shuffling: ModuleType) -> None:

@@ -56,8 +56,7 @@ def test_terminal_shows_the_verdict_at_any_width(verdict: Verdict, width: int) -
     total, cached = len(verdict.outcomes), sum(outcome.cached for outcome in verdict.outcomes)
     summary = f"{total} combinations: {total - 2} passed, 2 failed; {cached} taken from the cache; 1 h 07 min"
     assert {summary, f"page: {report}", *map(reproduce, verdict.failed)} <= {*lines}
-    noted = sum(bool(outcome.notes) for outcome in verdict.outcomes)
-    assert f"note: {NOTE} ({noted} combinations)" in output
+    assert f"note: {NOTE} ({sum(bool(outcome.notes) for outcome in verdict.outcomes)} combinations)" in output
     assert output.count(NOTE) == 1
     types = next(line for line in lines if line.split()[:1] == ["types"])
     assert re.search(rf"{total - 1} +1 +1 min 15 s", types)

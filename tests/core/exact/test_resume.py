@@ -66,6 +66,13 @@ def assert_ends_like(whole: Program, stopped: Program, *, best: bool = False) ->
     assert [step for step, _ in records["train/loss"]] == sorted({step for step, _ in records["train/loss"]})
 
 
+def assert_stops_in_turn_change_nothing(whole: Program, *stops: int) -> None:
+    """Compare a run with one that is stopped after each of some steps, and resumed each time."""
+    stopped = stopped_at(whole, *stops)
+    run_all([[whole], stopped])
+    assert_ends_like(whole, stopped[-1])
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_stopped_after_some_steps_it_ends_the_same(variant: str, small: Render, tmp_path: Path) -> None:
     answers, options, stops = VARIANTS[variant]
@@ -100,8 +107,7 @@ def test_a_signal_to_one_rank_changes_nothing(small: Render, tmp_path: Path) -> 
 def assert_signals_change_nothing(project: Path, micro_batches: Sequence[int], folder: Path) -> None:
     """Compare a run with those in which rank 1 is told to stop in each of some micro-batches.
 
-    Nothing is evaluated or recorded where it stops; saving after each step, as only these runs do, records nothing.
-    So here also the best accuracy is the same, and the records are, to the last one.
+    Nothing is evaluated where they stop, so here the best accuracy and all records are the same, too.
     """
     whole = Program(project, folder / "whole", OPTIONS)
     sequences = []

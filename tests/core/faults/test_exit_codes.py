@@ -55,8 +55,7 @@ def test_the_readme_of_every_project_lists_the_exit_codes(legal: Sequence[Combin
         folder = project(**dict(combination.answers))
         (exits,) = folder.glob("*/runtime/exits.py")
         codes = [int(code) for code in module_of(exits).ExitCode]
-        told = re.findall(r"^\| (\d+) \| \w", (folder / "README.md").read_text(), re.MULTILINE)
-        assert [*map(int, told)] == codes
+        assert [*map(int, re.findall(r"^\| (\d+) \| \w", (folder / "README.md").read_text(), re.MULTILINE))] == codes
         assert codes == [0, 1, 2, 65, 69, 75]
 
 
@@ -89,8 +88,7 @@ def meet_a_full_gpu() -> None:
 @pytest.mark.parametrize("place", [*PLACES, "compute"])
 def test_a_full_gpu_ends_all_ranks_in_one_line(place: str, project: Render, tmp_path: Path) -> None:
     one, other = start_ranks(project(), tmp_path / "run", entry=meet_a_full_gpu, env={"PLACE": place})
-    error = error_in([other.ends_with(2, timeout=60)])
-    assert error.startswith("error: rank 1 is out of memory: raise --accum-steps")
+    assert error_in([other.ends_with(2, timeout=60)]).startswith("error: rank 1 is out of memory: raise --accum-steps")
     if place == "compute":
         assert "error: rank 1 has ended: OutOfMemory " in error_in([one.ends_with(69, timeout=60)])
     one.kill()

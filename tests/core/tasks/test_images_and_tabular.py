@@ -21,7 +21,6 @@ from tests.support.training import checkpoint
 COLOURS = {"blue": (0, 0, 200), "green": (0, 200, 0), "red": (200, 0, 0)}
 QUICK = {"image_size": 8, "global_batch_size": 8, "epochs": 1, "warmup_steps": 0}
 SAME_CLASSES = "--data: {}/train and {}/val must have the same classes,"
-HEADER = ("height", "width", "price")
 Modules = Callable[[str], Any]
 WRONG_TABLES: dict[str, tuple[str | None, str]] = {
     "no file": (None, "{} cannot be read: No such file or directory"),
@@ -85,8 +84,7 @@ def test_a_wrong_folder_of_images_is_named(mistake: str, of_images: Modules, ima
     change, words = WRONG_FOLDERS[mistake]
     change(images)
     config = of_images("config").Config(data=images)
-    said = refusal(of_images, lambda: of_images("data").load_data(config))
-    assert said == words.format(images, images)
+    assert refusal(of_images, lambda: of_images("data").load_data(config)) == words.format(images, images)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -107,8 +105,7 @@ def test_images_are_found_in_the_order_of_the_alphabet(of_images: Modules, image
     assert [len(training), len(validation)] == [24, 6]
     for i in range(24):
         image, label = training[i]
-        assert image.shape == (3, 8, 8)
-        assert label == i // 8
+        assert (image.shape, label) == ((3, 8, 8), i // 8)
         assert (image.float().mean(dim=(1, 2)) - torch.tensor(COLOURS[sorted(COLOURS)[label]])).abs().max() < 5
 
 
@@ -159,8 +156,7 @@ def test_predict_says_what_the_model_sees_in_an_image(of_images: Modules, images
     with torch.inference_mode():
         [found] = task.predict(network, file)
         shares = network(of_images("data").read_image(file, 8)[None]).softmax(dim=1)[0]
-    assert found["class"] == sorted(COLOURS)[shares.argmax()]
-    assert found["probability"] == shares.max()
+    assert (found["class"], found["probability"]) == (sorted(COLOURS)[shares.argmax()], shares.max())
     renamed = model.Network(["1" * len(name) for name in sorted(COLOURS)], 32, 8)
     renamed.load_state_dict(network.state_dict())
     assert renamed.classes == sorted(COLOURS)
@@ -169,7 +165,7 @@ def test_predict_says_what_the_model_sees_in_an_image(of_images: Modules, images
     assert said.startswith(f"{images}/nonsense.png is no image that can be read: ")
 
 
-def write_csv(file: Path, rows: list[Any], header: Any = HEADER) -> Path:
+def write_csv(file: Path, rows: list[Any], header: Any = ("height", "width", "price")) -> Path:
     with open(file, "w", newline="") as text:
         csv.writer(text).writerows([header, *rows])
     return file
@@ -178,8 +174,7 @@ def write_csv(file: Path, rows: list[Any], header: Any = HEADER) -> Path:
 def some_rows(number: int) -> list[list[float]]:
     height, width, noise = np.random.default_rng(0).normal(size=(3, number))
     columns = [170 + 10 * height, width / 100, 1000 + 300 * height * width + 50 * noise]
-    rows: list[list[float]] = np.round(np.stack(columns, axis=1), 4).tolist()
-    return rows
+    return [*np.round(np.stack(columns, axis=1), 4).tolist()]
 
 
 @pytest.mark.parametrize("mistake", WRONG_TABLES)
@@ -243,3 +238,12 @@ def test_predict_reads_the_columns_that_the_model_knows(of_tables: Modules, tmp_
     lacking = write_csv(tmp_path / "lacking.csv", [[1]], ["width"])
     said = refusal(of_tables, lambda: [*task.predict(loaded, lacking)])
     assert said == f"{lacking} has no column height: it has width"
+
+
+def test_the_digits_are_those_of_scikit_learn(project: Render) -> None:
+    from sklearn.datasets import load_digits
+
+    theirs = load_digits()
+    with np.load(project() / "ddp_project" / "digits.npz") as digits:
+        assert np.array_equal(digits["images"], theirs.images)
+        assert np.array_equal(digits["labels"], theirs.target)

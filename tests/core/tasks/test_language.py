@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import nn
 
 from tests.conftest import Package, Render
-from tests.core.exact.test_resume import assert_ends_like, stopped_at
+from tests.core.exact.test_resume import assert_stops_in_turn_change_nothing
 from tests.core.tasks.test_images_and_tabular import Modules, refusal
-from tests.support.forked_runs import Program, run_all
+from tests.support.forked_runs import Program
 from tests.support.processes import output_of
 from tests.support.training import differences
 
@@ -36,9 +36,8 @@ def config(language: Modules, **options: Any) -> Any:
 
 def test_each_token_is_learned_or_held_out_once(language: Modules, tmp_path: Path) -> None:
     """But for the first of each file, which follows no other one."""
-    lengths = [1, 2, 9, 500, 0, 8 * 40 + 1]
     rng, files = random.Random(0), []
-    for number, length in enumerate(lengths):
+    for number, length in enumerate([1, 2, 9, 500, 0, 8 * 40 + 1]):
         files.append(tmp_path / f"{number}.txt")
         files[-1].write_bytes(rng.randbytes(length))
     data = language("data")
@@ -78,9 +77,7 @@ def test_a_terabyte_takes_no_memory_and_is_resumed(language: Modules, own_projec
     assert process.memory_info().rss - before < 100 * 2**20
     options = TINY | {"data": file, "max_steps": 6, "global_batch_size": 24, "accum_steps": 2, "log_every": 2}
     whole = Program(own_project(task="language", logging="csv"), tmp_path / "whole", options)
-    stopped = stopped_at(whole, 3)
-    run_all([[whole], stopped])
-    assert_ends_like(whole, stopped[-1])
+    assert_stops_in_turn_change_nothing(whole, 3)
 
 
 def test_what_cannot_be_learned_is_named(language: Modules, tmp_path: Path) -> None:

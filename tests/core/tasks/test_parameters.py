@@ -119,8 +119,7 @@ def test_it_is_refused_at_the_start(what: str, small: Render, tmp_path: Path) ->
 
 def test_a_layer_that_one_rank_alone_uses_is_named(small: Render, tmp_path: Path) -> None:
     """By each rank that notices; another one waits for it."""
-    project = changed(small(), tmp_path / "project", SOMETIMES)
-    [[ended]] = ends_of([[Program(project, tmp_path / "run", OPTIONS)]])
+    [[ended]] = ends_of([[Program(changed(small(), tmp_path / "project", SOMETIMES), tmp_path / "run", OPTIONS)]])
     assert set(ended.codes) <= {2, 69}
     [error] = [line for line in errors_in(ended.output) if line.startswith("error: parameters")]
     assert error.startswith(f"error: {NO_PART}sometimes.weight")

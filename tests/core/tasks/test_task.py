@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Render
-from tests.core.exact.test_resume import assert_ends_like, stopped_at
+from tests.core.exact.test_resume import assert_stops_in_turn_change_nothing
 from tests.core.tasks.test_parameters import OPTIONS, RANK, UNUSED, changed
 from tests.support.forked_runs import Program, metrics, run_all
 from tests.support.ranks import error_in
@@ -84,8 +84,5 @@ def test_evaluations_may_compute_gradients_and_keep_tensors_for_the_training(sma
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_model_trains_and_goes_on_after_a_stop(kind: str, small: Render, tmp_path: Path) -> None:
     change, options = MODELS[kind]
-    project = changed(small(logging="csv"), tmp_path / "project", change)
-    whole = Program(project, tmp_path / "whole", OPTIONS | options)
-    stopped = stopped_at(whole, 3)
-    run_all([[whole], stopped])
-    assert_ends_like(whole, stopped[-1])
+    whole = Program(changed(small(logging="csv"), tmp_path / "project", change), tmp_path / "whole", OPTIONS | options)
+    assert_stops_in_turn_change_nothing(whole, 3)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -71,8 +72,7 @@ def test_faults_that_nobody_chose_are_survived(launcher: str, project: Render, t
         note(launcher, happened + befall(nemesis, OF_BATCHES, seed + 2000))
 
 
-@dataclass(frozen=True)
-class OnCluster:
+class OnCluster(NamedTuple):
     launcher: str
     make: clusters.Make
     faults: int

@@ -68,8 +68,7 @@ def verdicts(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[
         return output_of(command, place, code=None)
 
     with ThreadPoolExecutor(2) as pool:
-        found = pool.map(verdict, range(len(CASES)))
-        return dict(zip((name for _, name in CASES), found, strict=True))
+        return dict(zip((name for _, name in CASES), pool.map(verdict, range(len(CASES))), strict=True))
 
 
 @pytest.mark.parametrize(("test", "name"), CASES)

@@ -21,7 +21,7 @@ from tests.support.training import ON_CPU, Started
 
 PORT = 29400  # of launch.sh by default, which the firewalls of these tests know
 # Of each Python there. libfaketime would do it for all programs, but lets time.sleep() and timed waits of Python fail.
-ANOTHER_CLOCK = (
+EARLY = (
     'mkdir -p "$OTHER" && export PYTHONPATH="$OTHER" && '
     r'printf "import time\nright = time.time\ntime.time = lambda: right() + 90\n" >"$OTHER/sitecustomize.py"'
 )
@@ -102,10 +102,8 @@ FAULTS = {
         {0: r"error: n2: torch is 2\.1\.0, and 2\.\S+ on n1: install the same on both"}, before={1: OTHER_TORCH}
     ),
     # By which torchrun takes machines for dead.
-    "another clock, with torchrun": Fault({0: f"error: {AHEAD}$"}, before={1: ANOTHER_CLOCK}),
-    "another clock": Fault(
-        {0: f"warning: {AHEAD}, or times of logs"}, launcher="launch", code=0, before={1: ANOTHER_CLOCK}
-    ),
+    "another clock, with torchrun": Fault({0: f"error: {AHEAD}$"}, before={1: EARLY}),
+    "another clock": Fault({0: f"warning: {AHEAD}, or times of logs"}, launcher="launch", code=0, before={1: EARLY}),
     "the same host name": Fault(
         {0: r"warning: machines 0 and 1 are both named n1, .*: give each a host name of its own"},
         code=0,

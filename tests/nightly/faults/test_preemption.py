@@ -99,10 +99,7 @@ class Batch:
             assert f"{node}: task {rank}: Exited with exit code {STOPPED}" in self.log.read_text()
 
     def assert_goes_on(self, whole: dict[str, Any]) -> float:
-        """It begins again by itself, goes on from its checkpoint and ends as if nothing had happened.
-
-        Returns the seconds from now until it goes on.
-        """
+        """It begins again by itself, and ends as if nothing had happened. Returns the seconds until it goes on."""
         started = time.perf_counter()
         log = self.run_dir / "train.log"
         wait_until(lambda: "resumed from" in log.read_text())
@@ -115,10 +112,7 @@ class Batch:
 
 
 def let_the_time_end(job: Batch) -> None:
-    """Slurm looks for time limits twice a minute, and sends the signal up to half a minute early.
-
-    That is here 30 to 60 s after the start, when launch.sh listens for it, and before the training ends.
-    """
+    """Slurm does it, with its signal, 30 to 60 s after the start: launch.sh listens then, and the training goes on."""
     wait_for_line(job.log, "queues again", 90)
     job.assert_stopped()
 
@@ -149,8 +143,7 @@ def test_a_job_goes_on_after(
 ) -> None:
     job = Batch(slurm_cluster, paced("slurm"), tmp_path, *wanted)
     event(job)
-    seconds = job.assert_goes_on(whole)
-    measured("preemption", f"{event.__name__} in Slurm: seconds until the job goes on", seconds)
+    measured("preemption", f"{event.__name__} in Slurm: seconds until the job goes on", job.assert_goes_on(whole))
 
 
 def test_a_job_whose_rank_was_killed_goes_on_when_it_is_queued_again(
@@ -168,9 +161,7 @@ def test_a_job_whose_rank_was_killed_goes_on_when_it_is_queued_again(
 
 
 @pytest.mark.parametrize("what", CANCELS)
-def test_a_job_that_its_owner_stops_does_not_come_back(
-    what: str, paced: Paced, slurm_cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_job_that_its_owner_stops_stays_away(what: str, paced: Paced, slurm_cluster: Cluster, tmp_path: Path) -> None:
     job, (cancels, state) = Batch(slurm_cluster, paced("slurm"), tmp_path), CANCELS[what]
     for options in cancels:
         job.cluster.run("scancel", *options, str(job.id))

@@ -68,8 +68,7 @@ def test_each_project_is_told_of_and_none_is_touched(projects: Path) -> None:
     before = everything(projects)
     names = [*(path.name for path in projects.iterdir() if path.name != "monorepo"), "monorepo/training", "nowhere"]
     code, printed, reports = fleet(projects, *(str(projects / name) for name in names))
-    assert everything(projects) == before
-    assert code == 1
+    assert (everything(projects), code) == (before, 1)
     expected = {
         "edited": ("v1.0.0", "clean", ""),
         "conflicting": ("v1.0.0", "conflicts", ""),

@@ -7,7 +7,7 @@ import pytest
 from generator.render.scratch import scratch_folder
 from generator.render.workers import Workers
 from generator.update.gate import Gate
-from tests.support.versions import MadeUp
+from tests.support.versions import MadeUp, append
 from tools.rewriting import Rewrite
 
 PACKAGE = "template/{{package_name}}"
@@ -106,8 +106,7 @@ def test_a_new_format_of_checkpoints_is_told(made_up: MadeUp, workers: Workers) 
 
 
 def test_a_version_that_asks_for_trust(made_up: MadeUp, workers: Workers) -> None:
-    with (made_up.folder / "copier.yml").open("a") as file:
-        file.write("\n_migrations:\n  - command: touch x\n")
+    append(made_up.folder / "copier.yml", "\n_migrations:\n  - command: touch x\n")
     assert "Template uses potentially unsafe feature: migrations" in found(made_up, workers, "history")
 
 

@@ -27,7 +27,7 @@ OTHER_WEIGHTS, STEPS = "the weights from step 4 on", "train/loss is recorded at 
 COUNTS, REDUCE, SAVED = "reduce_tensor($COUNTS, $OP)", "MetricAccumulator.reduce", "$M.Checkpoints($$$PARTS,{} $$$REST)"
 IN_LAST, CUT = "model in the last checkpoint", "$FILE.truncate(1000 if path.suffix == '.pt' else None)"
 BY_OPTIMIZER, NO_STEPS = "change weights by the optimizer alone", r"the ranks took \[0, 0\] optimizer steps"
-NO_FALL = "the loss does not fall"
+NO_FALL, UNSAVED = "the loss does not fall", SAVED.format("")
 REDUCE_ALONE = "{}\nif world.rank == 1:\n    collectives.reduce_tensor(torch.zeros(1))"
 # By the stage and the file: the mistakes.
 MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
@@ -82,11 +82,9 @@ MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
     },
     ("resume", "train.py"): {
         "the state of the scaler is not saved": edited(
-            SAVED.format(" scaler=$X,"), SAVED.format(""), "the scale of the loss from step 4 on", amp="torch"
+            SAVED.format(" scaler=$X,"), UNSAVED, "the scale of the loss from step 4 on", amp="torch"
         ),
-        "the state of the optimizer is not saved": edited(
-            SAVED.format(" optimizer=$X,"), SAVED.format(""), OTHER_WEIGHTS
-        ),
+        "the state of the optimizer is not saved": edited(SAVED.format(" optimizer=$X,"), UNSAVED, OTHER_WEIGHTS),
         "evaluating draws random numbers": edited("$MODEL.eval()", "{}\ntorch.rand(1)", OTHER_WEIGHTS, "evaluate"),
     },
     ("resume", "ddp_project/runtime/checkpoint.py"): {

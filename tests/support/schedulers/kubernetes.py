@@ -35,13 +35,11 @@ KUBECTL = """case $1 in
     apply) cp "$3" "$CLUSTER/runtime.yaml" ;;
     create) cat >"$CLUSTER/job.json" ;;
 esac"""
-# The kubelet and the container runtime: names, mounts, and process 1, which is launch.sh itself or, where all processes
-# of the pod are in one namespace, another one.
+# The kubelet and the container runtime: names, mounts, and process 1, since all of the pod are in one namespace.
 CONTAINER = """
 hostname "$1" && mount --bind "$2" /etc/hosts && mkdir -p runs && mount --bind "$3" runs
 mount -t tmpfs -o "size=$4" none /dev/shm
-shared=$5 && shift 5
-$shared || exec "$@"
+shift 4
 "$@" &
 main=$!
 trap 'kill -TERM $main' TERM
@@ -121,6 +119,7 @@ class JobSet:
         self.template = self.job["template"]["spec"]
         [self.container] = self.template["containers"]
         assert (self.job["backoffLimit"], self.template["restartPolicy"]) == (0, "Never")
+        assert self.template["shareProcessNamespace"]
 
     @property
     def run_dir(self) -> Path:
@@ -145,11 +144,9 @@ class JobSet:
         place = Path(tempfile.mkdtemp(prefix=f"{pod}-", dir=self.cluster.folder))
         shutil.copytree(self.cluster.image, place, dirs_exist_ok=True)
         output = place.with_suffix(".log")
-        shared = str(self.template.get("shareProcessNamespace", False)).lower()
-        volumes = [pod, str(names), *self.volumes(), shared]
         trainer = self.cluster.job["spec"]["trainer"]
         isolated = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        inside = ["sh", "-c", CONTAINER, "sh", *volumes, *trainer["command"]]
+        inside = ["sh", "-c", CONTAINER, "sh", pod, str(names), *self.volumes(), *trainer["command"]]
         command = host.command("taskset", "--cpu-list", CORES[number % len(CORES)], *isolated, *inside)
         process = self.stack.enter_context(started(command, place, output, os.environ | self.variables(number)))
         return Pod(host, process, output, self.template["terminationGracePeriodSeconds"])
@@ -162,14 +159,9 @@ class JobSet:
         for each in (*self.container.get("env", []), *trainer.get("env", [])):
             values[each["name"]] = each.get("value") or of_job[each["valueFrom"]["fieldRef"]["fieldPath"]]
         cpus = int(trainer["resourcesPerNode"]["requests"]["cpu"])
-        return values | {
-            "PATH": PATH,
-            "PET_NNODES": str(trainer["numNodes"]),
-            "PET_NPROC_PER_NODE": str(trainer.get("numProcPerNode", cpus)),
-            "PET_NODE_RANK": str(number),
-            "PET_MASTER_ADDR": f"{self.name}-node-0-0.{self.name}",
-            "PET_MASTER_PORT": "29500",
-        }
+        values |= {"PET_NNODES": str(trainer["numNodes"]), "PET_NODE_RANK": str(number), "PATH": PATH}
+        values |= {"PET_MASTER_ADDR": f"{self.name}-node-0-0.{self.name}", "PET_MASTER_PORT": "29500"}
+        return values | {"PET_NPROC_PER_NODE": str(trainer.get("numProcPerNode", cpus))}
 
     def volumes(self) -> tuple[str, str]:
         """Return the folder of runs and the size of /dev/shm, as the container has them."""

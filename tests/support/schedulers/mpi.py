@@ -33,10 +33,6 @@ def openmpi_command(processes: int, folder: Path) -> list[str]:
     return [*command, "-np", str(processes)]
 
 
-def mpich_command(processes: int) -> list[str]:
-    return [mpich_mpirun() or "mpirun.mpich", "-np", str(processes)]
-
-
 def environment(mpirun: str, folder: Path) -> dict[str, str]:
     """The variables with which mpirun is that of Open MPI or that of MPICH, for root, too."""
     programs = folder / "bin"

@@ -143,13 +143,12 @@ def cast_model(model: nn.Module) -> None:
                 weight.data = weight.data.half()
     forward = model.forward
     model.forward = lambda batch: forward(batch.half()).float()
+
+    def save_as_float32(module: nn.Module, state: dict[str, Any], *_: Any) -> None:
+        state.update({key: value.float() for key, value in state.items() if value.dtype == torch.float16})
+
     untyped: Any = model
     untyped.register_state_dict_post_hook(save_as_float32)
-
-
-def save_as_float32(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
-    """What state_dict() calls at its end."""
-    state.update({key: value.float() for key, value in state.items() if value.dtype == torch.float16})
 
 
 def patch_zero_grad(handle: Handle, optimizer: Optimizer) -> None:
