@@ -30,8 +30,10 @@ from tools import slurm
 
 Render = Callable[..., Path]
 Package = Callable[..., Any]
+Logged = Callable[[], list[str]]
 Measured = Callable[[str, str, float], None]
 MEASURED_NOW: set[str] = set()  # the guarantees with a number of this session
+PORTS = free_ports()  # that nobody listens at, and that no other process of the tests takes
 TESTS = Path(__file__).parent
 DURATIONS = TESTS / "durations.json"  # seconds by test, which pytest-split stores
 # Seconds that only a hang takes, with shared fixtures, on any machine; pyproject.toml has those of tests/nightly.
@@ -106,15 +108,25 @@ def package(project: Render) -> Iterator[Callable[..., Any]]:
         del sys.modules[name]
 
 
-@pytest.fixture(scope="session")
-def ports() -> Iterator[int]:
-    """Ports that nobody listens at, and that no other process of the tests takes."""
-    return free_ports()
+def of_package(module: str) -> Any:
+    """Make a fixture: this module of the default project."""
+
+    @pytest.fixture(scope="module")
+    def get(package: Package) -> Any:
+        return package(module)
+
+    return get
 
 
 @pytest.fixture
-def free_port(ports: Iterator[int]) -> int:
-    return next(ports)
+def logged(caplog: pytest.LogCaptureFixture) -> Logged:
+    caplog.set_level("INFO")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+@pytest.fixture
+def free_port() -> int:
+    return next(PORTS)
 
 
 @pytest.fixture(scope="session")

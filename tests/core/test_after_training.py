@@ -17,17 +17,30 @@ import torch
 from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
 
-from tests.conftest import Package, Render
+from tests.conftest import Logged, Package, Render, of_package
 from tests.support.processes import output_of
 from tests.support.ranks import assert_same_state, lone_error_in, train_on_ranks
 from tests.support.training import HAS_GPU, assert_same_weights, checkpoint, differences
 
 Refused = Callable[..., str]
-
-
-def script(project: Path, name: str, *arguments: str | Path) -> str:
-    """Run a script of a project in a process of its own, and return what it printed."""
-    return output_of([sys.executable, project / name, *arguments], project, os.environ, timeout=60)
+export, weights = of_package("runtime.export"), of_package("runtime.weights")
+SAVED: dict[str, Callable[[Any, Path], object]] = {
+    "weights.pth": lambda weights, file: torch.save(weights, file),
+    "old.pth": lambda weights, file: torch.save(weights, file, _use_new_zipfile_serialization=False),
+    "foreign.ckpt": lambda weights, file: torch.save({"epoch": 3, "state_dict": weights}, file),
+}
+TWO_LAYERS = nn.ModuleDict({"body": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))})
+NAMES, ZEROS = [*TWO_LAYERS.state_dict()], torch.zeros(2)
+WRAPPED, PART = [f"module.{name}" for name in NAMES], [name.removeprefix("body.") for name in NAMES]
+MORE = {"model": {}, "args": argparse.Namespace(lr=1)}
+UNUSABLE: dict[str, tuple[Any, str]] = {
+    "foreign": ({"weights": 3}, "and it has weights"),
+    "unreadable.safetensors": (b"", "cannot be read as safetensors"),
+    "other.safetensors": ({"other.weight": torch.zeros(3)}, "body.1.weight, and it has other.weight"),
+    "of a wrapper": (dict.fromkeys(WRAPPED, ZEROS), 'names in it begin with "module.", which the model lacks'),
+    "of a part": (dict.fromkeys(PART, ZEROS), 'names of the model begin with "body.", which it lacks'),
+    "more than tensors": (MORE, "cannot be read as a checkpoint: it holds argparse.Namespace, and only tensors"),
+}
 
 
 def digest(file: Path) -> str:
@@ -51,13 +64,7 @@ def trained(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_dir(trained: Path, tmp_path: Path) -> Path:
-    """A copy of it, for a test to change."""
     return shutil.copytree(trained, tmp_path / "run")
-
-
-@pytest.fixture
-def export(package: Package) -> Any:
-    return package("runtime.export")
 
 
 @pytest.fixture
@@ -75,8 +82,8 @@ def refused(package: Package, capsys: pytest.CaptureFixture[str]) -> Refused:
 
 
 def test_an_export_is_the_best_checkpoint(project: Render, run_dir: Path, package: Package, tmp_path: Path) -> None:
-    folder = Path(script(project(), "export.py", run_dir).strip())
-    assert folder == run_dir / "export"
+    folder = run_dir / "export"
+    assert output_of([sys.executable, "export.py", run_dir], project(), os.environ, timeout=60) == f"{folder}\n"
     best, build_model = checkpoint(run_dir, "best.pt"), package("model").build_model
     expected, found = build_model().eval(), build_model().eval()
     expected.load_state_dict(best["model"])
@@ -97,7 +104,8 @@ def test_an_export_is_the_best_checkpoint(project: Render, run_dir: Path, packag
     assert about["checkpoint_sha256"] == digest(run_dir / "checkpoints" / "best.pt")
     assert about["sha256"] == digest(folder / "model.safetensors")
 
-    script(project(), "predict.py", folder, project() / "ddp_project" / "digits.npz", "--to", tmp_path / "answers")
+    command: list[str | Path] = [sys.executable, "predict.py", folder, "ddp_project/digits.npz"]
+    output_of([*command, "--to", tmp_path / "answers"], project(), os.environ, timeout=60)
     answers = [json.loads(line) for line in (tmp_path / "answers").read_text().splitlines()]
     assert [answer["digit"] for answer in answers] == logits.argmax(dim=1).tolist()
     probabilities = torch.tensor([answer["probability"] for answer in answers])
@@ -118,11 +126,10 @@ def test_the_newest_run_and_its_export_are_the_default(project: Render, trained:
 
 
 def test_a_run_may_train_on_while_it_is_exported(
-    export: Any, package: Package, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+    export: Any, weights: Any, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It replaces best.pt between the look at its bytes and the reading."""
-    weights, folder = package("runtime.weights"), run_dir / "checkpoints"
-    looks = []
+    folder, looks = run_dir / "checkpoints", []
 
     def then_replaced(path: Path) -> str:
         looks.append(digest(path))
@@ -171,8 +178,8 @@ class Tied(nn.Module):
         self.register_buffer("turned", torch.arange(6.0).view(2, 3).t())
 
 
-def test_tied_weights_are_in_the_file_once_and_tied_again(package: Package, tmp_path: Path) -> None:
-    weights, model, file = package("runtime.weights"), Tied(), tmp_path / "model.safetensors"
+def test_tied_weights_are_in_the_file_once_and_tied_again(weights: Any, tmp_path: Path) -> None:
+    model, file = Tied(), tmp_path / "model.safetensors"
     torch.save({"model": model.state_dict()}, tmp_path / "tied.pt")
     of_checkpoint = weights.read_weights(tmp_path / "tied.pt")
     overlapping = of_checkpoint | {"rows": of_checkpoint["embedding.weight"][1:3]}
@@ -189,25 +196,20 @@ def test_tied_weights_are_in_the_file_once_and_tied_again(package: Package, tmp_
     assert averaged["head.weight"].sum() == 15
 
 
-def write_bad_files(folder: Path) -> None:
-    for name, array in {"flat": np.zeros((2, 64)), "bright": np.full((2, 8, 8), 255), "words": np.array("a")}.items():
-        np.save(folder / f"{name}.npy", array)
-    np.savez(folder / "other.npz", labels=np.zeros((2, 8, 8)))
-    np.savez_compressed(folder / "cut.npz", images=np.arange(128.0).reshape(2, 8, 8) / 8)
-    (folder / "cut.npz").write_bytes((folder / "cut.npz").read_bytes()[:200])
-    (folder / "text.npy").write_text("digits\n")
-    (folder / "empty.npy").touch()
-    (folder / "folder.npy").mkdir()
-
-
 def test_what_cannot_be_predicted_is_named(
     export: Any, package: Package, run_dir: Path, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, to, good = export.export(run_dir), tmp_path / "answers", tmp_path / "good.npy"
-    (tmp_path / "bad").mkdir()
-    write_bad_files(tmp_path / "bad")
+    folder, to, good, bad = export.export(run_dir), tmp_path / "answers", tmp_path / "good.npy", tmp_path / "bad"
+    (bad / "folder.npy").mkdir(parents=True)
+    for name, array in {"flat": np.zeros((2, 64)), "bright": np.full((2, 8, 8), 255), "words": np.array("a")}.items():
+        np.save(bad / f"{name}.npy", array)
+    np.savez(bad / "other.npz", labels=np.zeros((2, 8, 8)))
+    np.savez_compressed(bad / "cut.npz", images=np.arange(128.0).reshape(2, 8, 8) / 8)
+    (bad / "cut.npz").write_bytes((bad / "cut.npz").read_bytes()[:200])
+    (bad / "text.npy").write_text("digits\n")
+    (bad / "empty.npy").touch()
     np.save(good, np.zeros((2, 8, 8)))
-    for path in (*(tmp_path / "bad").iterdir(), tmp_path / "missing.npy"):
+    for path in (*bad.iterdir(), tmp_path / "missing.npy"):
         words = "does not hold images" if path.name in ("flat.npy", "bright.npy") else "cannot be read as images"
         assert f"{path} {words}" in refused(export.predict, [folder, good, path], to)
         assert not to.exists()
@@ -242,20 +244,6 @@ def test_options_of_another_version_do_no_harm(export: Any, run_dir: Path, capsy
     assert (config.epochs, config.seed, config.run_dir) == (7, 0, Path(about["options"]["run_dir"]))
 
 
-Logged = Callable[[], list[str]]
-
-
-@pytest.fixture
-def weights(package: Package) -> Any:
-    return package("runtime.weights")
-
-
-@pytest.fixture
-def logged(caplog: pytest.LogCaptureFixture) -> Logged:
-    caplog.set_level("INFO")
-    return lambda: [record.getMessage() for record in caplog.records]
-
-
 def parameters(run_dir: Path, name: str = "last.pt") -> dict[str, Tensor]:
     """The weights of a checkpoint, without BatchNorm's statistics."""
     statistics = ("running_mean", "running_var", "num_batches_tracked")
@@ -285,8 +273,7 @@ def test_a_run_begins_with_weights_of_a_run_or_an_export(
     counted = "features.0.1.num_batches_tracked"
     assert began[counted] == before[counted] + 2
     assert_same_state(checkpoint(first), checkpoint(second))
-    log = (second / "train.log").read_text()
-    assert f"began with 14 of 14 tensors of {folder / 'model.safetensors'}" in log
+    assert f"began with 14 of 14 tensors of {folder / 'model.safetensors'}" in (second / "train.log").read_text()
     assert json.loads((second / "config.json").read_text())["init_from"] == str(folder)
 
     (folder / "model.safetensors").unlink()
@@ -298,13 +285,6 @@ def test_a_run_begins_with_weights_of_a_run_or_an_export(
         (line,) = [each for each in (run_dir / "train.log").read_text().splitlines() if "other options" in each]
         assert "--max-steps 3 (was 2)" in line
         assert "init-from" not in line
-
-
-SAVED: dict[str, Callable[[Any, Path], object]] = {
-    "weights.pth": lambda weights, file: torch.save(weights, file),
-    "old.pth": lambda weights, file: torch.save(weights, file, _use_new_zipfile_serialization=False),
-    "foreign.ckpt": lambda weights, file: torch.save({"epoch": 3, "state_dict": weights}, file),
-}
 
 
 @pytest.mark.parametrize("name", SAVED)
@@ -358,29 +338,7 @@ def test_what_describes_the_data_stays_that_of_the_run(weights: Any, package: Pa
     vars(linear)["of_data"] = ("names",)
     save_file({"weight": torch.ones(1, 2), "names": torch.ones(3)}, tmp_path / "model.safetensors")
     weights.load_what_fits(linear, tmp_path / "model.safetensors")
-    assert linear.weight.tolist() == [[1, 1]]
-    assert linear.get_buffer("names").tolist() == [0, 0, 0]
-
-
-TWO_LAYERS = nn.ModuleDict({"body": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))})
-NAMES = [*TWO_LAYERS.state_dict()]
-UNUSABLE: dict[str, tuple[Any, str]] = {
-    "foreign": ({"weights": 3}, "and it has weights"),
-    "unreadable.safetensors": (b"", "cannot be read as safetensors"),
-    "other.safetensors": ({"other.weight": torch.zeros(3)}, "body.1.weight, and it has other.weight"),
-    "of a wrapper": (
-        {f"module.{name}": torch.zeros(2) for name in NAMES},
-        'names in it begin with "module.", which the model lacks',
-    ),
-    "of a part": (
-        {name.removeprefix("body."): torch.zeros(2) for name in NAMES},
-        'names of the model begin with "body.", which it lacks',
-    ),
-    "more than tensors": (
-        {"model": {}, "args": argparse.Namespace(lr=1)},
-        "cannot be read as a checkpoint: it holds argparse.Namespace, and only tensors",
-    ),
-}
+    assert (linear.weight.tolist(), linear.get_buffer("names").tolist()) == ([[1, 1]], [0, 0, 0])
 
 
 @pytest.mark.parametrize("name", UNUSABLE)

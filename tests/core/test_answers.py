@@ -59,8 +59,7 @@ def text_fits(key: str, text: str) -> bool:
 def name_fits(name: str) -> bool:
     """Whether this is a lower-case identifier that pip takes for a project's name, and free."""
     identifier = name.isascii() and name.isidentifier() and name == name.lower()
-    ends_with_letters = identifier and name[0] != "_" and name[-1] != "_"
-    return ends_with_letters and len(name) <= 40 and name not in TAKEN_NAMES
+    return identifier and name[0] != "_" and name[-1] != "_" and len(name) <= 40 and name not in TAKEN_NAMES
 
 
 def copy(snapshot: Path, destination: Path, **answers: object) -> None:
@@ -68,7 +67,6 @@ def copy(snapshot: Path, destination: Path, **answers: object) -> None:
 
 
 def assert_refused(snapshot: Path, destination: Path, key: str, text: str) -> None:
-    """Copier names the question and a reason, and writes nothing."""
     with pytest.raises(ValueError, match=rf"^Validation error for question '{key}': [^\n]{{15,}}$"):
         copy(snapshot, destination, **{key: text})
     assert not destination.exists()
@@ -103,41 +101,39 @@ def assert_inert(benign: Path, project: Path, answers: dict[str, str]) -> None:
 
 
 @pytest.fixture
-def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for a project beside the working directory. Fails where something else appears in either."""
-    working, place = tmp_path / "working", tmp_path / "place"
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where a project may be made, beside the working directory. Fails where something else appears in either."""
+    working, folder = tmp_path / "working", tmp_path / "folder"
     working.mkdir()
-    place.mkdir()
+    folder.mkdir()
     monkeypatch.chdir(working)
-    yield place
-    found = {path for folder in (tmp_path, working, place) for path in folder.iterdir()}
-    assert found <= {working, place, place / "project"}
+    yield folder / "project"
+    found = {path for each in (tmp_path, working, folder) for path in each.iterdir()}
+    assert found <= {working, folder, folder / "project"}
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: ascii(text)[1:40])
-def test_a_text_is_refused_with_a_reason_or_stays_text(
-    snapshot: Path, project: Render, empty_folder: Path, text: str
-) -> None:
+def test_a_text_is_refused_with_a_reason_or_stays_text(snapshot: Path, project: Render, place: Path, text: str) -> None:
     answers = {}
     for key in {question.key for question in QUESTIONS if not question.choices} - {"package_name"}:
         if text_fits(key, text):
             answers[key] = text
         else:
-            assert_refused(snapshot, empty_folder / "project", key, text)
+            assert_refused(snapshot, place, key, text)
     if answers:
-        copy(snapshot, empty_folder / "project", **answers)
-        assert_inert(project(), empty_folder / "project", answers)
+        copy(snapshot, place, **answers)
+        assert_inert(project(), place, answers)
 
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda text: ascii(text)[1:40])
 def test_a_package_name_is_refused_with_a_reason_or_stays_a_name(
-    snapshot: Path, project: Render, empty_folder: Path, name: str
+    snapshot: Path, project: Render, place: Path, name: str
 ) -> None:
     if name_fits(name):
-        copy(snapshot, empty_folder / "project", package_name=name)
-        assert_inert(project(), empty_folder / "project", {"package_name": name})
+        copy(snapshot, place, package_name=name)
+        assert_inert(project(), place, {"package_name": name})
     else:
-        assert_refused(snapshot, empty_folder / "project", "package_name", name)
+        assert_refused(snapshot, place, "package_name", name)
 
 
 class Questionnaire:
@@ -146,10 +142,8 @@ class Questionnaire:
     def __init__(self, snapshot: Path) -> None:
         self.entries: dict[str, Any] = yaml.safe_load((snapshot / "copier.yml").read_text())
         options = {**self.entries["_envops"], "undefined": jinja2.StrictUndefined}
-        filters = "jinja2_ansible_filters.AnsibleCoreFiltersExtension"
-        self.environment = SandboxedEnvironment(
-            loader=jinja2.FileSystemLoader(snapshot), extensions=[filters], **options
-        )
+        options["extensions"] = ["jinja2_ansible_filters.AnsibleCoreFiltersExtension"]
+        self.environment = SandboxedEnvironment(loader=jinja2.FileSystemLoader(snapshot), **options)
 
     def problem(self, key: str, answer: str) -> str:
         """The reason why this may not be the answer, or nothing."""
@@ -158,11 +152,9 @@ class Questionnaire:
         return validator.render({key: answer, "_copier_conf": new_project, "_external_data": {}}).strip()
 
     def default_package_name(self, project_name: str) -> str:
-        """What Copier suggests where nothing is given."""
         return self.environment.from_string(self.entries["package_name"]["default"]).render(project_name=project_name)
 
     def assert_all_taken(self, names: set[str]) -> None:
-        """None of these may be the name of the package."""
         free = [name for name in sorted(names) if not self.problem("package_name", name)]
         assert not free, f"missing in TAKEN_NAMES of partials/validators.jinja: {' '.join(free)}"
 
@@ -177,11 +169,11 @@ def test_no_package_takes_the_name_of_another_part_of_the_project(snapshot: Path
     Questionnaire(snapshot).assert_all_taken(taken - {recorded_answers(folder)["package_name"]})
 
 
-def test_the_template_asks_for_no_trust(snapshot: Path, empty_folder: Path) -> None:
+def test_the_template_asks_for_no_trust(snapshot: Path, place: Path) -> None:
     settings = yaml.safe_load((snapshot / "copier.yml").read_text())
     assert not settings.keys() & {"_jinja_extensions", "_tasks", "_migrations"}
     assert settings["_external_data"] == {"before": "{{ _copier_conf.answers_file }}"}  # in the project itself
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nor does it warn of anything
-        copy(snapshot, empty_folder / "project")
-    assert (empty_folder / "project" / "train.py").exists()
+        copy(snapshot, place)
+    assert (place / "train.py").exists()

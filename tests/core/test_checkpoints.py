@@ -123,13 +123,6 @@ def test_a_run_that_begins_with_a_checkpoint_has_its_own_best(project: Render, s
     assert "Traceback" not in printed[0]
 
 
-def test_a_checkpoint_that_is_due_at_the_end_of_an_epoch_is_saved(project: Render, tmp_path: Path) -> None:
-    options = ("--save-every", "11", "--eval-every", "9", "--max-steps", "23", "--keep", "9")
-    train_on_ranks(project(), tmp_path / "run", *options)
-    saved = [int(name[5:-3]) for name in names(tmp_path / "run") if name.startswith("step-")]
-    assert saved == [11, 22, 23]
-
-
 def test_old_checkpoints_go_and_the_best_and_the_last_stay(project: Render, stopped: Path, tmp_path: Path) -> None:
     assert names(stopped) == ["best.pt", "last.pt", "step-00000048.pt", "step-00000050.pt"]
     run_dir = shutil.copytree(stopped, tmp_path / "run")

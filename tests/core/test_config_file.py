@@ -19,19 +19,73 @@ from tests.support.training import checkpoint
 
 Parse = Callable[..., Any]
 Refused = Callable[..., str]
+READ_BACK = """
+import json, sys
+from pathlib import Path
+from ddp_project.config import Config
+from ddp_project.runtime.command_line import as_plain_dict, parse
+from ddp_project.runtime.export import config_of
+
+given = parse(Config, sys.argv[1:])
+Path("config.json").write_text(json.dumps(as_plain_dict(given)))
+assert config_of(json.loads(Path("config.json").read_text())) == given, "export.py reads it, too"
+assert parse(Config, ["--config", "config.json"]) == given, as_plain_dict(given)
+"""
+NOT_READ = "cannot be read again from config.json: let it be text, a number, a path, a date, an Enum, or tuples"
+READ_OR_REFUSED = f"""
+from ddp_project.runtime.exits import UserError
+try:
+    {READ_BACK.strip().replace(chr(10), chr(10) + "    ")}
+except UserError as error:
+    print(error)
+"""
+WRONG_FILES = [
+    ("x: 3", "there is no option x: leave it out, or take one of --help"),
+    ("learning-rate: 3", r"there is no option learning-rate: did you mean lr\?"),
+    ("epochs: -3", "--epochs must be at least 1, not -3"),
+    ("ema_decay: 1", "--ema-decay must be below 1, not 1"),
+    ("epochs: yes", "--epochs needs a whole number, not "),
+    ('{"epochs": true}', "epochs must be neither true nor false, not True"),
+    ("seed: 0x10", "--seed needs a whole number, not "),
+    ("seed:", "seed has no value"),
+    ('{"lr": NaN}', "--lr must be at least 0, not nan"),
+    ("lr: 1\nlr: 2", "lr is there twice"),
+    ("accum-steps: 1\naccum_steps: 2", "accum_steps is there twice"),
+    ("lr: {a: 1}", "lr must be one value, not {'a': '1'}"),
+    ("compile: 3", "compile must be true or false, not 3"),
+    ("- epochs", "does not hold options and their values"),
+    ("a: [", "cannot be read: while parsing"),
+    ("a: \xff", "cannot be read: 'utf-8' codec"),
+    ("lr: x", r"--config \S+/options.yaml: --lr needs a number, not 'x'"),
+    ("", "cannot be read: No such file or directory"),
+]
+NOT_KEPT = [
+    ("unit: complex = 1j", "", "is of type complex, which config.json cannot hold: make it text"),
+    ("stages: tuple[Blocks, ...] = (Blocks(),)", "", NOT_READ),
+    ("stage: Blocks | None = None", "stage:blocks --stage.width 3", NOT_READ),
+    ("limit: int | str = 1", "--limit 1e3", ""),  # which the next run reads as the same value
+]
+SHOWN = [
+    ('{\n\t"epochs": 1.0,\n\t"lr": 1e-3\n}', "epochs", 1),  # YAML knows no tabs
+    ("lr: 1e-3", "lr", 1e-3),
+    ("seed: 0123", "seed", 123),
+    ("seed: 9007199254740993", "seed", 9007199254740993),
+    ("workers: 2.0", "workers", 2),
+    ("deterministic: off", "deterministic", False),
+    ("run_dir: no", "run_dir", Path("no")),
+    ("run_dir: 1.10", "run_dir", Path("1.10")),
+    ("<<: {seed: 3}\nlr: 1", "seed", 3),
+]
 
 
 @pytest.fixture
 def parse(package: Package) -> Parse:
-    """Reads a command line of the default project."""
     command_line, config = package("runtime.command_line"), package("config")
     return lambda *words: command_line.parse(config.Config, [*map(str, words)])
 
 
 @pytest.fixture
 def refused(parse: Parse, package: Package) -> Refused:
-    """Return what is said of a command line that is wrong."""
-
     def get(*words: object) -> str:
         with pytest.raises(package("runtime.exits").UserError) as error:
             parse(*words)
@@ -90,20 +144,7 @@ def test_options_of_the_command_line_come_before_those_of_yaml(parse: Parse, tmp
     assert parse("--config", file) == parse()
 
 
-@pytest.mark.parametrize(
-    ("text", "option", "value"),
-    [
-        ('{\n\t"epochs": 1.0,\n\t"lr": 1e-3\n}', "epochs", 1),  # YAML knows no tabs
-        ("lr: 1e-3", "lr", 1e-3),
-        ("seed: 0123", "seed", 123),
-        ("seed: 9007199254740993", "seed", 9007199254740993),
-        ("workers: 2.0", "workers", 2),
-        ("deterministic: off", "deterministic", False),
-        ("run_dir: no", "run_dir", Path("no")),
-        ("run_dir: 1.10", "run_dir", Path("1.10")),
-        ("<<: {seed: 3}\nlr: 1", "seed", 3),
-    ],
-)
+@pytest.mark.parametrize(("text", "option", "value"), SHOWN)
 def test_a_file_means_what_it_shows(text: str, option: str, value: object, parse: Parse, tmp_path: Path) -> None:
     file = tmp_path / "options"
     file.write_text(text)
@@ -160,20 +201,6 @@ def with_options(project: Path, options: str) -> Path:
     return project
 
 
-READ_BACK = """
-import json, sys
-from pathlib import Path
-from ddp_project.config import Config
-from ddp_project.runtime.command_line import as_plain_dict, parse
-from ddp_project.runtime.export import config_of
-
-given = parse(Config, sys.argv[1:])
-Path("config.json").write_text(json.dumps(as_plain_dict(given)))
-assert config_of(json.loads(Path("config.json").read_text())) == given, "export.py reads it, too"
-assert parse(Config, ["--config", "config.json"]) == given, as_plain_dict(given)
-"""
-
-
 def test_every_type_of_option_is_written_and_read_back(own_project: Render, tmp_path: Path) -> None:
     place, run_dir = with_options(own_project(), OPTIONS), tmp_path / "run"
     for words in ([], GIVEN.split()):
@@ -185,28 +212,7 @@ def test_every_type_of_option_is_written_and_read_back(own_project: Render, tmp_
     assert "other options than before: --pooling MEAN (was MAX), --max-steps 3 (was 2)" in printed
 
 
-NOT_WRITTEN = "is of type complex, which config.json cannot hold: make it text"
-NOT_READ = (
-    "cannot be read again from config.json: let it be text, a number, a path, a date, an Enum, or tuples and dicts"
-)
-READ_OR_REFUSED = f"""
-from ddp_project.runtime.exits import UserError
-try:
-    {READ_BACK.strip().replace(chr(10), chr(10) + "    ")}
-except UserError as error:
-    print(error)
-"""
-
-
-@pytest.mark.parametrize(
-    ("option", "words", "reason"),
-    [
-        ("unit: complex = 1j", "", NOT_WRITTEN),
-        ("stages: tuple[Blocks, ...] = (Blocks(),)", "", NOT_READ),
-        ("stage: Blocks | None = None", "stage:blocks --stage.width 3", NOT_READ),
-        ("limit: int | str = 1", "--limit 1e3", ""),  # which the next run reads as the same value
-    ],
-)
+@pytest.mark.parametrize(("option", "words", "reason"), NOT_KEPT)
 def test_an_option_that_cannot_be_read_again_is_refused_at_once(
     option: str, words: str, reason: str, own_project: Render
 ) -> None:
@@ -227,24 +233,17 @@ def test_a_number_too_large_is_refused(option: str, refused: Refused) -> None:
     assert re.fullmatch(rf"--{option} must be below \d+, not {2**64}", refused(f"--{option}", 2**64))
 
 
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
-        ("--learning-rate 3", "--lr"),
-        ("--learning-rate -3", "--lr"),
-        ("--batch-size=32", "--global-batch-size"),
-        ("--gradient-accumulation-steps 2", "--accum-steps"),
-        ("--num-workers 2", "--workers"),
-        ("--output-dir x", "--run-dir"),
-        ("--max-grad-norm 1", "--clip-norm"),
-        ("--num-epochs 1", "--epochs"),
-        ("--bf16", "--precision"),
-        ("--epoch 1", "--epochs"),
-        ("--no-epochs", "--epochs"),
-        ("--sed 1", "--seed"),
-        ("lr=3", "--lr"),
-    ],
-)
+FOREIGN = {  # by what is meant: what is typed
+    "--lr": ("--learning-rate -3", "lr=3"),
+    "--epochs": ("--num-epochs 1", "--epoch 1", "--no-epochs"),
+    "--precision": ("--bf16",),
+    "--accum-steps": ("--gradient-accumulation-steps 2",),
+    "--global-batch-size": ("--batch-size=32",),
+    "--seed": ("--sed 1",),
+}
+
+
+@pytest.mark.parametrize(("meant", "words"), [(meant, words) for meant, typed in FOREIGN.items() for words in typed])
 def test_a_foreign_option_gets_its_name(words: str, meant: str, refused: Refused, package: Package) -> None:
     """And no other name of an option is an option itself."""
     said = refused(*words.split())
@@ -256,32 +255,7 @@ def test_a_foreign_option_gets_its_name(words: str, meant: str, refused: Refused
     assert not {other for names in named.values() for other in names.split()} & known
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("x: 3", "there is no option x: leave it out, or take one of --help"),
-        ("learning-rate: 3", r"there is no option learning-rate: did you mean lr\?"),
-        ("epochs: -3", "--epochs must be at least 1, not -3"),
-        ("ema_decay: 1", "--ema-decay must be below 1, not 1"),
-        ("epochs: yes", "--epochs needs a whole number, not "),
-        ('{"epochs": true}', "epochs must be neither true nor false, not True"),
-        ("epochs: 1.5", "--epochs needs a whole number, not "),
-        ("seed: 0x10", "--seed needs a whole number, not "),
-        ("seed:", "seed has no value"),
-        ('{"device": null}', "device has no value"),
-        ('{"lr": NaN}', "--lr must be at least 0, not nan"),
-        ("lr: 1\nlr: 2", "lr is there twice"),
-        ("accum-steps: 1\naccum_steps: 2", "accum_steps is there twice"),
-        ("lr: {a: 1}", "lr must be one value, not {'a': '1'}"),
-        ("compile: 3", "compile must be true or false, not 3"),
-        ("lr: [1, 2]", r"lr must be one value, not \['1', '2'\]"),
-        ("- epochs", "does not hold options and their values"),
-        ("a: [", "cannot be read: while parsing"),
-        ("a: \xff", "cannot be read: 'utf-8' codec"),
-        ("lr: x", r"--config \S+/options.yaml: --lr needs a number, not 'x'"),
-        ("", "cannot be read: No such file or directory"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), WRONG_FILES)
 def test_what_is_no_option_is_refused_in_one_line(text: str, words: str, refused: Refused, tmp_path: Path) -> None:
     file = tmp_path / "options.yaml"
     if text:

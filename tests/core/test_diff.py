@@ -54,6 +54,33 @@ size:
     "partials/blue.jinja": "partial\nblue\n",
 }
 MAIN = "template/main.txt.jinja"
+Compare = Callable[..., tuple[VersionDiff, list[str]]]
+EDITS: dict[str, tuple[str, dict[str, str], list[str], list[str]]] = {
+    "none": (MAIN, {}, [], []),
+    "of all": (MAIN, {"begin\n": "start\n"}, [""], ["-begin", "+start"]),
+    "beside what differs": (MAIN, {" at once\n": " at once\nand then\n"}, [""], ["+and then"]),
+    "equal ones": (MAIN, {"line 5\n": "line 5\nand\n", "line 15\n": "line 15\nand\n"}, [""], ["+and", "+and"]),
+    "of two answers": (MAIN, {"cool\n": "cold\n"}, ["colour=green,blue"], ["-cool", "+cold"]),
+    "of one answer": ("partials/red.jinja", {"red\n": "dark\n"}, ["colour=red"], ["-red", "+dark"]),
+}
+BLUE, GREEN, PINK = (f"    {colour}: {{value: {colour}}}\n" for colour in ("blue", "green", "pink"))
+NAME, FAST = "name: {type: str", "fast: {type: bool, help: Fast, default: false}\n"
+OF_FAST = "question fast (false, true; default false)"
+LEGAL = "- 1 combination became illegal: colour=red size=large\n+ 1 combination became legal: colour=blue size=large"
+NOTES: dict[str, tuple[str, str, str, list[str]]] = {
+    # an edit of copier.yml, the notes on it, and what it changes in projects
+    "a new choice": (BLUE, BLUE + PINK, "+ choice colour=pink\n+ 2 combinations came: colour=pink", []),
+    "a removed choice": (GREEN, "", "- choice colour=green\n- 2 combinations went: colour=green", []),
+    "a validator": ("colour == 'blue'", "colour == 'red'", LEGAL, []),
+    "a default": ("default: small", "default: large", "~ default of size: small -> large", []),
+    "a question": (NAME, FAST + NAME, f"+ {OF_FAST}\n+ 5 combinations came: fast=true", ["+fast: false"]),
+    "a removed question": (FAST, "", f"- {OF_FAST}\n- 5 combinations went: fast=true", ["-fast: false"]),
+}
+BROKEN = [
+    (MAIN, "begin\n", "{{ nothing }}\n", r"red-small: template/main\.txt\.jinja, line 1: 'nothing' is undefined"),
+    (MAIN, "end\n", "\n{% if %}\n", r"red-small: template/main\.txt\.jinja, line \d+: Expected an expression"),
+    ("copier.yml", "_envops: {", "_envops: [", r"copier\.yml: while parsing"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +91,6 @@ def workers() -> Iterator[Workers]:
 
 @pytest.fixture
 def template(tmp_path: Path) -> Path:
-    """A template of its own, committed."""
     folder = tmp_path / "template"
     for path, content in FILES.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -72,9 +98,6 @@ def template(tmp_path: Path) -> Path:
     (folder / "template/run.sh").chmod(0o755)
     put_under_git(folder)
     return folder
-
-
-Compare = Callable[..., tuple[VersionDiff, list[str]]]
 
 
 @pytest.fixture
@@ -93,16 +116,6 @@ def compare(template: Path, tmp_path: Path, workers: Workers) -> Compare:
 
 def body(diff: str) -> list[str]:
     return [line for line in diff.splitlines() if re.match(r"[+-](?!(--|\+\+) )", line)]
-
-
-EDITS: dict[str, tuple[str, dict[str, str], list[str], list[str]]] = {
-    "none": (MAIN, {}, [], []),
-    "of all": (MAIN, {"begin\n": "start\n"}, [""], ["-begin", "+start"]),
-    "beside what differs": (MAIN, {" at once\n": " at once\nand then\n"}, [""], ["+and then"]),
-    "equal ones": (MAIN, {"line 5\n": "line 5\nand\n", "line 15\n": "line 15\nand\n"}, [""], ["+and", "+and"]),
-    "of two answers": (MAIN, {"cool\n": "cold\n"}, ["colour=green,blue"], ["-cool", "+cold"]),
-    "of one answer": ("partials/red.jinja", {"red\n": "dark\n"}, ["colour=red"], ["-red", "+dark"]),
-}
 
 
 @pytest.mark.parametrize("name", EDITS)
@@ -126,8 +139,7 @@ def test_groups_are_apart_and_the_largest_is_first(template: Path, compare: Comp
     (template / "template" / "run.sh").chmod(0o644)
     found, words = compare()
     shown = dict(zip(words, [group.diff for group in found.groups], strict=True))
-    assert words[0] == ""
-    assert body(shown[""]) == ["-begin", "+start"]
+    assert (words[0], body(shown[""])) == ("", ["-begin", "+start"])
     assert body(shown["colour=red"]) == ["-partial", "+part"]
     # The lines around the edits of a group are those of the old file, whatever other groups edit.
     assert "\n red at once\n partial\n" in shown[""]
@@ -136,21 +148,6 @@ def test_groups_are_apart_and_the_largest_is_first(template: Path, compare: Comp
     gone = "deleted file mode 100644\n--- a/big.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-big red\n"
     assert gone in shown["colour=red size=large"]
     assert "new file mode 100644\n--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+new\n" in shown["colour=blue"]
-
-
-BLUE, GREEN, PINK = (f"    {colour}: {{value: {colour}}}\n" for colour in ("blue", "green", "pink"))
-NAME, FAST = "name: {type: str", "fast: {type: bool, help: Fast, default: false}\n"
-OF_FAST = "question fast (false, true; default false)"
-LEGAL = "- 1 combination became illegal: colour=red size=large\n+ 1 combination became legal: colour=blue size=large"
-NOTES: dict[str, tuple[str, str, str, list[str]]] = {
-    # an edit of copier.yml, the notes on it, and what it changes in projects
-    "a new choice": (BLUE, BLUE + PINK, "+ choice colour=pink\n+ 2 combinations came: colour=pink", []),
-    "a removed choice": (GREEN, "", "- choice colour=green\n- 2 combinations went: colour=green", []),
-    "a validator": ("colour == 'blue'", "colour == 'red'", LEGAL, []),
-    "a default": ("default: small", "default: large", "~ default of size: small -> large", []),
-    "a question": (NAME, FAST + NAME, f"+ {OF_FAST}\n+ 5 combinations came: fast=true", ["+fast: false"]),
-    "a removed question": (FAST, "", f"- {OF_FAST}\n- 5 combinations went: fast=true", ["-fast: false"]),
-}
 
 
 @pytest.mark.parametrize("name", NOTES)
@@ -185,17 +182,7 @@ def test_the_edits_together_make_the_new_project(template: Path, tmp_path: Path,
     assert len(found.groups) == 2
 
 
-UNDEFINED = r"red-small: template/main\.txt\.jinja, line 1: 'nothing' is undefined"
-
-
-@pytest.mark.parametrize(
-    ("path", "old", "new", "reason"),
-    [
-        (MAIN, "begin\n", "{{ nothing }}\n", UNDEFINED),
-        (MAIN, "end\n", "\n{% if %}\n", r"red-small: template/main\.txt\.jinja, line \d+: Expected an expression"),
-        ("copier.yml", "_envops: {", "_envops: [", r"copier\.yml: while parsing"),
-    ],
-)
+@pytest.mark.parametrize(("path", "old", "new", "reason"), BROKEN)
 def test_a_template_that_cannot_be_rendered_is_told_with_the_place(
     template: Path, compare: Compare, path: str, old: str, new: str, reason: str
 ) -> None:
@@ -205,8 +192,7 @@ def test_a_template_that_cannot_be_rendered_is_told_with_the_place(
 
 
 def apply(project: Path, diff: str) -> None:
-    command = ["git", "apply", "-"]
-    subprocess.run(command, cwd=project, input=diff.encode(errors="surrogateescape"), check=True)
+    subprocess.run(["git", "apply", "-"], cwd=project, input=diff.encode(errors="surrogateescape"), check=True)
 
 
 @pytest.mark.parametrize(

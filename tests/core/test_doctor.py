@@ -11,26 +11,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
-from tests.conftest import Package, Render
-from tests.support.hardware import nvidia_smi
-from tests.support.processes import output_of, scaled
+from tests.conftest import Render, of_package
+from tests.support.processes import output_of, scaled, write_program
 from tests.support.ranks import train_on_ranks
 
 CONFIG = SimpleNamespace(device="cpu", backend="auto", workers="auto", run_dir=Path("auto"))
-
-
-@pytest.fixture(scope="module")
-def machine(package: Package) -> Any:
-    return package("runtime.machine")
-
-
-@pytest.fixture(scope="module")
-def doctor(package: Package) -> Any:
-    return package("runtime.doctor")
+machine, doctor = of_package("runtime.machine"), of_package("runtime.doctor")
 
 
 def test_a_sound_machine_has_no_findings_and_no_traces(project: Render, tmp_path: Path) -> None:
@@ -45,8 +34,7 @@ def test_a_sound_machine_has_no_findings_and_no_traces(project: Render, tmp_path
 
 def test_ranks_that_share_cores_or_gpus(machine: Any) -> None:
     def found(ranks: int, cores: int, gpus: int = 0, backend: str = "auto", quota: float = math.inf) -> list[str]:
-        config = SimpleNamespace(backend=backend)
-        return [*machine.problems_of_shares("n1", ranks, cores, 64, quota, gpus, config)]
+        return [*machine.problems_of_shares("n1", ranks, cores, 64, quota, gpus, SimpleNamespace(backend=backend))]
 
     assert found(2, 64) == found(2, 64, 2) == found(4, 64, 2, backend="gloo") == []
     lower = "lower NPROC_PER_NODE to"
@@ -111,7 +99,7 @@ def with_gpus_and_a_build_for_cpus() -> None:
 
 def test_gpus_that_torch_cannot_use_are_named(project: Render, tmp_path: Path) -> None:
     """By the doctor as an error, by a run as one warning."""
-    nvidia_smi(tmp_path, "echo GPU-a, 00000000:03:00.0, 550.54; echo GPU-b, 00000000:04:00.0, 550.54")
+    write_program(tmp_path / "nvidia-smi", "echo GPU-a, 00000000:03:00.0, 550.54; echo GPU-b, 00000000:04:00.0, 550.54")
     run, path = (project(), tmp_path / "run"), {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     printed = train_on_ranks(*run, "--doctor", code=2, env=path, entry=with_gpus_and_a_build_for_cpus)
     [line] = "".join(printed).splitlines()

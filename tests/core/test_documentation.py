@@ -18,6 +18,11 @@ from tools.docs.pages import documented_files
 
 MADE_FILES = ["README.md", "README.zh.md", "docs/exact.md", "docs/example/train.py", "docs/faults.md"]
 MADE_FILES += ["docs/matrix.md", "docs/speed.md", "docs/updates.md"]
+OF_OTHER_PROGRAMS = {
+    *("--group", "--index-url", "--upgrade", "--prefix", "--standalone", "--nproc-per-node", "--max-restarts"),
+    *("--ntasks", "--nodes", "--signal", "--array", "--wrap", "--head", "--data", "--help", "--to", "--trials"),
+    *("--name", "--patch", "--type", "--cascade", "--follow", "--allow-run-as-root", "--backend-store-uri"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +55,7 @@ def test_a_command_prints_what_the_page_shows(session: str, tmp_path: Path) -> N
         command, expected = shown.split("\n", 1)
         env = {**os.environ, "PATH": PATH}
         done = subprocess.run(command, shell=True, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True, check=True)
-        pattern = ".*".join(map(re.escape, expected.split("...")))
-        assert re.fullmatch(pattern, done.stdout, re.DOTALL), done.stdout
-
-
-OF_OTHER_PROGRAMS = {
-    *("--group", "--index-url", "--upgrade", "--prefix", "--standalone", "--nproc-per-node", "--max-restarts"),
-    *("--ntasks", "--nodes", "--signal", "--array", "--wrap", "--head", "--data", "--help", "--to", "--trials"),
-    *("--name", "--patch", "--type", "--cascade", "--follow", "--allow-run-as-root", "--backend-store-uri"),
-}
+        assert re.fullmatch(".*".join(map(re.escape, expected.split("..."))), done.stdout, re.DOTALL), done.stdout
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -79,9 +76,8 @@ def test_the_sweep_of_wandb_that_a_page_shows_is_one_of_the_project(launcher: st
     shown = re.findall(r"^```yaml\n(.*?)^```", (place / "LAUNCHING.md").read_text(), re.MULTILINE | re.DOTALL)
     [sweep] = [read for read in map(yaml.safe_load, shown) if "metric" in read]
     assert sweep["metric"]["name"] == "epoch/validation_accuracy"
-    options = [
-        f"--{name}={values.get('min', values.get('values', [0])[0])}" for name, values in sweep["parameters"].items()
-    ]
+    given = sweep["parameters"].items()
+    options = [f"--{name}={values.get('min', values.get('values', [0])[0])}" for name, values in given]
     program = "from ddp_project.runtime.command_line import parse; from ddp_project.config import Config; parse(Config)"
     subprocess.run([sys.executable, "-c", program, *options], cwd=place, check=True)
     words = (place / "sweep.py").read_text()

@@ -1,7 +1,6 @@
 """Evaluation gives every rank equally many batches, so collectives in compute() meet, and counts each sample once."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.distributed.nn.functional import all_gather as gather_together
 from torch.utils.data import Subset
 
 from tests.conftest import Package, Render
-from tests.support.ranks import project_module, run_train, start_ranks, train_on_ranks, wrap
+from tests.support.ranks import on_compute, project_module, run_train, start_ranks, train_on_ranks, wrap
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
@@ -64,26 +63,13 @@ def test_collectives_in_compute_meet(samples: str, seen: str, project: Render, t
     assert f"epoch/validation_seen {seen} " in " ".join([*printed.split(), ""])
 
 
-def compute_after(before: Callable[[Any, Any], None]) -> None:
-    """Train with a compute() that does something before."""
-
-    def make(compute: Any) -> Any:
-        def compute_then(model: Any, batch: Any) -> Any:
-            before(model, batch)
-            return compute(model, batch)
-
-        return compute_then
-
-    wrap("task.compute", make)
-    run_train()
-
-
 def change_weights_of_one_rank() -> None:
     def before(model: Any, batch: Any) -> None:
         with torch.no_grad():
             next(model.parameters()).add_(0.01 * dist.get_rank())
 
-    compute_after(before)
+    on_compute(before)
+    run_train()
 
 
 def test_weights_that_differ_by_rank_are_no_checkpoint(project: Render, tmp_path: Path) -> None:
@@ -104,7 +90,8 @@ def exchange_what_differs() -> None:
         else:
             dist.barrier()
 
-    compute_after(before)
+    on_compute(before)
+    run_train()
 
 
 @pytest.mark.parametrize("differs", ["shapes", "collectives"])

@@ -17,20 +17,14 @@ STAGES = {"render", "format", "lint", "types", "train", "resume", "agree"}
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What one check of combinations says of each."""
-    report = tmp_path_factory.mktemp("check") / "check.json"
-    return check_report(report, "--rotate", "task", timeout=1800)
+    return check_report(tmp_path_factory.mktemp("check") / "check.json", "--rotate", "task", timeout=1800)
 
 
 def test_every_combination_passes_every_stage(results: list[dict[str, Any]], legal: list[Combination]) -> None:
-    assert {without_task(result["name"]) for result in results} == {without_task(each.name) for each in legal}
+    of_others = {each.name.partition("-")[2] for each in legal}  # the name of a combination begins with its task
+    assert {result["name"].partition("-")[2] for result in results} == of_others
     assert len(results) == len(legal) / 4
     assert [result["name"] for result in results if not set(result["seconds"]) >= STAGES] == []
-
-
-def without_task(name: str) -> str:
-    """Return the name of a combination, but for the task that it begins with."""
-    return name.partition("-")[2]
 
 
 def test_all_of_a_task_end_on_two_numbers(results: list[dict[str, Any]], measured: Measured) -> None:

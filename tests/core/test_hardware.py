@@ -11,12 +11,69 @@ import pytest
 import torch
 
 from tests.conftest import Package, Render
-from tests.support.hardware import nvidia_smi, quota
-from tests.support.processes import output_of, scaled
+from tests.support.hardware import quota
+from tests.support.processes import PATH, output_of, scaled, write_program
 
 CGROUPS = "sys/fs/cgroup"
 TWO = "echo GPU-a, 00000000:03:00.0, 550.54.14; echo GPU-b, 00000000:04:00.0, 550.54.14"
 BOTH = ["GPU-a 00000000:03:00.0", "GPU-b 00000000:04:00.0"]
+PCI = "sys/bus/pci/devices/0000:4d:00.0/uevent"
+INTEL = "DRIVER=xe\nPCI_CLASS=38000\nPCI_ID=8086:0BD5\nPCI_SUBSYS_ID=8086:0000\nPCI_SLOT_NAME=0000:4d:00.0\n"
+ON_BOARD = INTEL.replace("38000", "30000").replace("4d:00.0", "00:02.0")
+KFD = "sys/class/kfd/kfd/topology/nodes"
+AMD = {f"{KFD}/0/properties": "cpu_cores_count 64\nsimd_count 0\n", f"{KFD}/1/properties": "simd_count 440\n"}
+VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed"
+OF_DRIVER = {"proc/driver/nvidia/gpus/0000:03:00.0/information": "", "proc/driver/nvidia/version": VERSION}
+OR_CPU = "or give --device cpu"
+FOR_CUDA = f"install the build of torch for CUDA, {OR_CPU}"
+GIVE_GPUS = f"give the container its GPUs (docker run --gpus all), {OR_CPU}"
+SEE_DRIVER = f"update the driver, see CUDA_VISIBLE_DEVICES, {GIVE_GPUS}"
+ELSEWHERE = f"cannot be used by a run, which needs CUDA or ROCm: train elsewhere, {OR_CPU}"
+OLD_DRIVER = {"dev/nvidia0": "", "proc/driver/nvidia/version": "470.82.01"}
+UNUSED: list[tuple[str | None, str | None, dict[str, str], str, str, str]] = [
+    # what torch is built for, the files of a system, its devices, the build, and the remedy
+    (None, None, {"dev/nvidia0": ""}, "1 x NVIDIA GPU (driver none)", "CPUs", FOR_CUDA),
+    ("12.6", None, OLD_DRIVER, "1 x NVIDIA GPU (driver 470.82.01)", "CUDA 12.6", SEE_DRIVER),
+    (None, "6.4", {"dev/nvidia0": "", "dev/nvidia1": ""}, "2 x NVIDIA GPU (driver none)", "ROCm 6.4", FOR_CUDA),
+    (None, None, {"dev/davinci0": ""}, "1 x Ascend NPU", "", ELSEWHERE),
+    (None, None, {}, "", "", ""),
+]
+WATCH = """
+import sys, time
+from threading import Thread
+from ddp_project.runtime import launcher
+launcher.PAUSE = 0.1
+Thread(target=launcher.watch_node_0, args=(sys.argv[1], float(sys.argv[2])), daemon=True).start()
+print("watching", flush=True)
+time.sleep(float(sys.argv[3]))
+print("done")
+"""
+DEVICES = [
+    ({}, {}),
+    (dict.fromkeys(("dev/nvidia0", "dev/nvidia1", "dev/nvidiactl"), ""), {"2 x NVIDIA GPU (driver none)": "CUDA"}),
+    (OF_DRIVER, {"1 x NVIDIA GPU (driver 470.82.01)": "CUDA"}),
+    (AMD | {"dev/kfd": ""}, {"1 x AMD GPU": "ROCm"}),
+    ({PCI: INTEL}, {"1 x Intel GPU": ""}),
+    ({PCI.replace("4d:00.0", "00:02.0"): ON_BOARD}, {}),
+    ({PCI: INTEL.replace("38000", "20000")}, {}),
+    ({"sys/class/accel/accel0/device/uevent": "DRIVER=intel_vpu\n"}, {}),
+    ({"sys/class/accel/accel0/device/uevent": "DRIVER=habanalabs\n"}, {"1 x accelerator": ""}),
+    ({f"dev/accel{number}": "" for number in range(4)}, {"4 x TPU": ""}),
+    ({"dev/davinci0": "", "dev/davinci1": "", "dev/davinci_manager": ""}, {"2 x Ascend NPU": ""}),
+    ({"dev/neuron0": ""}, {"1 x Neuron device": ""}),
+    ({"dev/hl0": "", "dev/hl_controlD0": ""}, {"1 x Gaudi": ""}),
+]
+SAYINGS = [
+    (TWO, BOTH, "550.54.14"),
+    (f"{TWO}; exit 14", BOTH, "550.54.14"),
+    ("echo 550.54.14, GPU-a, 40960 MiB; echo", ["GPU-a"], "550.54.14"),
+    ("echo uuid, pci.bus_id; echo [N/A], 00000000:03:00.0, 550.54.14", ["00000000:03:00.0"], "550.54.14"),
+    ("echo '| N/A  GPU-Util |'; echo '|  0  A100  Off | 00000000:03:00.0 Off |'", ["00000000:03:00.0"], "none"),
+    ("echo Failed to initialize NVML: Driver/library version mismatch; exit 18", [], "none"),
+    (r"printf '\377\376\n'; exit 1", [], "none"),
+    ("kill -SEGV $$", [], "none"),
+    ("echo GPU-a, 00000000:03:00.0, 550.54.14; sleep 60", [], "none"),
+]
 
 
 @pytest.fixture
@@ -32,7 +89,6 @@ def hardware(package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def lay(folder: Path, files: dict[str, str]) -> None:
-    """Write files below a folder."""
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -76,12 +132,11 @@ def test_two_processes_name_a_quota_that_they_share_alike(hardware: Any, tmp_pat
     for group in ("one", "two"):
         lay(tmp_path, {"proc/self/cgroup": f"0::/a/{group}\n"})
         found.append(hardware.quotas())
-    assert [len(each) for each in found] == [2, 2]
-    assert len(found[0].keys() & found[1].keys()) == 1
+    assert ([len(each) for each in found], len(found[0].keys() & found[1].keys())) == ([2, 2], 1)
     assert hardware.shares_of_quotas(found) == [0.5, 0.5]
 
 
-def test_a_real_quota_is_found_and_launch_sh_starts_a_rank_for_each_core(project: Render) -> None:
+def test_a_real_quota_is_found_and_launch_sh_starts_a_rank_for_each_core(project: Render, tmp_path: Path) -> None:
     with quota(1.5) as join:
         if join is None:
             pytest.skip("no quota of CPUs can be set here")
@@ -91,26 +146,16 @@ def test_a_real_quota_is_found_and_launch_sh_starts_a_rank_for_each_core(project
         )
         script = f'echo $$ >{join}; exec {sys.executable} -c "{words}"'
         assert output_of(["bash", "-c", script], project()).split() == ["[1.5]", "--nproc-per-node=1"]
+        env = os.environ | {"PATH": PATH, "NPROC_PER_NODE": "2"}
+        doctor = f"echo $$ >{join}; exec ./launch.sh --doctor --device cpu --run-dir {tmp_path}/run"
+        assert ": 2 ranks share a quota of 1.5 cores: " in output_of(["bash", "-c", doctor], project(), env)
 
 
-@pytest.mark.parametrize(
-    ("script", "gpus", "driver"),
-    [
-        (TWO, BOTH, "550.54.14"),
-        (f"{TWO}; exit 14", BOTH, "550.54.14"),
-        ("echo 550.54.14, GPU-a, 40960 MiB; echo", ["GPU-a"], "550.54.14"),
-        ("echo uuid, pci.bus_id; echo [N/A], 00000000:03:00.0, 550.54.14", ["00000000:03:00.0"], "550.54.14"),
-        ("echo '| N/A  GPU-Util |'; echo '|  0  A100  Off | 00000000:03:00.0 Off |'", ["00000000:03:00.0"], "none"),
-        ("echo Failed to initialize NVML: Driver/library version mismatch; exit 18", [], "none"),
-        (r"printf '\377\376\n'; exit 1", [], "none"),
-        ("kill -SEGV $$", [], "none"),
-        ("echo GPU-a, 00000000:03:00.0, 550.54.14; sleep 60", [], "none"),
-    ],
-)
+@pytest.mark.parametrize(("script", "gpus", "driver"), SAYINGS)
 def test_nvidia_smi_may_say_anything(script: str, gpus: list[str], driver: str, hardware: Any, tmp_path: Path) -> None:
     """It may be missing, or no program, too."""
     assert hardware.nvidia_gpus() == ([], "none")
-    nvidia_smi(tmp_path, script)
+    write_program(tmp_path / "nvidia-smi", script)
     began = time.monotonic()
     assert hardware.nvidia_gpus(patience=scaled(1)) == (gpus, driver)
     assert time.monotonic() - began < 30
@@ -121,68 +166,22 @@ def test_nvidia_smi_may_say_anything(script: str, gpus: list[str], driver: str, 
 
 
 def test_gpus_are_those_that_nvidia_smi_tells(hardware: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvidia_smi(tmp_path, TWO)
+    write_program(tmp_path / "nvidia-smi", TWO)
     assert hardware.gpus_and_driver("auto") == (BOTH, "550.54.14")
     visible = {"1": BOTH[1:], "GPU-a": BOTH[:1], "": [], "-1": [], "1,-1,0": BOTH[1:], "1, 0": BOTH[::-1]}
     for value, gpus in (visible | {"0,2": BOTH[:1], "GPU-c,0": [], "MIG-c": ["MIG-c"]}).items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         assert hardware.gpus_and_driver("auto") == (gpus, "550.54.14")
     assert hardware.gpus_and_driver("cpu") == ([], "none")
-    nvidia_smi(tmp_path, "exit 9")
+    write_program(tmp_path / "nvidia-smi", "exit 9")
     assert hardware.gpus_and_driver("auto") == ([], "none")
 
 
-PCI = "sys/bus/pci/devices/0000:4d:00.0/uevent"
-INTEL = "DRIVER=xe\nPCI_CLASS=38000\nPCI_ID=8086:0BD5\nPCI_SUBSYS_ID=8086:0000\nPCI_SLOT_NAME=0000:4d:00.0\n"
-ON_BOARD = INTEL.replace("38000", "30000").replace("4d:00.0", "00:02.0")
-KFD = "sys/class/kfd/kfd/topology/nodes"
-AMD = {f"{KFD}/0/properties": "cpu_cores_count 64\nsimd_count 0\n", f"{KFD}/1/properties": "simd_count 440\n"}
-VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed"
-OF_DRIVER = {"proc/driver/nvidia/gpus/0000:03:00.0/information": "", "proc/driver/nvidia/version": VERSION}
-
-
-@pytest.mark.parametrize(
-    ("files", "shown"),
-    [
-        ({}, {}),
-        (dict.fromkeys(("dev/nvidia0", "dev/nvidia1", "dev/nvidiactl"), ""), {"2 x NVIDIA GPU (driver none)": "CUDA"}),
-        (OF_DRIVER, {"1 x NVIDIA GPU (driver 470.82.01)": "CUDA"}),
-        (AMD | {"dev/kfd": ""}, {"1 x AMD GPU": "ROCm"}),
-        ({PCI: INTEL}, {"1 x Intel GPU": ""}),
-        ({PCI.replace("4d:00.0", "00:02.0"): ON_BOARD}, {}),
-        ({PCI: INTEL.replace("38000", "20000")}, {}),
-        ({"sys/class/accel/accel0/device/uevent": "DRIVER=intel_vpu\n"}, {}),
-        ({"sys/class/accel/accel0/device/uevent": "DRIVER=habanalabs\n"}, {"1 x accelerator": ""}),
-        ({f"dev/accel{number}": "" for number in range(4)}, {"4 x TPU": ""}),
-        ({"dev/davinci0": "", "dev/davinci1": "", "dev/davinci_manager": ""}, {"2 x Ascend NPU": ""}),
-        ({"dev/neuron0": ""}, {"1 x Neuron device": ""}),
-        ({"dev/hl0": "", "dev/hl_controlD0": ""}, {"1 x Gaudi": ""}),
-    ],
-)
+@pytest.mark.parametrize(("files", "shown"), DEVICES)
 def test_devices_that_a_system_has(files: dict[str, str], shown: dict[str, str], hardware: Any, tmp_path: Path) -> None:
     """A GPU or an NPU that is part of the processor of a laptop is none on which to train."""
     lay(tmp_path, files)
     assert hardware.accelerators() == shown
-
-
-OR_CPU = "or give --device cpu"
-FOR_CUDA = f"install the build of torch for CUDA, {OR_CPU}"
-SEE_DRIVER = (
-    f"update the driver, see CUDA_VISIBLE_DEVICES, give the container its GPUs (docker run --gpus all), {OR_CPU}"
-)
-ELSEWHERE = f"cannot be used by a run, which needs CUDA or ROCm: train elsewhere, {OR_CPU}"
-OLD_DRIVER = {"dev/nvidia0": "", "proc/driver/nvidia/version": "470.82.01"}
-TWO_GPUS = {"dev/nvidia0": "", "dev/nvidia1": ""}
-
-
-UNUSED: list[tuple[str | None, str | None, dict[str, str], str, str, str]] = [
-    # what torch is built for, the files of a system, its devices, the build, and the remedy
-    (None, None, {"dev/nvidia0": ""}, "1 x NVIDIA GPU (driver none)", "CPUs", FOR_CUDA),
-    ("12.6", None, OLD_DRIVER, "1 x NVIDIA GPU (driver 470.82.01)", "CUDA 12.6", SEE_DRIVER),
-    (None, "6.4", TWO_GPUS, "2 x NVIDIA GPU (driver none)", "ROCm 6.4", FOR_CUDA),
-    (None, None, {"dev/davinci0": ""}, "1 x Ascend NPU", "", ELSEWHERE),
-    (None, None, {}, "", "", ""),
-]
 
 
 @pytest.mark.parametrize("case", UNUSED, ids=lambda case: case[3])
@@ -217,18 +216,6 @@ def test_auto_is_a_rank_for_each_gpu(
         monkeypatch.setattr(sys, "argv", ["", f"--nproc-per-node={words}"])
         launcher.get_ready()
         assert sys.argv[1] == f"--nproc-per-node={expected}"
-
-
-WATCH = """
-import sys, time
-from threading import Thread
-from ddp_project.runtime import launcher
-launcher.PAUSE = 0.1
-Thread(target=launcher.watch_node_0, args=(sys.argv[1], float(sys.argv[2])), daemon=True).start()
-print("watching", flush=True)
-time.sleep(float(sys.argv[3]))
-print("done")
-"""
 
 
 def test_a_launcher_ends_when_node_0_is_silent(project: Render, free_port: int) -> None:

@@ -3,6 +3,7 @@
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import kubeflow_trainer_api.models as api
 import pytest
@@ -12,7 +13,7 @@ from generator.answers.questions import read_ownership
 from generator.render.git import run as git
 from generator.render.project import code_digests
 from tests.conftest import Render
-from tests.support.processes import output_of
+from tests.support.processes import output_of, write_program
 from tests.support.schedulers.kubernetes import Cluster, missing
 from tests.support.versions import replace
 
@@ -22,6 +23,12 @@ MODELS = {
     "TrainJob": api.TrainerV1alpha1TrainJob,
     "TrainingRuntime": api.TrainerV1alpha1TrainingRuntime,
 }
+MISTAKES = [
+    ([], "", "test", "error: name the command that the nodes run, such as ./launch.sh"),
+    (["true"], "A_b", "test", "error: NAME is A_b: give at most 45 of a-z, 0-9 and -"),
+    (["true"], "n" * 46, "test", "error: NAME is nnn"),
+    (["true"], "", "example.com", "error: the image in kubernetes/job.yaml is an example: name a repository of"),
+]
 
 
 @pytest.mark.parametrize("package_name", ["ddp_project", LONG])
@@ -106,18 +113,8 @@ def test_a_job_has_the_code_as_it_was_and_the_command_as_it_is(submitted: tuple[
     assert "runs" not in names
 
 
-@pytest.mark.parametrize(
-    ("command", "name", "registry", "line"),
-    [
-        ([], "", "test", "error: name the command that the nodes run, such as ./launch.sh"),
-        (["true"], "A_b", "test", "error: NAME is A_b: give at most 45 of a-z, 0-9 and -"),
-        (["true"], "n" * 46, "test", "error: NAME is nnn"),
-        (["true"], "", "example.com", "error: the image in kubernetes/job.yaml is an example: name a repository of"),
-    ],
-)
-def test_a_mistake_is_named_in_one_line(
-    command: list[str], name: str, registry: str, line: str, submitted: tuple[Path, Cluster]
-) -> None:
+@pytest.mark.parametrize(("command", "name", "registry", "line"), MISTAKES)
+def test_a_mistake_is_named_in_one_line(command: Any, name: str, registry: str, line: str, submitted: Any) -> None:
     project, cluster = submitted
     replace(project / "kubernetes" / "job.yaml", "registry.test", f"registry.{registry}")
     printed = cluster.submit(project, *command, code=2, **({"NAME": name} if name else {}))
@@ -127,9 +124,7 @@ def test_a_mistake_is_named_in_one_line(
 
 def test_a_trial_of_a_sweep_has_the_processes_of_its_node(project: Render, tmp_path: Path) -> None:
     """Without PET_NNODES a node is a machine alone; torchrun would take the other variables for its options."""
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "$@"\nenv | grep ^PET_ || true\n')
-    python.chmod(0o755)
+    write_program(tmp_path / "python", 'echo "$@"\nenv | grep ^PET_ || true')
     variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PET_NPROC_PER_NODE": "3", "PET_NODE_RANK": "1"}
     words, *left = output_of(["./launch.sh"], project(launcher="kubernetes"), variables).splitlines()
     assert {"--nnodes=1", "--nproc-per-node=3"} <= set(words.split())

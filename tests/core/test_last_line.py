@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,34 @@ from tests.support.processes import PATH, Session, output_of, run_in_terminal
 
 LAUNCHED = {"torchrun": [], "spawn": [], "launch": [], "kubernetes": [], "mpirun": ["2"], "slurm": [], "ray": ["1"]}
 NOTHING_SAVED = "stopped before the training began: there is no new checkpoint"
+INTERRUPTED_AT = """
+import os, runpy, sys
+
+class Interrupt:
+    def find_spec(self, name, *where):
+        if name == os.environ["MODULE"]:
+            os.kill(os.getpid(), 2)
+
+sys.meta_path.insert(0, Interrupt())
+sys.path.insert(0, "")
+sys.argv[0] = os.environ["PROGRAM"]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+INTERRUPTS = [
+    ("train.py", "tyro", "interrupted", -signal.SIGINT),
+    ("train.py", "torch", NOTHING_SAVED, 130),
+    ("train.py", "ddp_project.model", NOTHING_SAVED, 130),
+    ("export.py", "torch", "interrupted", -signal.SIGINT),
+]
+ADDRESS = "give an address of node 0, such as 10.0.0.1 or 10.0.0.1:29400"
+WRONG_VARIABLES = [
+    ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE is '0': give a number of processes, or auto"),
+    ({"RDZV_TIMEOUT": "-1"}, "RDZV_TIMEOUT is '-1': give seconds"),
+    ({"HEAD": "localhost", "PORT": "abc"}, f"RDZV_ENDPOINT is 'localhost:abc': {ADDRESS}"),
+    ({"NNODES": "x"}, "NNODES is 'x': give the number of nodes"),
+    ({"NNODES": "2"}, "NODE_RANK is '': give the number of this node, from 0"),
+    ({"NNODES": "2", "NODE_RANK": "1"}, f"RDZV_ENDPOINT is '': {ADDRESS}"),
+]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHED)
@@ -29,54 +58,13 @@ def test_launch_sh_answers_a_wrong_option_and_help_once(launcher: str, project: 
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "launch"])
-@pytest.mark.parametrize(
-    ("variables", "words"),
-    [
-        ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE is '0': give a number of processes, or auto"),
-        ({"RDZV_TIMEOUT": "-1"}, "RDZV_TIMEOUT is '-1': give seconds"),
-        (
-            {"HEAD": "localhost", "PORT": "abc"},
-            "RDZV_ENDPOINT is 'localhost:abc': give an address of node 0, such as 10.0.0.1 or 10.0.0.1:29400",
-        ),
-        ({"NNODES": "x"}, "NNODES is 'x': give the number of nodes"),
-        ({"NNODES": "2"}, "NODE_RANK is '': give the number of this node, from 0"),
-        (
-            {"NNODES": "2", "NODE_RANK": "1"},
-            "RDZV_ENDPOINT is '': give an address of node 0, such as 10.0.0.1 or 10.0.0.1:29400",
-        ),
-    ],
-)
-def test_launch_sh_refuses_a_wrong_variable(
-    launcher: str, variables: dict[str, str], words: str, project: Render
-) -> None:
+@pytest.mark.parametrize(("variables", "words"), WRONG_VARIABLES)
+def test_launch_sh_refuses_a_wrong_variable(launcher: str, variables: Any, words: str, project: Render) -> None:
     env = {**os.environ, "PATH": PATH, **variables}
     assert output_of(["./launch.sh"], project(launcher=launcher), env, code=2) == f"error: {words}\n"
 
 
-INTERRUPTED_AT = """
-import os, runpy, sys
-
-class Interrupt:
-    def find_spec(self, name, *where):
-        if name == os.environ["MODULE"]:
-            os.kill(os.getpid(), 2)
-
-sys.meta_path.insert(0, Interrupt())
-sys.path.insert(0, "")
-sys.argv[0] = os.environ["PROGRAM"]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-@pytest.mark.parametrize(
-    ("program", "module", "line", "code"),
-    [
-        ("train.py", "tyro", "interrupted", -signal.SIGINT),
-        ("train.py", "torch", NOTHING_SAVED, 130),
-        ("train.py", "ddp_project.model", NOTHING_SAVED, 130),
-        ("export.py", "torch", "interrupted", -signal.SIGINT),
-    ],
-)
+@pytest.mark.parametrize(("program", "module", "line", "code"), INTERRUPTS)
 def test_ctrl_c_before_training_is_one_line(program: str, module: str, line: str, code: int, project: Render) -> None:
     env = {**os.environ, "MODULE": module, "PROGRAM": program}
     assert output_of([sys.executable, "-c", INTERRUPTED_AT], project(), env, code=code) == f"{line}\n"

@@ -16,7 +16,11 @@ from torch.utils.data import Dataset, Subset
 from tests.conftest import Package
 
 CORES = 6
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+ORDERS = [
+    (0, ["copy 1", "wait 1", "step 1", "copy 2", "wait 2", "step 2", "copy 3", "wait 3", "step 3"]),
+    (1, ["copy 1", "copy 2", "wait 1", "step 1", "copy 3", "wait 2", "step 2", "wait 3", "step 3"]),
+]
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +33,6 @@ def loading(package: Package) -> Iterator[ModuleType]:
 
 
 class OneByOne(Dataset[Any]):
-    """Samples as files are read."""
-
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
 
@@ -57,8 +59,7 @@ def test_data_outside_memory_has_workers_on_spare_cores(loading: ModuleType, mon
     """A Subset gives batches of anything."""
 
     def workers(dataset: Dataset[Any], **options: Any) -> int:
-        found: int = loading.PrefetchLoader(dataset, [loading.Batch([0], (0,))], loading.Config(**options), CPU).workers
-        return found
+        return int(loading.PrefetchLoader(dataset, [loading.Batch([0], (0,))], loading.Config(**options), CPU).workers)
 
     assert workers(Whole()) == workers(Subset(Subset(Whole(), range(9)), range(3))) == 0
     assert workers(OneByOne()) == workers(Subset(OneByOne(), range(3))) == CORES - 1
@@ -107,9 +108,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-GPU = torch.device("cuda")
-
-
 def test_a_gpu_copies_in_a_stream_of_its_own_for_which_the_step_waits(loading: ModuleType, asked: list[str]) -> None:
     """What cannot be pinned is copied without, and as if it were on a GPU already."""
     [*loading.PrefetchLoader(Whole(), [loading.Batch([1, 2], (0,))], loading.Config(), GPU)]
@@ -124,13 +122,7 @@ def test_a_gpu_copies_in_a_stream_of_its_own_for_which_the_step_waits(loading: M
     assert asked == []
 
 
-@pytest.mark.parametrize(
-    ("workers", "expected"),
-    [
-        (0, ["copy 1", "wait 1", "step 1", "copy 2", "wait 2", "step 2", "copy 3", "wait 3", "step 3"]),
-        (1, ["copy 1", "copy 2", "wait 1", "step 1", "copy 3", "wait 2", "step 2", "wait 3", "step 3"]),
-    ],
-)
+@pytest.mark.parametrize(("workers", "expected"), ORDERS)
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator")
 def test_workers_let_a_copy_begin_before_a_step_that_the_cpu_waits_for(
     workers: int, expected: list[str], loading: ModuleType, asked: list[str]

@@ -64,8 +64,7 @@ def test_the_metrics_have_the_peak_memory_of_a_gpu(
     with one_of(1):
         config, world = package("config").Config(run_dir=tmp_path), reporting.DistEnv(0, 0, 1, 1)
         progress = progress_of(package, config)
-        checkpoints = SimpleNamespace(progress=progress, model=torch.nn.Linear(1, 1))
-        reporter = reporting.Reporter(config, world, checkpoints)
+        reporter = reporting.Reporter(config, world, SimpleNamespace(progress=progress, model=torch.nn.Linear(1, 1)))
     monkeypatch.setattr(reporter.tracker, "log", lambda step, metrics: recorded.append(metrics))
     reporter.started = time.perf_counter()
     reporter.log_training(progress)
@@ -74,8 +73,6 @@ def test_the_metrics_have_the_peak_memory_of_a_gpu(
 
 @dataclass
 class Setting:
-    """What decides about the steps of a run."""
-
     epochs: int
     steps: int  # of an epoch
     log_every: int
@@ -118,16 +115,13 @@ def nested_loops(setting: Setting) -> list[tuple[Any, ...]]:
     return events
 
 
-def flat_loop(
-    setting: Setting, package: Package, train: Any, saved: Any, signal: int | None
-) -> tuple[list[tuple[Any, ...]], Any, int]:
+def flat_loop(setting: Setting, package: Package, train: Any, saved: Any, signal: int | None) -> Any:
     """What main() of train.py records and saves from a checkpoint on, its last one, and its exit code."""
     loading, meter = package("runtime.loading"), package("runtime.meter")
     options = {name: value for name, value in vars(setting).items() if name != "steps"}
     config = package("config").Config(**options, global_batch_size=2, workers=0)
-    sampler = package("runtime.sampling").ResumableDistributedSampler(
-        2 * setting.steps + 1, 2, package("runtime.launcher").DistEnv(0, 0, 1, 1), 0
-    )
+    world = package("runtime.launcher").DistEnv(0, 0, 1, 1)
+    sampler = package("runtime.sampling").ResumableDistributedSampler(2 * setting.steps + 1, 2, world, 0)
     events: list[tuple[Any, ...]] = []
     own: list[int] = []
     progress = meter.Progress(config, sampler)
@@ -157,17 +151,12 @@ def flat_loop(
         progress.advance(micro_batches.samples, 0.1)
 
     training = loading.TrainingLoader([0] * sampler.samples, sampler, config, torch.device("cpu"))
-    run = SimpleNamespace(
-        config=config,
-        progress=progress,
-        training=training,
-        model=torch.nn.Identity(),
-        sums=SimpleNamespace(reduce=reduce),
-        update=SimpleNamespace(skipped_steps=[0, 0], report=lambda *_: None),
-        reporter=mock.MagicMock(progress_bar=lambda steps: steps.steps_from(progress), log_training=log),
-        checkpoints=SimpleNamespace(save=save, complete=lambda: None, advice=str),
-        stop=SimpleNamespace(received=False, agreed=False, leave=lambda step: 75),
-    )
+    run = SimpleNamespace(config=config, progress=progress, training=training, model=torch.nn.Identity())
+    run.sums = SimpleNamespace(reduce=reduce)
+    run.update = SimpleNamespace(skipped_steps=[0, 0], report=lambda *_: None)
+    run.reporter = mock.MagicMock(progress_bar=lambda steps: steps.steps_from(progress), log_training=log)
+    run.checkpoints = SimpleNamespace(save=save, complete=lambda: None, advice=str)
+    run.stop = SimpleNamespace(received=False, agreed=False, leave=lambda step: 75)
     with mock.patch.multiple(train, Run=lambda *_: run, train_step=train_step, evaluate=evaluate):
         code = train.main(config, None, None)
     return events, saved, code

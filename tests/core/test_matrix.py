@@ -1,24 +1,47 @@
-"""`ddp-template matrix` and `render`: what Copier accepts, all of it and nothing else, listed and written."""
+"""`ddp-template matrix`, `render` and `new`: what Copier accepts, all of it and nothing else, listed and written."""
 
 import itertools
 import json
 import math
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from generator.answers.combinations import Combination, assign, covering, rotate, shaping_questions, shard, text
-from generator.answers.questions import TEMPLATE
+from generator.answers.combinations import Combination, assign, covering, rotate, select, shaping_questions, shard, text
+from generator.answers.questions import TEMPLATE, Choice, Question
 from generator.cli.matrix import shard_sizes
 from generator.cli.render import write_projects
+from generator.render.git import run
 from generator.render.project import RenderError, read_tree
+from generator.render.snapshot import take_snapshot
 from generator.render.workers import Workers, legal_combinations
+from generator.update.replay import put_under_git
 from tests.conftest import Render
 from tests.support.cli import ddp_template
 from tests.support.combinations import ANSWERS, PRODUCT, name_of, names
 from tests.support.versions import replace
+
+# A car has wheels; only a boat has a mast.
+VALUES: dict[str, list[Any]] = {"kind": ["car", "boat"], "colour": ["red", "blue", "green"], "mast": [False, True]}
+CHOICES = {key: tuple(Choice(value, str(value), False) for value in values) for key, values in VALUES.items()}
+QUESTIONS = [Question(key, "", choices[0].value, choices) for key, choices in CHOICES.items()]
+ROWS = [row for row in itertools.product(*VALUES.values()) if row[0] == "boat" or not row[2]]
+LEGAL = [Combination.of(dict(zip(VALUES, row, strict=True))) for row in ROWS]
+CHOSEN = [
+    ([], [each.name for each in LEGAL]),
+    (["kind=car", "colour=blue"], ["car-blue-false"]),
+    (["colour=blue", "kind=boat", "colour=red", "mast=false"], ["boat-red-false", "boat-blue-false"]),
+    (["colour=red,blue", "mast=true"], ["boat-red-true", "boat-blue-true"]),
+    (["boat-red-true"], ["boat-red-true"]),
+    (["boat-red-true", "car-red-false"], ["car-red-false", "boat-red-true"]),
+    (["boat-red-true", "kind=car", "colour=red"], ["car-red-false", "boat-red-true"]),
+    (["car-red-false", "kind=car", "colour=red"], ["car-red-false"]),
+]
 
 
 def test_the_matrix_has_no_illegal_pair_and_misses_nothing_else(all_names: list[str]) -> None:
@@ -31,8 +54,7 @@ def test_the_matrix_has_no_illegal_pair_and_misses_nothing_else(all_names: list[
 
 def test_json_is_one_line_that_a_job_matrix_can_take() -> None:
     done = ddp_template("matrix", "task=images", "launcher=mpirun", "amp=apex", "--format", "json")
-    assert done.stderr == ""
-    assert done.stdout.count("\n") == 1
+    assert (done.stderr, done.stdout.count("\n")) == ("", 1)
     chosen = {"task": "images", "launcher": "mpirun", "amp": "apex"}
     expected = [one for one in PRODUCT if one | chosen == one]
     assert json.loads(done.stdout) == {"include": [{**one, "name": name_of(one)} for one in expected]}
@@ -110,8 +132,7 @@ def test_chosen_projects_are_written_as_copier_writes_them(tmp_path: Path, proje
     listed = ddp_template("matrix", "launcher=spawn,slurm", "--cover", "1", "--format", "names").stdout.split()
     assert sorted(path.name for path in place.iterdir()) == sorted(listed)
     for name in listed:
-        answers = dict(zip(ANSWERS, name.split("-"), strict=True))
-        assert read_tree(place / name) == read_tree(project(**answers))
+        assert read_tree(place / name) == read_tree(project(**dict(zip(ANSWERS, name.split("-"), strict=True))))
         assert f"_src_path: {TEMPLATE}\n" in (place / name / ".copier-answers.yml").read_text()
     assert list((tmp_path / "some where").iterdir()) == [place]
     assert place.stat().st_mode == (tmp_path / "some where").stat().st_mode
@@ -121,6 +142,7 @@ def everything_in(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
 
 
+GIVEN = {"project_name": "Digits & co", "author_name": 'Ann "A" O\'Hara', "launcher": "slurm", "sync_bn": "true"}
 MISTAKES: list[tuple[str | list[str], str]] = [
     ("matrix --format json", " are more than the 256 jobs that GitHub allows in a matrix: divide them by"),
     ("matrix --format xml", "--format xml does not exist: choose table, json, names"),
@@ -139,7 +161,6 @@ MISTAKES: list[tuple[str | list[str], str]] = [
     ("render full", "full holds something already: choose a new or empty folder"),
     ("render full/file/projects", "full/file"),
     (["render", ""], "holds something already"),
-    ("render new/projects launcher=ssh", "launcher=ssh is no choice"),
     ("diff launcher=ssh", "'ssh' is not in ['torchrun', "),
     (["diff", "launcher=slurm", "backend=mpi"], "needs launcher=mpirun"),
     ("diff launcher", "launcher is no KEY=VALUE"),
@@ -157,18 +178,19 @@ MISTAKES: list[tuple[str | list[str], str]] = [
     ("new new --answer launcher=slurm --answer launcher=spawn", "launcher is given twice"),
     ("new hidden", "holds something already"),
     ("new full/file/project", "file"),
+    ("update-check nothing", "'nothing' is no revision that this clone has"),
+    ("update-check 1.0.0 --only nonsense", "nonsense is neither KEY=VALUE nor"),
+    ("fleet full --to v9", "'v9' is no revision that this clone has"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "reason"), MISTAKES, ids=lambda value: ascii(value))
-def test_a_mistake_is_refused_in_one_line_and_writes_nothing(
-    arguments: str | list[str], reason: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("words", "reason"), MISTAKES, ids=lambda value: ascii(value))
+def test_a_mistake_is_refused_in_one_line_and_writes_nothing(words: Any, reason: str, tmp_path: Path) -> None:
     for folder in ("full", "hidden/.git"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "full" / "file").write_text("mine\n")
     before = everything_in(tmp_path)
-    done = ddp_template(*(arguments.split() if isinstance(arguments, str) else arguments), code=2, cwd=tmp_path)
+    done = ddp_template(*(words.split() if isinstance(words, str) else words), code=2, cwd=tmp_path)
     assert done.stdout == ""
     assert re.fullmatch(rf"error: (?=.{{20,}})[^\n]*{re.escape(reason)}[^\n]*\n", done.stderr), done.stderr
     assert everything_in(tmp_path) == before
@@ -183,3 +205,44 @@ def test_a_project_that_cannot_be_rendered_leaves_nothing_and_is_named(
     with pytest.raises(RenderError, match=r"^digits-spawn-\w+-none-\w+-csv: .*nothing_has_this_name"):
         write_projects(tmp_path / "new" / "projects", some, broken)
     assert list(tmp_path.iterdir()) == [broken]
+
+
+def copier(folder: Path, *arguments: str | Path) -> None:
+    verb, *others = arguments
+    command = [sys.executable, "-m", "copier", verb, "--quiet", "--defaults", "--vcs-ref", "HEAD", *others]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+
+
+def test_the_project_is_the_one_that_copier_makes_and_its_next_steps_lead_into_it(tmp_path: Path) -> None:
+    answers = [f"{key}={value}" for key, value in GIVEN.items()]
+    options = [part for answer in answers for part in ("--answer", answer)]
+    printed = ddp_template("new", "of ann/ann's project", *options, cwd=tmp_path).output
+    copier(tmp_path, "copy", *(part for answer in answers for part in ("--data", answer)), TEMPLATE, "by copier")
+    project = tmp_path / "of ann" / "ann's project"
+    assert {"train.py", "launch.sh", "digits_co/model.py"} <= read_tree(project).keys()
+    assert read_tree(project) == read_tree(tmp_path / "by copier")
+    recorded = (project / ".copier-answers.yml").read_text()
+    assert re.search(rf"^_commit: \S+\n_src_path: {TEMPLATE}$", recorded, flags=re.MULTILINE)
+
+    steps = [line.strip() for line in printed.partition("Next:\n")[2].splitlines()]
+    change_folder = next(step for step in steps if step.startswith("cd "))
+    shell = ["bash", "-c", f"{change_folder} && pwd"]
+    assert subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True, check=True).stdout == f"{project}\n"
+    install = "python -m pip install --upgrade pip && pip install -e . --group dev"
+    assert {install, "pytest", "srun --ntasks=2 python train.py"} <= set(steps)
+
+
+def test_a_copy_is_named_by_its_folder_and_knows_its_template_from_anywhere(tmp_path: Path) -> None:
+    put_under_git(take_snapshot(tmp_path / "template"))
+    copier(tmp_path, "copy", "template", "My net")
+    assert (tmp_path / "My net" / "my_net" / "model.py").is_file()
+    put_under_git(tmp_path / "My net")
+    run(tmp_path, "clone", "--quiet", "My net", "deeper/clone")
+    copier(tmp_path / "deeper" / "clone", "update")
+    for project in ("My net", "deeper/clone"):
+        assert (tmp_path / project / "README.md").read_text().startswith("# My net\n")
+
+
+@pytest.mark.parametrize(("wanted", "chosen"), CHOSEN, ids=" ".join)
+def test_filters_and_names_choose(wanted: list[str], chosen: list[str]) -> None:
+    assert [each.name for each in select(LEGAL, wanted, QUESTIONS)] == chosen

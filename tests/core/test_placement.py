@@ -14,14 +14,43 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.conftest import Package, Render
+from tests.conftest import Package, Render, of_package
 from tests.support.hardware import see_gpus
 from tests.support.ranks import error_in, join, project_module, run_train, train_on_ranks
 
-
-@pytest.fixture(scope="module")
-def placement(package: Package) -> Any:
-    return package("runtime.placement")
+SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+placement = of_package("runtime.placement")
+RECORDERS = [
+    ("2.13.0", "nccl", {}, {}),  # which records by itself, and warns of the older name
+    ("2.11.0", "gloo", {}, {}),
+    ("2.10.0", "gloo", {}, {SIZES[0]: "2000"}),
+    ("2.8.0", "nccl", {}, {SIZES[1]: "2000"}),  # whose watchdog knows no other name
+    ("2.8.0", "nccl", {SIZES[0]: "0"}, {SIZES[0]: "0"}),
+    ("2.8.0", "gloo", {SIZES[1]: "9"}, {SIZES[1]: "9"}),
+]
+PRECISIONS = [
+    ("none", True, "auto", "tf32-convolutions"),
+    ("none", False, "auto", "float32"),
+    ("none", True, "float32", "float32"),
+    ("torch", True, "auto", "bf16"),
+    ("torch", False, "auto", "fp16"),
+    ("torch", False, "float32", "float32"),
+    ("torch", False, "bf16", "Tesla T4 has no bfloat16, and would be slow to emulate it: give --precision fp16"),
+]
+BINDINGS = [
+    ("SLURM_GPU_BIND=none", ["0,1,2,3"] * 4, "ABCD"),
+    ("SLURM_GPU_BIND=single:1", ["0", "1", "2", "3"], "ABCD"),
+    ("SLURM_GPU_BIND=map_gpu:3,2,1,0", ["3", "2", "1", "0"], "DCBA"),
+    ("SLURM_GPU_BIND=mask_gpu:0xf,0x3,0xc,0x3", ["0,1,2,3", "0,1", "2,3", "0,1"], "DACB"),
+    ("SLURM_GPU_BIND=per_task:2", ["0,1", "2,3"], "AC"),
+    ("SLURM_GPUS_PER_TASK=1", ["0", "1", "2", "3"], "ABCD"),
+    ("SLURM_GPUS_PER_TASK=2", ["0,1", "2,3"], "AC"),
+    # Two GPUs are near each socket; the tasks go to the sockets in turns, or fill one after the other.
+    ("SLURM_GPU_BIND=closest SLURM_DISTRIBUTION=block:cyclic", ["0,1", "2,3", "0,1", "2,3"], "ACBD"),
+    ("SLURM_GPU_BIND=closest SLURM_DISTRIBUTION=block:block", ["0,1", "0,1", "2,3", "2,3"], "ABCD"),
+    ("SLURM_GPU_BIND=closest, a task with cores of both sockets", ["0,1,2,3", "0,1", "2,3"], "BAC"),
+    ("SLURM_GPU_BIND=closest, a socket without a GPU", ["0,1,2,3", "0,1", "0,1", "0,1,2,3"], "CABD"),
+]
 
 
 def test_cores_and_quotas_are_divided_among_the_ranks_that_share_them(placement: Any) -> None:
@@ -46,23 +75,7 @@ def test_cores_and_quotas_are_divided_among_the_ranks_that_share_them(placement:
     assert shares({"all": 100.0}, {}) == [8, 8], "more than the cores"
 
 
-@pytest.mark.parametrize(
-    ("variables", "visible", "expected"),
-    [
-        ("SLURM_GPU_BIND=none", ["0,1,2,3"] * 4, "ABCD"),
-        ("SLURM_GPU_BIND=single:1", ["0", "1", "2", "3"], "ABCD"),
-        ("SLURM_GPU_BIND=map_gpu:3,2,1,0", ["3", "2", "1", "0"], "DCBA"),
-        ("SLURM_GPU_BIND=mask_gpu:0xf,0x3,0xc,0x3", ["0,1,2,3", "0,1", "2,3", "0,1"], "DACB"),
-        ("SLURM_GPU_BIND=per_task:2", ["0,1", "2,3"], "AC"),
-        ("SLURM_GPUS_PER_TASK=1", ["0", "1", "2", "3"], "ABCD"),
-        ("SLURM_GPUS_PER_TASK=2", ["0,1", "2,3"], "AC"),
-        # Two GPUs are near each socket; the tasks go to the sockets in turns, or fill one after the other.
-        ("SLURM_GPU_BIND=closest SLURM_DISTRIBUTION=block:cyclic", ["0,1", "2,3", "0,1", "2,3"], "ACBD"),
-        ("SLURM_GPU_BIND=closest SLURM_DISTRIBUTION=block:block", ["0,1", "0,1", "2,3", "2,3"], "ABCD"),
-        ("SLURM_GPU_BIND=closest, a task with cores of both sockets", ["0,1,2,3", "0,1", "2,3"], "BAC"),
-        ("SLURM_GPU_BIND=closest, a socket without a GPU", ["0,1,2,3", "0,1", "0,1", "0,1,2,3"], "CABD"),
-    ],
-)
+@pytest.mark.parametrize(("variables", "visible", "expected"), BINDINGS)
 def test_each_task_of_slurm_has_a_gpu_of_its_own(
     variables: str, visible: list[str], expected: str, placement: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,32 +148,18 @@ def test_ranks_that_share_a_gpu_need_gloo(placement: Any, monkeypatch: pytest.Mo
     places, chosen = chosen_gpus(["0,1"] * 5 + ["2"], placement, monkeypatch)
     assert chosen == [0, 1, 0, 1, 0, 0], "of those that each sees"
     problem = placement.problem_of(places, chosen)
-    said = "rank 0 and rank 2 have the same GPU of .*start at most 3 there, or give --backend gloo"
-    assert re.match(said, problem)
+    assert re.match("rank 0 and rank 2 have the same GPU of .*start at most 3 there, or give --backend gloo", problem)
     with_gloo = [replace(each, backend="gloo") for each in places]
     assert placement.problem_of(with_gloo, placement.divide_gpus(with_gloo)) is None
 
 
-@pytest.mark.parametrize(
-    ("amp", "has_bf16", "wanted", "chosen"),
-    [
-        ("none", True, "auto", "tf32-convolutions"),
-        ("none", False, "auto", "float32"),
-        ("none", True, "float32", "float32"),
-        ("torch", True, "auto", "bf16"),
-        ("torch", False, "auto", "fp16"),
-        ("torch", False, "float32", "float32"),
-        ("torch", False, "bf16", "Tesla T4 has no bfloat16, and would be slow to emulate it: give --precision fp16"),
-    ],
-)
+@pytest.mark.parametrize(("amp", "has_bf16", "wanted", "chosen"), PRECISIONS)
 def test_the_precision_is_one_that_the_gpu_has(
     amp: str, has_bf16: bool, wanted: str, chosen: str, package: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU before the A100 emulates bfloat16, which torch counts as support unless it is told not to."""
     placement = package("runtime.placement", amp=amp)
-    monkeypatch.setattr(
-        torch.cuda, "is_bf16_supported", lambda including_emulation=True: has_bf16 or including_emulation
-    )
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=1: has_bf16 or including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     with pytest.raises(placement.UserError, match=chosen) if "Tesla" in chosen else nullcontext():
         config = placement.choose_precision(placement.Config(precision=wanted), torch.device("cuda", 0))
@@ -189,11 +188,8 @@ def test_each_rank_uses_the_gpu_that_it_is_given(project: Render, tmp_path: Path
 
 
 def tell_threads() -> None:
-    """What a rank does that only tells its threads and cores."""
-
     def main(config: Any, world: Any, device: torch.device) -> int:
-        cores = project_module("runtime.placement").own_cores()
-        print("threads:", torch.get_num_threads(), "cores:", cores)
+        print("threads:", torch.get_num_threads(), "cores:", project_module("runtime.placement").own_cores())
         torch.distributed.barrier()
         return 0
 
@@ -201,8 +197,7 @@ def tell_threads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("user", "noted", "threads"),
-    [("3,2", None, 3), ("1", "", 0), ("1", "5", 5), ("many", None, 0), ("0", None, 0)],
+    ("user", "noted", "threads"), [("3,2", None, 3), ("1", "", 0), ("1", "5", 5), ("many", None, 0), ("0", None, 0)]
 )
 def test_the_user_sets_the_threads(user: str, noted: str | None, threads: int, project: Render, tmp_path: Path) -> None:
     """torchrun sets OMP_NUM_THREADS=1, too: launch.sh notes before what the user has set, and the 1 is no limit."""
@@ -221,13 +216,6 @@ def run_with_a_gpu_on_rank_0() -> None:
     join(None, seed=0)
 
 
-def test_a_machine_without_its_gpu_is_named_at_once(project: Render, tmp_path: Path) -> None:
-    """Else one rank would wait with NCCL, and the other with Gloo, until --timeout."""
-    printed = train_on_ranks(project(), tmp_path / "run", code=2, timeout=60, entry=run_with_a_gpu_on_rank_0)
-    said = r"error: the ranks must use the same backend, not nccl on rank 0 \(.*and gloo on rank 1 \("
-    assert re.search(said, printed[0])
-
-
 def join_with_a_gpu_twice() -> None:
     """What a rank does whose NCCL finds, as it does at the first connection, that two ranks share a GPU."""
     told = "NCCL error in: NCCLUtils.cpp:94, invalid usage\nLast error:\nDuplicate GPU detected : rank 1 and rank 0"
@@ -236,27 +224,17 @@ def join_with_a_gpu_twice() -> None:
     run_train()
 
 
-def test_the_cause_of_an_error_of_nccl_is_in_the_line(project: Render, tmp_path: Path) -> None:
-    """NCCL names it in its last line."""
-    printed = train_on_ranks(project(), tmp_path / "run", code=2, timeout=60, entry=join_with_a_gpu_twice)
-    expected = "invalid usage Last error: Duplicate GPU detected : rank 1 and rank 0; launch.sh --doctor"
-    assert expected in error_in(printed[:1])
+def test_ranks_that_cannot_meet_say_why(project: Render, tmp_path: Path) -> None:
+    """Else one rank would wait with NCCL, and the other with Gloo, until --timeout. NCCL names a cause at its end."""
+    for entry, said in (
+        (run_with_a_gpu_on_rank_0, r"the ranks must use the same backend, not nccl on rank 0 \(.*and gloo on rank 1"),
+        (join_with_a_gpu_twice, ".* Last error: Duplicate GPU detected : rank 1 and rank 0; launch.sh --doctor"),
+    ):
+        printed = train_on_ranks(project(), tmp_path / "run", code=2, timeout=60, entry=entry)
+        assert re.match(f"error: {said}", error_in(printed[:1]))
 
 
-SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-
-
-@pytest.mark.parametrize(
-    ("version", "backend", "user", "expected"),
-    [
-        ("2.13.0", "nccl", {}, {}),  # which records by itself, and warns of the older name
-        ("2.11.0", "gloo", {}, {}),
-        ("2.10.0", "gloo", {}, {SIZES[0]: "2000"}),
-        ("2.8.0", "nccl", {}, {SIZES[1]: "2000"}),  # whose watchdog knows no other name
-        ("2.8.0", "nccl", {SIZES[0]: "0"}, {SIZES[0]: "0"}),
-        ("2.8.0", "gloo", {SIZES[1]: "9"}, {SIZES[1]: "9"}),
-    ],
-)
+@pytest.mark.parametrize(("version", "backend", "user", "expected"), RECORDERS)
 def test_the_flight_recorder_is_on_where_torch_does_not_turn_it_on(
     version: str, backend: str, user: dict[str, str], expected: dict[str, str], package: Package
 ) -> None:

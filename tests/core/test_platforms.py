@@ -38,8 +38,7 @@ def test_a_clone_with_the_line_ends_of_windows_has_scripts_that_run(own_project:
     put_under_git(place)
     run(tmp_path, "clone", "--quiet", "--config", "core.autocrlf=true", str(place), "clone")
     assert b"\r\n" in (tmp_path / "clone" / "train.py").read_bytes()
-    data = next(place.glob("*/*.npz")).relative_to(place)
-    for file in ("launch.sh", data):
+    for file in ("launch.sh", next(place.glob("*/*.npz")).relative_to(place)):
         assert (tmp_path / "clone" / file).read_bytes() == (place / file).read_bytes()
 
 

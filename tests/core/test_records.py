@@ -7,39 +7,30 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from html import unescape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.tensorboard import SummaryWriter
 
-from generator.check.train.records import read_csv
-from tests.conftest import Package, Render
+from generator.check.train.records import read_csv, read_tensorboard
+from tests.conftest import Package, Render, of_package
 from tests.support.processes import output_of, wait_until
 from tests.support.ranks import kill_after, newest_step, start_ranks, train_on_ranks
+from tests.support.versions import append
 
 OPTIONS = ("--epochs", "3", "--log-every", "5", "--save-every", "5", "--keep", "99")
 OF_CLOCK = {"time", "samples_per_second"}
+records = of_package("runtime.records")
 NAMES = ("a b", 'q"uote', "recall@1", "précision", "file \udcff", "\ud800", "two\nlines", "", "step", "time", "event")
+REFUSING = ("recall@1", "recall_1", "a", "a/b", "x" * 300, "b/", "..", "two\nlines", "é@")
+LONG = ("--epochs", "40", "--save-every", "5", "--log-every", "4")
+KINDS = {"epoch/validation_": " validation", "epoch/train_": " epoch", "train/": " training"}
 
 
-@pytest.fixture
-def records(package: Package) -> Any:
-    return package("runtime.records")
-
-
-def read(run_dir: Path) -> list[dict[str, Any]]:
-    """All lines of the file, of which each must be one object."""
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-def measured(run_dir: Path) -> list[dict[str, Any]]:
-    """The records that have metrics, but for what depends on the clock."""
-    return [{name: one[name] for name in one.keys() - OF_CLOCK} for one in read(run_dir) if "event" not in one]
-
-
+Point = tuple[str, str, str, str]  # the metric, the run and what of it, the step and the value
 LOG = """\
 2026-01-01 00:00:00,000 rank 0 INFO world size 2, rank 0 on cpu
 2026-01-01 00:00:01,000 rank 0 INFO step 5  train/loss 3.5e+04  train/accuracy nan  lr 0.1
@@ -52,13 +43,22 @@ LOG = """\
 """
 
 
+def read(run_dir: Path) -> list[dict[str, Any]]:
+    """All lines of the file, of which each must be one object."""
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def measured(run_dir: Path) -> list[dict[str, Any]]:
+    """The records that have metrics, but for what depends on the clock."""
+    return [{name: one[name] for name in one.keys() - OF_CLOCK} for one in read(run_dir) if "event" not in one]
+
+
 def test_a_resumed_run_has_each_record_once(project: Render, tmp_path: Path) -> None:
     whole, run_dir = tmp_path / "whole", tmp_path / "run"
     train_on_ranks(project(), whole, *OPTIONS)
     train_on_ranks(project(), run_dir, *OPTIONS, "--max-steps", "38")
     assert measured(run_dir)[-1]["step"] == 38
-    with open(run_dir / "metrics.jsonl", "a") as file:
-        file.write('{"step": 39, "ti')  # as a kill leaves it
+    append(run_dir / "metrics.jsonl", '{"step": 39, "ti')  # as a kill leaves it
     train_on_ranks(project(), run_dir, *OPTIONS, "--resume", str(run_dir / "checkpoints" / "step-00000030.pt"))
     assert measured(run_dir) == measured(whole)
     events = [(one["event"], one["step"]) for one in read(run_dir) if "event" in one]
@@ -144,9 +144,6 @@ def test_new_lines_are_read_once_and_a_file_that_was_cut_back_from_its_start(rec
         assert [*new] == lines
 
 
-REFUSING = ("recall@1", "recall_1", "a", "a/b", "x" * 300, "b/", "..", "two\nlines", "é@")
-
-
 def test_a_metric_that_mlflow_refuses_costs_no_other(
     package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -180,15 +177,7 @@ def test_wandb_is_told_no_step_twice_over_several_kills(package: Package, tmp_pa
         appended.begin(start)
         for step in range(start + 1, end + 1):
             appended.add(step, {"train/loss": 1.0} | ({"epoch/\udcff": 1.0} if step % 8 == 0 else {}))
-    told = json.loads((tmp_path / "wandb_last_steps").read_text())
-    assert told == {"train/loss": 30, "epoch/\udcff": 24}
-
-
-LONG = ("--epochs", "40", "--save-every", "5", "--log-every", "4")
-KINDS = {"epoch/validation_": " validation", "epoch/train_": " epoch", "train/": " training"}
-
-
-Point = tuple[str, str, str, str]  # the metric, the run and what of it, the step and the value
+    assert json.loads((tmp_path / "wandb_last_steps").read_text()) == {"train/loss": 30, "epoch/\udcff": 24}
 
 
 def points(page: Path) -> list[Point]:
@@ -202,23 +191,20 @@ def points(page: Path) -> list[Point]:
 
 
 def recorded(*run_dirs: Path) -> list[Point]:
-    return sorted(point for run_dir in run_dirs for point in rows(run_dir) if point[0] != "epoch")
-
-
-def rows(run_dir: Path) -> Iterator[Point]:
-    for name, points in read_csv(run_dir).items():
+    found = []
+    for run_dir, name, points in ((each, *item) for each in run_dirs for item in read_csv(each).items()):
         prefix = next((prefix for prefix in KINDS if name.startswith(prefix)), "")
-        for step, value in points:
+        for step, value in points if name != "epoch" else ():
             shown = f"{value:,.0f}" if value >= 1e4 else f"{value:.4g}"
-            yield name.removeprefix(prefix), run_dir.name + KINDS.get(prefix, ""), f"{step:,}", shown
+            found.append((name.removeprefix(prefix), run_dir.name + KINDS.get(prefix, ""), f"{step:,}", shown))
+    return sorted(found)
 
 
 def test_the_page_shows_what_was_recorded_over_a_kill_and_a_stop(project: Render, tmp_path: Path) -> None:
     run_dir = tmp_path / "a <b> & c"
     assert kill_after(start_ranks(project(logging="csv"), run_dir, *LONG), run_dir, 30, 0.02)
     assert not (run_dir / "report.html").exists(), "a run of less than a minute has its page in the end"
-    with open(run_dir / "metrics.jsonl", "a") as records:
-        records.write('{"step": 31, "time": 1.0, "train/lo')  # as a kill may leave it
+    append(run_dir / "metrics.jsonl", '{"step": 31, "time": 1.0, "train/lo')  # as a kill may leave it
     first = min((run_dir / "checkpoints").glob("step-*.pt"))  # what was recorded after it is trained once more
     ranks = start_ranks(project(logging="csv"), run_dir, *LONG, "--resume", str(first))
     wait_until(lambda: newest_step(run_dir) >= 60, told=ranks[0].output.read_text)
@@ -240,9 +226,8 @@ def test_the_page_shows_what_was_recorded_over_a_kill_and_a_stop(project: Render
 
 
 def test_what_is_not_finite_is_a_gap(package: Package, tmp_path: Path) -> None:
-    values = [4.0, math.nan, 2.0, 3.0, math.inf, -math.inf, 1.0]
     with open(tmp_path / "metrics.jsonl", "w") as file:
-        for step, value in enumerate(values):
+        for step, value in enumerate([4.0, math.nan, 2.0, 3.0, math.inf, -math.inf, 1.0]):
             print(json.dumps({"step": step, "time": step, "train/loss": value, "train/x": math.nan}), file=file)
     (tmp_path / "config.json").write_text("{}")
     package("runtime.report").write_page([tmp_path], tmp_path / "report.html")
@@ -295,3 +280,14 @@ def test_a_log_alone_is_drawn(project: Render, tmp_path: Path) -> None:
     assert "resumed at step 5, stopped at step 7" in page
     assert "2026-01-01 00:00:03: world size 2, rank 0 on cuda:0" in page
     assert {path.name for path in run_dir.iterdir()} == {"train.log", "config.json"}, "it may go on, with version 1"
+
+
+def test_tensorboard_records_come_in_the_order_of_recording(tmp_path: Path) -> None:
+    folder = tmp_path / "tensorboard"
+    for step, name in ((3, "events.out.tfevents.1.host.9999"), (4, "events.out.tfevents.1.host.10000")):
+        writer = SummaryWriter(folder)
+        writer.add_scalar("train/loss", 1 / step, step)
+        writer.close()
+        (written,) = folder.glob("events.out.tfevents.[0-9][0-9]*")
+        written.rename(folder / name)
+    assert [step for step, _ in read_tensorboard(tmp_path)["train/loss"]] == [3, 4]

@@ -1,4 +1,4 @@
-"""What is remembered of a template: which edits leave it, and what Copier was seen to read."""
+"""What is remembered of a template, and which edits leave it; what a program can import decides what it trains."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from generator.render.cache import Cache, Remembered
+from generator.render.project import imported_by
 from generator.render.snapshot import take_snapshot
 from tests.support.versions import append
 
@@ -21,6 +22,20 @@ EDITS: dict[str, tuple[Callable[[Path], None], bool]] = {
     "a file of the project": (lambda place: append(place / "template/train.py.jinja", "# more\n"), False),
     "the mode of a file of the project": (lambda place: (place / "template/train.py.jinja").chmod(0o755), False),
 }
+# Of a project.
+FILES = {
+    "train.py": b"from package import model\nfrom package.runtime.loop import run\nimport torch\n",
+    "launch.py": b"import package.runtime.jobs\n",
+    "package/__init__.py": b"",
+    "package/model.py": b"def build():\n    from .runtime import layers, Missing\n",
+    "package/runtime/__init__.py": b"from .first import Missing\n",
+    "package/runtime/first.py": b"",
+    "package/runtime/loop.py": b"from ..runtime.loop import run\nfrom . import *\nimport package.broken as broken\n",
+    "package/runtime/layers.py": b"",
+    "package/runtime/jobs.py": b"",
+    "package/broken.py": b"def import\n",
+    "package/runtime/data.npz": b"",
+}
 
 
 @pytest.mark.parametrize("edit", EDITS)
@@ -33,3 +48,8 @@ def test_a_fact_is_forgotten_when_anything_changes_that_it_may_depend_on(edit: s
     remembered = Remembered(cache, "facts", template, ["copier.yml", "template"])
     assert remembered.read("one") == (42 if stays else None)
     assert remembered.read("another") is None
+
+
+def test_files_that_a_program_imports_are_found_wherever_it_does_so() -> None:
+    others = {"launch.py", "package/runtime/jobs.py", "package/runtime/data.npz"}
+    assert imported_by("train.py", FILES) == FILES.keys() - others

@@ -5,7 +5,8 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable
-from functools import cache, partial
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,26 +54,24 @@ TRACES: dict[Choice, str] = {
 TRACELESS = {("amp", "none"), ("sync_bn", False), ("logging", "console"), ("task", "digits")}
 TRACELESS.add(("task", "images"))  # they are made of the digits, and the recipes for the digits read images, too
 TRACELESS |= {choice for choice in CHOICES if choice[0] == "backend"}
+each_variant = pytest.mark.parametrize("choice", VARIANTS, ids=lambda choice: "-".join(map(str, choice)))
+# What tells of the task beside the owner's files.
+OF_THE_TASK = {"README.md", "LAUNCHING.md", "RECIPES.md", "UPDATING.md", ".copier-answers.yml", "pyproject.toml"}
 
 
 @pytest.fixture(scope="session")
 def with_choice(project: Render) -> WithChoice:
-    """Return a project that has a choice, and the default of every other question unless Copier wants it otherwise."""
-    return cache(partial(first_legal, project))
+    """Return a project that has a choice alone, or else beside the first other one with which Copier accepts it."""
 
+    @cache
+    def get(choice: Choice) -> Path:
+        own = {} if choice in DEFAULTS.items() else dict([choice])
+        for partner in ({}, *(dict([other]) for other in VARIANTS if other[0] != choice[0])):
+            with suppress(RenderError):
+                return project(**partner, **own)
+        raise AssertionError(f"Copier accepts {choice} beside no other choice")
 
-def first_legal(project: Render, choice: Choice) -> Path:
-    """Render a choice alone, or else beside the first other one with which Copier accepts it."""
-    own = {} if choice in DEFAULTS.items() else dict([choice])
-    for partner in ({}, *(dict([other]) for other in VARIANTS if other[0] != choice[0])):
-        try:
-            return project(**partner, **own)
-        except RenderError:
-            continue
-    raise AssertionError(f"Copier accepts {choice} beside no other choice")
-
-
-each_variant = pytest.mark.parametrize("choice", VARIANTS, ids=lambda choice: "-".join(map(str, choice)))
+    return get
 
 
 @each_variant
@@ -99,10 +98,8 @@ def test_no_six_lines_occur_twice_in_a_file(with_choice: WithChoice, choice: Cho
 
 
 def code_and_settings(project: Path) -> dict[str, str]:
-    """The text of all files but the data, the pages that say how to change over, and the answers.
-
-    How tests/conftest.py starts processes on macOS is not a choice of launcher: every project's tests do it so.
-    """
+    """The text of all files but the data, the pages that say how to change over, and the answers."""
+    # How tests/conftest.py starts processes on macOS is not a choice of launcher: every project's tests do it so.
     paths = [path for path in sorted(project.rglob("*")) if path.is_file() and path.suffix != ".npz"]
     texts = {str(path.relative_to(project)): path.read_text() for path in paths}
     for name in ("README.md", "LAUNCHING.md", "TROUBLESHOOTING.md", "UPDATING.md", ".copier-answers.yml"):
@@ -130,10 +127,6 @@ def test_there_is_no_trace_of_an_answer_that_was_not_given(with_choice: WithChoi
     for other, words in TRACES.items():
         hits = [line for line in lines if re.search(words, line.split(": ", 1)[1], re.IGNORECASE)]
         assert bool(hits) == (other in given), f"{other}: {words} in {hits}"
-
-
-# What tells of the task beside the owner's files.
-OF_THE_TASK = {"README.md", "LAUNCHING.md", "RECIPES.md", "UPDATING.md", ".copier-answers.yml", "pyproject.toml"}
 
 
 @pytest.mark.parametrize("others", [{}, {"launcher": "slurm", "amp": "apex", "sync_bn": True, "logging": "mlflow"}])

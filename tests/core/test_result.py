@@ -15,11 +15,20 @@ from tests.conftest import Package, Render
 from tests.core.test_checkpoints import logged
 from tests.support.ranks import assert_same_state, train_on_ranks
 from tests.support.training import checkpoint
+from tests.support.versions import append
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_MAX_RESTARTS": "3"}, {"TORCHELASTIC_RESTART_COUNT": "1"}
+# The variables that name a job, and those that it finds after a restart.
+JOBS = {
+    "torchrun": TORCHRUN,
+    "launch": TORCHRUN,
+    "slurm": ({"SLURM_JOB_ID": "job"}, {"SLURM_RESTART_COUNT": "1"}),
+    "ray": ({"JOB_ID": "job"}, {"TORCHELASTIC_RESTART_COUNT": "1"}),
+}
 
 
-def result(run_dir: Path) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
-    return read
+def result(run_dir: Path) -> Any:
+    return json.loads((run_dir / "result.json").read_text())
 
 
 def test_patience_ends_a_run_that_gets_no_better(project: Render, tmp_path: Path) -> None:
@@ -34,8 +43,7 @@ def test_patience_ends_a_run_that_gets_no_better(project: Render, tmp_path: Path
     assert [*seen].index(best) == len(seen) - 5, "four evaluations after the best one"
     assert (ended["best"]["step"], ended["best"]["accuracy"]) == (best, pytest.approx(seen[best], abs=1e-4))
     assert printed[0].count("no better validation accuracy in the last 4 evaluations") == 1
-    again = train_on_ranks(project(), run_dir, *options, "--patience", "4", "--resume")
-    assert "train/loss" not in again[0]
+    assert "train/loss" not in train_on_ranks(project(), run_dir, *options, "--patience", "4", "--resume")[0]
     assert result(run_dir)["step"] == ended["step"]
 
 
@@ -60,8 +68,7 @@ def test_a_result_has_the_code_of_an_error_or_is_not_there(own_project: Render, 
     diverging = ("--resume", "--lr", "1e30", "--max-bad-steps", "1", "--log-every", "1")
     train_on_ranks(place, run_dir, *diverging, code=65)
     assert result(run_dir)["exit_code"] == 65
-    with open(place / "ddp_project" / "task.py", "a") as file:
-        file.write("\n\ndef lr_at(*_: object) -> float:\n    raise RuntimeError\n")
+    append(place / "ddp_project" / "task.py", "\n\ndef lr_at(*_: object) -> float:\n    raise RuntimeError\n")
     train_on_ranks(place, run_dir, "--resume", processes=1, code=1)  # of two, one may hear first that the other ends
     assert not (run_dir / "result.json").exists()
 
@@ -73,21 +80,10 @@ def test_a_resume_names_code_that_has_changed(own_project: Render, tmp_path: Pat
     before = result(run_dir)["commit"]
     assert re.fullmatch(r"[0-9a-f]{12}", before)
     assert "other code" not in train_on_ranks(place, run_dir, "--max-steps", "3", "--resume")[0]
-    with open(place / "ddp_project" / "task.py", "a") as file:
-        file.write("# edited\n")
+    append(place / "ddp_project" / "task.py", "# edited\n")
     (place / "ddp_project" / "more.py").write_text("")
     printed = train_on_ranks(place, run_dir, "--max-steps", "4", "--resume")[0]
     assert f"other code than before: more.py, task.py (commit {before}-dirty, was {before})" in printed
-
-
-TORCHRUN = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_MAX_RESTARTS": "3"}, {"TORCHELASTIC_RESTART_COUNT": "1"}
-# The variables that name a job, and those that it finds after a restart.
-JOBS = {
-    "torchrun": TORCHRUN,
-    "launch": TORCHRUN,
-    "slurm": ({"SLURM_JOB_ID": "job"}, {"SLURM_RESTART_COUNT": "1"}),
-    "ray": ({"JOB_ID": "job"}, {"TORCHELASTIC_RESTART_COUNT": "1"}),
-}
 
 
 def saved(name: str) -> Path:
@@ -144,8 +140,7 @@ def test_a_run_in_training_is_not_taken_over(package: Package, tmp_path: Path, m
         for resume in ("newest", "auto"):
             with pytest.raises(exits.UserError, match=r"^runs/live, the newest run, is still training: say which"):
                 checkpoint.choose_run_dir(config.Config(resume=resume))
-        named = config.Config(resume="newest", run_dir=crashed)
-        assert checkpoint.choose_run_dir(named) == crashed
+        assert checkpoint.choose_run_dir(config.Config(resume="newest", run_dir=crashed)) == crashed
     assert checkpoint.choose_run_dir(config.Config(resume="newest")) == live
     new = config.Config(run_dir=tmp_path)
     with training(tmp_path), pytest.raises(exits.UserError, match=r"is that of a run that is training: choose another"):

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.conftest import Package
+from tests.conftest import of_package
 
 LAYERS = 53  # of ResNet-50
+update = of_package("runtime.update")
 
 
 class Kernels(TorchDispatchMode):
@@ -24,11 +24,6 @@ class Kernels(TorchDispatchMode):
             lists = [each for each in args if isinstance(each, list)]
             self.calls.append((str(func), {tensor.dtype for each in lists for tensor in each}))
         return func(*args, **(kwargs or {}))
-
-
-@pytest.fixture(scope="module")
-def update(package: Package) -> Any:
-    return package("runtime.update")
 
 
 def test_a_step_on_a_gpu_takes_few_kernels_to_keep_them(update: Any) -> None:

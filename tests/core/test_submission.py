@@ -10,9 +10,12 @@ import pytest
 from generator.render.git import run
 from generator.update.replay import commit_all, put_under_git
 from tests.conftest import Render
+from tests.support.processes import write_program
 
 # Clients of Slurm that say what they were called with. tests/nightly/test_submission.py has real ones.
 CLIENTS = {"sbatch": "echo 77", "scontrol": "true", "scancel": "true", "srun": 'printf "%s\\n" "$PYTHONPATH"'}
+LARGE = "error: the code has 230 MiB, and more than 200 must be data: name the data in .gitignore\n"
+WAITING = "error: REQUEST cannot have --wait: sbatch would wait for a job that is still held\n"
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -24,16 +27,12 @@ def place(own_project: Render) -> Path:
 @pytest.fixture
 def launch(place: Path, tmp_path: Path) -> Launch:
     """Run launch.sh with some options, and clients that do as told; what those were called with is in "calls"."""
-    (tmp_path / "bin").mkdir()
 
     def start(*options: str, **clients: str) -> "subprocess.CompletedProcess[str]":
         variables = {name: clients.pop(name) for name in [*clients] if name.isupper()}
         for name, does in {**CLIENTS, **clients}.items():
-            client = tmp_path / "bin" / name
-            client.write_text(f'#!/bin/sh\nprintf "%s\\n" {name} "$@" >>{tmp_path}/calls\n{does}\n')
-            client.chmod(0o755)
-        path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-        env = os.environ | {"PATH": path} | variables
+            write_program(tmp_path / "bin" / name, f'printf "%s\\n" {name} "$@" >>{tmp_path}/calls\n{does}')
+        env = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"} | variables
         return subprocess.run(["./launch.sh", *options], cwd=place, env=env, capture_output=True, text=True)
 
     return start
@@ -80,10 +79,6 @@ def test_without_git_the_copy_has_all_but_what_is_made_there(ignored: bool, plac
     write(place, ".mypy_cache/1", "ddp_project.egg-info/PKG-INFO", "ddp_project/runs/kept.py")
     assert launch().returncode == 0
     assert files_in(place / "runs" / "77" / "code") == whole | {"ddp_project/runs/kept.py", ".commit"}
-
-
-LARGE = "error: the code has 230 MiB, and more than 200 must be data: name the data in .gitignore\n"
-WAITING = "error: REQUEST cannot have --wait: sbatch would wait for a job that is still held\n"
 
 
 @pytest.mark.parametrize(("request_", "said"), [("", LARGE), ("--nodes=2 --wait", WAITING), ("-W", WAITING)])

@@ -38,14 +38,12 @@ if code in (0, 65, 75):
 sys.exit(code)
 """
 COMPLETE, PRUNED, FAIL = (optuna.trial.TrialState[name] for name in ("COMPLETE", "PRUNED", "FAIL"))
+Sweep = Callable[..., int]
 
 
 def study_in(folder: Path) -> optuna.Study:
     file = folder / "runs" / "sweep" / "journal.log"
     return optuna.load_study(study_name="sweep", storage=JournalStorage(JournalFileBackend(str(file))))
-
-
-Sweep = Callable[..., int]
 
 
 @pytest.fixture
@@ -59,8 +57,7 @@ def sweep(package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def run(*codes: str) -> int:
         monkeypatch.setattr(sys, "argv", ["sweep.py", "--trials", str(len(codes))])
         launch, pruner = [sys.executable, "stand_in.py"], optuna.pruners.NopPruner()
-        code: int = sweeping.main(lambda trial: [f"--codes={codes[trial.number]}"], launch, pruner)
-        return code
+        return int(sweeping.main(lambda trial: [f"--codes={codes[trial.number]}"], launch, pruner))
 
     yield run
     signal.signal(signal.SIGTERM, handler)
@@ -77,12 +74,10 @@ def test_a_sweep_goes_on_however_a_trial_ends(sweep: Sweep, tmp_path: Path, caps
     assert math.isnan(trials[2].intermediate_values[1]), "which each pruner of Optuna takes for the worst"
     launches = [(tmp_path / "runs" / "sweep" / str(number) / "launches").read_text() for number in range(4)]
     assert launches == ["x", "xxx", "x", "x"]
-    best = capsys.readouterr().out.splitlines()[-1]
-    assert best == "best accuracy 0.3: trial 1 in runs/sweep/1, --codes=75,69,0"
+    assert capsys.readouterr().out.splitlines()[-1] == "best accuracy 0.3: trial 1 in runs/sweep/1, --codes=75,69,0"
 
 
 def test_a_missing_optuna_is_one_line(project: Render, tmp_path: Path) -> None:
     (tmp_path / "optuna.py").write_text("raise ModuleNotFoundError")
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    printed = output_of([sys.executable, "sweep.py"], project(), env, code=2)
+    printed = output_of([sys.executable, "sweep.py"], project(), {**os.environ, "PYTHONPATH": str(tmp_path)}, code=2)
     assert printed == "error: sweep.py needs Optuna: pip install -e . --group sweep\n"

@@ -15,7 +15,7 @@ from generator.answers.questions import TEMPLATE
 from generator.cli.matrix import jobs_as_json
 from generator.render.git import run as git
 from tests.conftest import Render
-from tests.support.processes import output_of
+from tests.support.processes import output_of, write_program
 
 FOLDER = TEMPLATE / ".github" / "workflows"
 MAY = {  # the others only read
@@ -27,12 +27,18 @@ OURS = "actions/(checkout|setup-python|cache/restore|cache/save|upload-(pages-)?
 BIN = Path(sys.executable).parent
 RESULTS = ("success", "failure", "cancelled", "skipped")
 SOME, NONE = jobs_as_json([{"shard": "1/1", "combinations": 1}]), jobs_as_json([])
+SHARDS = [
+    ("ci.yml", SOME, "main"),  # a pull request compares with a commit of its base branch
+    ("ci.yml", SOME, ""),  # a push takes all combinations
+    ("nightly.yml", SOME, ""),
+    ("ci.yml", "broken", "main"),
+    ("ci.yml", "broken", ""),
+    ("ci.yml", SOME, "no-such-branch"),
+]
 
 
-def read(name: str) -> dict[str, Any]:
-    """A workflow of this repository, whose key "on" YAML takes for true."""
-    workflow: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text())
-    return workflow
+def read(name: str) -> Any:
+    return yaml.safe_load((FOLDER / name).read_text())
 
 
 def script_of(name: str, job: str) -> str:
@@ -123,30 +129,15 @@ def test_all_jobs_must_succeed_and_none_may_skip(name: str, tmp_path: Path) -> N
 def clone(tmp_path: Path) -> Path:
     """A clone whose command records how it is called, and prints a matrix; MATRIX=broken makes it fail."""
     clone = tmp_path / "clone"
-    command = clone / ".venv" / "bin" / "ddp-template"
-    command.parent.mkdir(parents=True)
-    command.write_text(
-        '#!/bin/sh\nprintf "%s\\n" "$@" >>called\n'
-        '[ "$MATRIX" != broken ] || exit 2\n[ "$1" = check ] || echo "$MATRIX"\n'
-    )
-    command.chmod(0o755)
+    does = 'printf "%s\\n" "$@" >>called\n[ "$MATRIX" != broken ] || exit 2\n[ "$1" = check ] || echo "$MATRIX"'
+    write_program(clone / ".venv" / "bin" / "ddp-template", does)
     git(clone, "init", "--quiet")
     git(clone, "commit", "--quiet", "--allow-empty", "--message", "base")
     git(clone, "update-ref", "refs/remotes/origin/main", "HEAD")
     return clone
 
 
-@pytest.mark.parametrize(
-    ("name", "matrix", "base"),
-    [
-        ("ci.yml", SOME, "main"),  # a pull request compares with a commit of its base branch
-        ("ci.yml", SOME, ""),  # a push takes all combinations
-        ("nightly.yml", SOME, ""),
-        ("ci.yml", "broken", "main"),
-        ("ci.yml", "broken", ""),
-        ("ci.yml", SOME, "no-such-branch"),
-    ],
-)
+@pytest.mark.parametrize(("name", "matrix", "base"), SHARDS)
 def test_the_shards_are_handed_on_or_their_job_fails(name: str, matrix: str, base: str, clone: Path) -> None:
     output = clone / "output"
     done = run(script_of(name, "shards"), clone, GITHUB_OUTPUT=str(output), MATRIX=matrix, BASE=base)
@@ -158,8 +149,7 @@ def test_the_shards_are_handed_on_or_their_job_fails(name: str, matrix: str, bas
     since = git(clone, "rev-parse", "origin/main") if base else ""
     assert handed_on == {"matrix": SOME} | ({"since": since} if name == "ci.yml" else {})
     compared = ["--since", since] if base else []
-    called = (clone / "called").read_text().splitlines()
-    assert called == ["matrix", *compared, "--shards", "auto", "--format", "json"]
+    assert (clone / "called").read_text().splitlines() == ["matrix", *compared, "--shards", "auto", "--format", "json"]
 
 
 @pytest.mark.parametrize(("name", "since"), [("ci.yml", "0a437a3"), ("ci.yml", ""), ("nightly.yml", "")])
@@ -171,10 +161,8 @@ def test_a_shard_is_checked_and_reports_beside_its_projects(name: str, since: st
     reports = ["--junit", f"{place}/junit.xml", "--json", f"{place}/report.json", "--html", f"{place}/report.html"]
     options = ["--no-cache"] if name == "nightly.yml" else ["--since", since] if since else []
     assert (clone / "called").read_text().splitlines() == ["check", "--shard", "2/4", *options, *reports]
-    failed = run(
-        script_of(name, "check"), clone, TMPDIR=str(clone / "other"), SHARD="2/4", SINCE=since, MATRIX="broken"
-    )
-    assert failed.returncode == 2
+    given = {"TMPDIR": str(clone / "other"), "SHARD": "2/4", "SINCE": since, "MATRIX": "broken"}
+    assert run(script_of(name, "check"), clone, **given).returncode == 2
     [check] = [step for step in job["steps"] if "ddp-template check" in step.get("run", "")]
     [upload] = [step for step in job["steps"] if "upload-artifact" in step.get("uses", "")]
     assert (upload["if"], upload["with"]["path"]) == ("${{ !cancelled() }}", check["env"]["TMPDIR"])

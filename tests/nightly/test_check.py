@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,11 @@ TASKS = ("launcher=torchrun,slurm", "task=digits,tabular", *ONE[2:])
 SYNTAX, OF_SYNTAX = "\n\nclass Broken(NoTracker:\n    pass\n", {"format", "lint", "types", "train"}
 ONLY_SLURM = "{% if launcher == 'slurm' %}\n\n\nassert not F\n{% endif %}\n"
 Edit = Callable[[Path, str], None]
+MISTAKES = [
+    (append_to_last_block, CSV, SYNTAX, (*ONE[:5], "logging=csv,console"), "digits-torchrun", OF_SYNTAX),
+    # Though another task is trained with this launcher, and this task with another one.
+    (append, "partials/tasks/digits/task.py.jinja", ONLY_SLURM, TASKS, "digits-slurm", {"train"}),
+]
 
 
 @pytest.fixture
@@ -31,11 +37,7 @@ def clone() -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     ("edit", "file", "text", "answers", "failed", "stages"),
-    [
-        (append_to_last_block, CSV, SYNTAX, (*ONE[:5], "logging=csv,console"), "digits-torchrun", OF_SYNTAX),
-        # Though another task is trained with this launcher, and this task with another one.
-        (append, "partials/tasks/digits/task.py.jinja", ONLY_SLURM, TASKS, "digits-slurm", {"train"}),
-    ],
+    MISTAKES,
     ids=["a syntax error", "an owner's file that depends on the launcher"],
 )
 def test_a_mistake_fails_in_the_projects_that_have_it_and_in_no_other(
@@ -51,15 +53,9 @@ def test_a_mistake_fails_in_the_projects_that_have_it_and_in_no_other(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_whatever_ends_it_leaves_no_process_behind(number: signal.Signals, clone: Path) -> None:
-    process = subprocess.Popen(
-        [COMMAND, "check", "launcher=torchrun,spawn", "backend=auto", "logging=csv,console"],
-        cwd=clone,
-        env=environment(clone),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    command: list[str | Path] = [COMMAND, "check", "launcher=torchrun,spawn", "backend=auto", "logging=csv,console"]
+    how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, cwd=clone, env=environment(clone), start_new_session=True, **how)
     try:
         wait_until(  # until ranks are at work: the forking process has children
             lambda: process.poll() is not None or sum("forkserver" in line for line in members(process.pid)) >= 3,
@@ -90,12 +86,10 @@ def test_what_is_right_is_told_reported_remembered_and_tidied(clone: Path) -> No
     assert "<failure" not in junit
     assert "digits-torchrun-auto-none-false-csv" in page
 
-    again = check(clone, *ONE)
-    assert ": 1 passed, 0 failed; 1 taken from the cache" in again
+    assert ": 1 passed, 0 failed; 1 taken from the cache" in check(clone, *ONE)
     assert "0 taken from the cache" in check(clone, *ONE, "--no-cache")
     append_to_last_block(clone / CSV, '\n\nEDITED = "once"\n')
-    edited = check(clone, *ONE[:5], "logging=csv,console")
-    assert "2 combinations: 2 passed, 0 failed; 0 taken from the cache" in edited
+    assert "2 combinations: 2 passed, 0 failed; 0 taken from the cache" in check(clone, *ONE[:5], "logging=csv,console")
     append_to_last_block(clone / CSV, 'EDITED_AGAIN = "twice"\n')
     edited_again = check(clone, *ONE[:5], "logging=csv,console")
     assert "render: 1 of 1 " in edited_again, "the other project does not read that partial"

@@ -22,6 +22,12 @@ REFUSALS: dict[str, tuple[int, list[str], str]] = {
     "foreign": (1, ["--resume", "FOLDER/foreign.pt"], "is not a checkpoint of this program"),
     "unwritable": (2, ["--run-dir", "/proc/run"], "cannot write to --run-dir /proc/run"),
 }
+PLANTED = 'import torch.distributed\n\nif torch.distributed.get_rank() == 1:\n    raise ArithmeticError("planted")\n{}'
+FIRST = [
+    ("torchrun", "rank      : 1 (local_rank: 1)"),
+    ("spawn", "Process 1 terminated with the following error"),
+    pytest.param("mpirun", "rank 1 failed", marks=mpi.NEEDS_OPENMPI),
+]
 
 
 @pytest.mark.parametrize("case", REFUSALS)
@@ -29,8 +35,7 @@ def test_a_mistake_ends_all_ranks_with_one_line(case: str, project: Render, tmp_
     processes, options, message = REFUSALS[case]
     torch.save({"weights": torch.zeros(3)}, tmp_path / "foreign.pt")
     given = [option.replace("FOLDER", str(tmp_path)) for option in options]
-    printed = train_on_ranks(project(), tmp_path / "run", *given, processes=processes, code=2)
-    assert message in lone_error_in(printed)
+    assert message in lone_error_in(train_on_ranks(project(), tmp_path / "run", *given, processes=processes, code=2))
     assert case == "foreign" or not (tmp_path / "run").exists(), "a refused run must leave nothing"
 
 
@@ -48,17 +53,7 @@ def test_a_torch_without_mpi_is_told(project: Render, tmp_path: Path) -> None:
     assert printed.count("error: this PyTorch is built without MPI: give --backend gloo") == 1
 
 
-PLANTED = 'import torch.distributed\n\nif torch.distributed.get_rank() == 1:\n    raise ArithmeticError("planted")\n{}'
-
-
-@pytest.mark.parametrize(
-    ("launcher", "first"),
-    [
-        ("torchrun", "rank      : 1 (local_rank: 1)"),
-        ("spawn", "Process 1 terminated with the following error"),
-        pytest.param("mpirun", "rank 1 failed", marks=mpi.NEEDS_OPENMPI),
-    ],
-)
+@pytest.mark.parametrize(("launcher", "first"), FIRST)
 def test_a_programming_error_names_the_rank_that_failed_first(
     launcher: str, first: str, project: Render, tmp_path: Path
 ) -> None:

@@ -39,8 +39,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for words in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -qm apex", f"tag {TAG}"):
         subprocess.run(["git", "-C", str(source), *words.split()], check=True)
     command = [sys.executable, "-m", "tools.gpu", "--pack", str(folder / "all"), "--python", VERSION]
-    printed = output_of(command, TEMPLATE, os.environ | {"APEX_SOURCE": str(source)})
-    assert f"packed: {folder / 'all'}, " in printed
+    assert f"packed: {folder / 'all'}, " in output_of(command, TEMPLATE, os.environ | {"APEX_SOURCE": str(source)})
     assert (folder / "all" / "apex.tar.gz").exists()
     return folder / "all"
 
@@ -94,5 +93,4 @@ def test_a_step_whose_tests_skip_has_failed_on_a_gpu(device: str, code: int, tmp
     commands = f"cd {TEMPLATE}\n{gpu.tests('full', gpu.DEVICE)}"
     environment = os.environ | gpu.DEVICES[device] | {"WORK": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    printed = output_of(["bash", "-euo", "pipefail", "-c", commands], tmp_path, environment, code=code)
-    assert "1 skipped" in printed
+    assert "1 skipped" in output_of(["bash", "-euo", "pipefail", "-c", commands], tmp_path, environment, code=code)

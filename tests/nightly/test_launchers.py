@@ -11,11 +11,11 @@ from tests.support.schedulers import mpi
 from tests.support.training import ON_CPU, assert_same_weights, checkpoint, train
 
 STEPS = ("--max-steps", "12")
+TCP = "tcp://127.0.0.1:{port}"
 
 
 @pytest.fixture(scope="module")
 def reference(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of a short run under torchrun."""
     run_dir = tmp_path_factory.mktemp("reference") / "run"
     train(project(), run_dir, *STEPS)
     return run_dir
@@ -30,9 +30,7 @@ def test_one_process_needs_no_launcher(launcher: str, options: list[str], projec
 
 
 @mpi.NEEDS_OPENMPI
-def test_launch_sh_of_mpirun_reads_a_host_file(
-    project: Render, reference: Path, free_port: int, tmp_path: Path
-) -> None:
+def test_launch_sh_of_mpirun_reads_host_files(project: Render, reference: Path, free_port: int, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     place = {"HOSTFILE": str(tmp_path / "hosts"), "HEAD": "127.0.0.1", "PORT": str(free_port)}
     command = ["./launch.sh", "2", *ON_CPU, "--run-dir", str(tmp_path / "run"), *STEPS]
@@ -47,12 +45,8 @@ def test_launch_sh_of_spawn_starts_as_many_as_told(variables: dict[str, str], pr
     assert checkpoint(tmp_path / "run")["world_size"] == int(variables.get("NPROC", 1))
 
 
-TCP = "tcp://127.0.0.1:{port}"
-
-
 @pytest.mark.parametrize(
-    ("launcher", "method"),
-    [("spawn", TCP), ("spawn", "env://"), pytest.param("mpirun", TCP, marks=mpi.NEEDS_OPENMPI)],
+    ("launcher", "method"), [("spawn", TCP), ("spawn", "env://"), pytest.param("mpirun", TCP, marks=mpi.NEEDS_OPENMPI)]
 )
 def test_ranks_meet_at_the_address_that_is_given(
     launcher: str, method: str, project: Render, reference: Path, free_port: int, tmp_path: Path

@@ -89,6 +89,5 @@ def test_the_default_of_the_question_changes_no_project(followed: Followed) -> N
     clone = followed(QUESTION)
     assert changed_files(clone) == {".copier-answers.yml"}
     train = clone / "template" / "train.py.jinja"
-    without_condition = re.sub(r"{% if stack_dumps %}\n(    faulthandler.*\n){% endif %}\n", r"\1", train.read_text())
-    train.write_text(without_condition)
+    train.write_text(re.sub(r"{% if stack_dumps %}\n(    faulthandler.*\n){% endif %}\n", r"\1", train.read_text()))
     assert changed_files(clone) == {".copier-answers.yml", "train.py"}

@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,16 +56,12 @@ def clone(tmp_path: Path) -> Path:
 def matrix_of(clone: Path, *arguments: str) -> str:
     """Run `ddp-template matrix` of a clone for a few combinations, and return what it prints."""
     few = ["task=digits", "launcher=spawn,mpirun", "amp=none", "sync_bn=false"]
-    env = os.environ | {"PYTHONPATH": str(clone)}
-    done = subprocess.run(
-        [COMMAND, "matrix", *few, *arguments], cwd=clone, env=env, check=True, stdout=subprocess.PIPE, text=True
-    )
-    return done.stdout
+    how: dict[str, Any] = {"env": os.environ | {"PYTHONPATH": str(clone)}, "check": True, "text": True}
+    done = subprocess.run([COMMAND, "matrix", *few, *arguments], cwd=clone, stdout=subprocess.PIPE, **how)
+    return str(done.stdout)
 
 
-def test_what_differs_from_a_revision_is_chosen_then_covered_then_divided(
-    clone: Path, legal: list[Combination]
-) -> None:
+def test_what_differs_from_a_revision_is_chosen_covered_and_divided(clone: Path, legal: list[Combination]) -> None:
     assert matrix_of(clone, "--since", "HEAD", "--shards", "auto", "--format", "json") == '{"include":[]}\n'
     assert matrix_of(clone, "--since", "HEAD", "--cover", "2", "--shard", "1/2", "--format", "names") == ""
     answers = {"task": "digits", "launcher": "mpirun", "amp": "none", "sync_bn": False}
@@ -100,17 +97,15 @@ def test_an_interrupt_ends_it_at_once_and_leaves_nothing(
 ) -> None:
     """A terminal sends Ctrl-C to the whole process group, others send a signal to the one process that they know."""
     command: list[str | Path] = [COMMAND, "render", tmp_path / "new" / "projects"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as running:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as running:
         wait_until(lambda: begun(tmp_path, running.pid))
         time.sleep(0.2)
         send(running.pid, number)
         sent = time.monotonic()
         printed, told = running.communicate(timeout=scaled(30))
     assert time.monotonic() - sent < scaled(5)
-    assert running.returncode == 130
-    assert printed == ""
+    assert (running.returncode, printed) == (130, "")
     assert "Traceback" not in told
     wait_until(lambda: not members(running.pid), 5)
     assert everything_in(tmp_path) == {}

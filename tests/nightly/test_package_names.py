@@ -16,11 +16,6 @@ from tests.core.test_answers import QUESTIONS, TAKEN_NAMES, TEXTS, Questionnaire
 
 
 @pytest.fixture(scope="module")
-def questionnaire(snapshot: Path) -> Questionnaire:
-    return Questionnaire(snapshot)
-
-
-@pytest.fixture(scope="module")
 def dependencies(project: Render) -> dict[str, importlib.metadata.Distribution]:
     """What a project with any answer asks pip for, by canonical name."""
     needed: list[Requirement] = []
@@ -42,17 +37,18 @@ def top_level_modules(distribution: importlib.metadata.Distribution) -> set[str]
 
 
 def test_no_package_takes_the_name_of_a_keyword_or_of_what_python_and_its_dependencies_bring(
-    questionnaire: Questionnaire, dependencies: dict[str, importlib.metadata.Distribution]
+    snapshot: Path, dependencies: dict[str, importlib.metadata.Distribution]
 ) -> None:
     """pip would also take a project of the name of a dependency, which is 0.1.0, for the dependency, and give up."""
     modules = set().union(*map(top_level_modules, dependencies.values()))
     assert {"torch", "wandb", "mlflow", "ray", "optuna", "pytest"} <= modules
     assert "tensorboard" in dependencies
     projects = {name.replace("-", "_") for name in dependencies}
-    questionnaire.assert_all_taken({*keyword.kwlist, *sys.stdlib_module_names, *modules, *projects})
+    Questionnaire(snapshot).assert_all_taken({*keyword.kwlist, *sys.stdlib_module_names, *modules, *projects})
 
 
-def test_every_title_gives_a_legal_package_name(questionnaire: Questionnaire) -> None:
+def test_every_title_gives_a_legal_package_name(snapshot: Path) -> None:
+    questionnaire = Questionnaire(snapshot)
     texts = [text for text in TEXTS if not questionnaire.problem("project_name", text)]
     words = [*sys.stdlib_module_names, *keyword.kwlist, *TAKEN_NAMES, "types tqdm", "test train"]
     titles = [*texts, *words, *map(str.upper, words), *(f"1. {word}!" for word in words)]

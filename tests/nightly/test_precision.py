@@ -1,9 +1,8 @@
 """Mixed precision: what torch.amp is told, in which order, and what a checkpoint keeps of it; on GPUs, apex too."""
 
-import importlib
-import importlib.util
 import os
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,15 @@ import torch
 
 from tests.conftest import Render
 from tests.core.test_checkpoints import logged
-from tests.support.ranks import run_train, train_on_ranks, wrap
+from tests.support.ranks import on_compute, run_train, train_on_ranks, wrap
 from tests.support.training import HAS_GPU, NEEDS_GPU, ON_GPU, checkpoint, train
+
+# With apex.amp, and not only another package of that name.
+HAS_APEX = find_spec("apex") is not None and find_spec("apex.amp") is not None
+NEEDS_APEX = pytest.mark.skipif(not HAS_GPU or not HAS_APEX, reason="no GPU with apex.amp")
 
 
 def tell_whether_tf32_will_do() -> None:
-    """Be a rank that prints in the end what torch was told."""
     with suppress(SystemExit):
         run_train()
     print(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
@@ -74,13 +76,6 @@ def watch_steps() -> None:
     types: set[tuple[bool, torch.dtype]] = set()  # whether it trains, and the type of its logits
     norms: list[float] = []
 
-    def make_compute(compute: Any) -> Any:
-        def watched(model: Any, batch: Any) -> Any:
-            types.add((model.training, model(batch[0]).dtype))
-            return compute(model, batch)
-
-        return watched
-
     def make_optimizer(build: Any) -> Any:
         def built(model: Any, config: Any) -> Any:
             def note_norm(*_: Any) -> None:
@@ -93,7 +88,7 @@ def watch_steps() -> None:
 
         return built
 
-    wrap("task.compute", make_compute)
+    on_compute(lambda model, batch: types.add((model.training, model(batch[0]).dtype)))
     wrap("task.build_optimizer", make_optimizer)
     try:
         run_train()
@@ -115,16 +110,7 @@ def test_steps_use_the_chosen_type_and_clip_true_gradients(
         assert max(norms) == pytest.approx(0.5, rel=1e-4)
 
 
-def real_apex() -> bool:
-    """Whether apex.amp is here, and not only another package of that name."""
-    return importlib.util.find_spec("apex") is not None and importlib.util.find_spec("apex.amp") is not None
-
-
-NEEDS_APEX = pytest.mark.skipif(not HAS_GPU or not real_apex(), reason="no GPU with apex.amp")
-
-
 def assert_learns_and_goes_on(project: Path, folder: Path, *options: str) -> None:
-    """Train on one GPU, stop, go on, and look at the loss."""
     train(project, folder / "run", *ON_GPU, *options, "--max-steps", "40", launcher="alone")
     train(project, folder / "run", *ON_GPU, *options, "--max-steps", "60", "--resume", launcher="alone")
     losses = logged(folder / "run", "train/loss")

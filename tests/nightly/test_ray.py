@@ -21,6 +21,12 @@ from tests.support.training import FOR_EVER, ON_CPU, assert_same_weights, checkp
 
 STEPS = ("--max-steps", "12")
 MANY = ("--epochs", "1000", "--eval-every", "1000", "--max-steps", "400", "--save-every", "20")
+MISTAKES = [
+    ("0", {}, "0 is no number of nodes: give 2, or 1:2 for one to two"),
+    ("1", {"RAY_ADDRESS": "http://127.0.0.1:1"}, "Ray takes no job"),
+    ("1", {"FOLDER": "/nowhere"}, "/nowhere cannot be entered (No such file or directory): set FOLDER"),
+    ("9", {"NODES_TIMEOUT": "2"}, "9 x (1 CPU) were not free within 2 s"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +43,6 @@ def checkpoint_of(place: Path, run_dir: Path, *options: str) -> dict[str, Any]:
 
 
 def assert_ends(process: "subprocess.Popen[bytes]", output: Path, code: int = 0) -> None:
-    """Wait until launch.sh has ended, with this exit code."""
     try:
         assert process.wait(timeout=scaled(120)) == code, output.read_text()
     except subprocess.TimeoutExpired:
@@ -93,9 +98,7 @@ def test_a_job_ends_with_the_code_of_the_ranks(project: Render, cluster: RayClus
 
 
 @pytest.mark.parametrize("way", ["TERM", "ray job stop"])
-def test_a_stopped_job_goes_on_as_if_it_had_not_stopped(
-    way: str, project: Render, cluster: RayCluster, tmp_path: Path
-) -> None:
+def test_a_stopped_job_ends_as_one_that_was_not(way: str, project: Render, cluster: RayCluster, tmp_path: Path) -> None:
     place = project(launcher="ray")
     with training(cluster, place, tmp_path, *FOR_EVER, JOB_ID=tmp_path.name) as (process, output, run_dir):
         if way == "TERM":
@@ -141,20 +144,11 @@ def test_a_job_goes_on_with_the_nodes_that_are_left(project: Render, cluster: Ra
 
 def test_the_doctor_examines_the_nodes(project: Render, cluster: RayCluster, tmp_path: Path) -> None:
     cluster.add_nodes(2)
-    printed = printed_by(cluster, project(launcher="ray"), tmp_path, "--doctor", code=0)
-    assert "sound: a run can start here" in printed
+    assert "sound: a run can start here" in printed_by(cluster, project(launcher="ray"), tmp_path, "--doctor", code=0)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("nodes", "variables", "said"),
-    [
-        ("0", {}, "0 is no number of nodes: give 2, or 1:2 for one to two"),
-        ("1", {"RAY_ADDRESS": "http://127.0.0.1:1"}, "Ray takes no job"),
-        ("1", {"FOLDER": "/nowhere"}, "/nowhere cannot be entered (No such file or directory): set FOLDER"),
-        ("9", {"NODES_TIMEOUT": "2"}, "9 x (1 CPU) were not free within 2 s"),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "variables", "said"), MISTAKES)
 def test_a_mistake_is_told_in_one_line(
     nodes: str, variables: dict[str, str], said: str, project: Render, cluster: RayCluster, tmp_path: Path
 ) -> None:

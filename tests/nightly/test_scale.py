@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.simulated import norms_of_resnet_50, one_of, progress_of
+from tests.conftest import Package
 
 FEW, MANY = 10**4, 10**9  # samples
 BATCH, BATCHES = 32, 300  # which few samples have, too
@@ -45,9 +46,7 @@ def training(package: Callable[..., Any], samples: int, place: float, ranks: int
 
 
 @pytest.mark.parametrize(("place", "ranks"), [(0, 1), (0.99, 1), (0, MANY_RANKS), (0.99, MANY_RANKS)])
-def test_the_memory_of_an_epoch_does_not_grow_with_the_samples(
-    place: float, ranks: int, package: Callable[..., Any]
-) -> None:
+def test_the_memory_of_an_epoch_does_not_grow_with_the_samples(place: float, ranks: int, package: Package) -> None:
     few, many = training(package, FEW, 0, 1), training(package, MANY, place, ranks)
     assert first_of(few) == first_of(many) == BATCHES * BATCH
     # At once, the order is computed of 16,384 samples and not of 9,984, which are all.
@@ -57,9 +56,8 @@ def test_the_memory_of_an_epoch_does_not_grow_with_the_samples(
 @pytest.mark.parametrize("ranks", [1, MANY_RANKS])
 def test_the_memory_of_an_evaluation_does_not_grow_with_the_samples(ranks: int, package: Callable[..., Any]) -> None:
     def evaluate(samples: int, ranks: int) -> int:
-        batches = package("runtime.sampling").EvaluationSampler(
-            samples, BATCH, package("runtime.launcher").DistEnv(0, 0, ranks, 1)
-        )
+        world = package("runtime.launcher").DistEnv(0, 0, ranks, 1)
+        batches = package("runtime.sampling").EvaluationSampler(samples, BATCH, world)
         assert len(batches) == math.ceil(math.ceil(samples / ranks) / BATCH)
         return first_of(batches)
 
@@ -70,8 +68,7 @@ def test_the_memory_of_an_evaluation_does_not_grow_with_the_samples(ranks: int, 
 
 def read_so_far() -> int:
     """The bytes that this thread has asked files for; what is mapped is not read. Another one may look at costs."""
-    counters = dict(line.split(": ") for line in Path("/proc/thread-self/io").read_text().splitlines())
-    return int(counters["rchar"])
+    return int(dict(line.split(": ") for line in Path("/proc/thread-self/io").read_text().splitlines())["rchar"])
 
 
 def test_to_go_on_costs_a_rank_no_more_among_many(package: Callable[..., Any], tmp_path: Path) -> None:
@@ -106,8 +103,7 @@ def test_what_a_rank_sends_to_save_does_not_grow_with_the_ranks(package: Callabl
         sent.append(own.nbytes)
 
     config = package("config").Config(run_dir=tmp_path)
-    progress = progress_of(package, config)
-    checkpoints = package("runtime.checkpoint").Checkpoints(config, progress, norms_of_resnet_50())
+    checkpoints = package("runtime.checkpoint").Checkpoints(config, progress_of(package, config), norms_of_resnet_50())
     for ranks in (FEW_RANKS, MANY_RANKS):
         with one_of(ranks, ranks - 1), mock.patch.object(dist, "gather", gather):
             checkpoints.save()

@@ -1,11 +1,12 @@
-"""The site as browsers show it: what the preview renders there, how it is used, and who can read it."""
+"""The site and the report of a run as browsers show them: what is rendered there, how it is used, who can read it."""
 
 import json
+import math
 import shutil
 import sys
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,15 +14,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks.site import served
-from generator.answers.combinations import Combination, covering
+from generator.answers.combinations import covering
 from generator.answers.questions import TEMPLATE
 from generator.render.project import NAME, Tree, read_tree
+from tests.conftest import Package
+from tests.support.browser import CONTRAST
+from tests.support.browser import opened as opened_alone
 from tests.support.processes import output_of
 from website.build import build_preview, unpack_packages
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+HOSTILE = "<img src=x onerror='window.harmed = 1'>"
+STEPS = 100_000  # of which each is recorded
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1360, "height": 860}
 LOADED = 120_000  # milliseconds until Python is there, on a machine with much to do
 
@@ -35,7 +41,6 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def axe(packages: dict[str, Path]) -> str:
-    """The script that finds what is not accessible."""
     return (packages["axe-core"] / "axe.min.js").read_text()
 
 
@@ -47,22 +52,9 @@ def site(snapshot: Path, packages: dict[str, Path], tmp_path_factory: pytest.Tem
         yield f"{address}/preview/index.html"
 
 
-@contextmanager
-def opened(browser: "Browser", address: str, **options: Any) -> Iterator["Page"]:
-    """Open a page. Fails where a script does, or the console says anything, or something else is asked for."""
-    page = browser.new_page(**{"viewport": DESK, **options})
-    problems: list[str] = []
-    asked: list[str] = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda message: problems.append(message.text))
-    page.on("requestfailed", lambda request: problems.append(f"{request.url} failed"))
-    page.on("response", lambda response: problems.extend([f"{response.url} is not there"] * (response.status >= 400)))
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto(address)
-    yield page
-    page.close()
+def opened(browser: "Browser", address: str, **options: Any) -> AbstractContextManager["Page"]:
     own = ("/".join(address.split("/")[:3]), "data:", "blob:")
-    assert problems + [url for url in asked if not url.startswith(own)] == []
+    return opened_alone(browser, address, own, **{"viewport": DESK, **options})
 
 
 def wait_for(page: "Page", command: str) -> None:
@@ -79,23 +71,19 @@ def downloaded(page: "Page") -> Tree:
         }
 
 
-def test_a_browser_renders_the_bytes_of_copier(
-    site: str, browser: "Browser", legal: list[Combination], project: Any
-) -> None:
+def test_a_browser_renders_the_bytes_of_copier(site: str, browser: "Browser", legal: Any, project: Any) -> None:
     with opened(browser, site) as page:
         for combination in covering(legal, 1):
             answers = {key: str(value).lower() for key, value in combination.answers}
             link = "&".join(f"{key}={value}" for key, value in {**NAME, **answers}.items())
             page.goto(f"{site}#{link}")
             page.locator("#zip:enabled").wait_for()
-            assert without_source(downloaded(page)) == read_tree(project(**dict(combination.answers)))
-
-
-def without_source(files: Tree) -> Tree:
-    """Return the files without the lines that say where the template was found."""
-    executable, content = files[".copier-answers.yml"]
-    own = b"".join(line for line in content.splitlines(True) if not line.startswith(b"_"))
-    return files | {".copier-answers.yml": (executable, own)}
+            files = downloaded(page)
+            executable, content = files[".copier-answers.yml"]
+            # Without the lines that say where the template was found.
+            own = b"".join(line for line in content.splitlines(True) if not line.startswith(b"_"))
+            files |= {".copier-answers.yml": (executable, own)}
+            assert files == read_tree(project(**dict(combination.answers)))
 
 
 def test_the_form_by_keyboard(site: str, browser: "Browser") -> None:
@@ -152,9 +140,7 @@ def violations(page: "Page", axe: str) -> Any:
 
 
 @pytest.mark.parametrize(("scheme", "viewport"), [("light", DESK), ("dark", PHONE)], ids=["desk", "phone"])
-def test_the_preview_is_accessible(
-    scheme: str, viewport: dict[str, int], site: str, browser: "Browser", axe: str
-) -> None:
+def test_the_preview_is_accessible(scheme: str, viewport: Any, site: str, browser: "Browser", axe: str) -> None:
     with opened(browser, site, color_scheme=scheme, viewport=viewport) as page:
         page.locator("#code .row").first.wait_for()
         assert violations(page, axe) == []
@@ -172,8 +158,7 @@ def whole_site(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
     report, site = folder / "report.html", folder / "site"
     report.write_text('<link rel="icon" href="data:,"><p>All passed')
     output_of([sys.executable, "-m", "website.build", str(site), "--report", str(report)], TEMPLATE)
-    settings = json.loads((site / "preview" / "settings.json").read_text())
-    assert settings["source"] == "gh:org/ddp-template"
+    assert json.loads((site / "preview" / "settings.json").read_text())["source"] == "gh:org/ddp-template"
     with served(site) as address:
         yield address
 
@@ -236,3 +221,37 @@ def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
     refused = output_of([sys.executable, "-m", "website.build", str(tmp_path)], TEMPLATE, code=1)
     assert refused == f"{tmp_path} holds something else: give a new or empty folder\n"
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def write_run(run_dir: Path) -> None:
+    """Write what a long run leaves, with a name, a metric and an option that would do harm as HTML."""
+    run_dir.mkdir()
+    records = [{"step": 0, "time": 0, "event": "started", "about": f"world size 2, {run_dir}"}]
+    records += [{"step": step, "time": step, "train/loss": 1 / step} for step in range(1, STEPS)]
+    records[STEPS // 2]["train/<script>window.harmed=2</script>"] = 5
+    records.append({"step": 99_999, "time": 99_999, "train/accuracy": math.nan, "lr": 0.1})
+    (run_dir / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records) + "hello <script>")
+    (run_dir / "config.json").write_text(json.dumps({"lr": 0.1, "name": HOSTILE}))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_long_run_is_a_small_readable_page(package: Package, browser: "Browser", tmp_path: Path, scheme: str) -> None:
+    runs = [tmp_path / "one", tmp_path / HOSTILE.replace("/", "")]
+    for run_dir in runs:
+        write_run(run_dir)
+    page_file = tmp_path / "report.html"
+    package("runtime.report").write_page(runs, page_file)
+    assert page_file.stat().st_size < 200_000
+    address = page_file.as_uri()
+    with opened_alone(browser, address, (address,), color_scheme=scheme) as page:
+        charts = page.locator("figure")
+        assert charts.locator("b").all_inner_texts() == ["loss", "<script>window.harmed=2</script>", "lr"]
+        assert [chart.locator("path").count() for chart in charts.all()] == [2, 2, 2]
+        for chosen in ("p", "b", "td", "figcaption"):
+            assert page.locator(chosen).first.evaluate(CONTRAST) >= 4.5, f"{chosen} is hard to read"
+        last = charts.first.locator("circle").last
+        last.hover()
+        assert last.evaluate("circle => getComputedStyle(circle).opacity") == "1"
+        assert last.locator("title").text_content() == f"{runs[1].name} training, step 99,999: 1e-05"
+        page.set_viewport_size({"width": 400, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400

@@ -33,9 +33,8 @@ CATALOG = "from sky.catalog import common; print(common.get_catalog_path('common
 
 @pytest.fixture(scope="module")
 def shown(project: Render) -> str:
-    [task] = re.findall(
-        r"`skypilot.yaml`:\n\n```yaml\n(.*?)^```", (project() / "LAUNCHING.md").read_text(), re.M | re.S
-    )
+    page = (project() / "LAUNCHING.md").read_text()
+    [task] = re.findall(r"`skypilot.yaml`:\n\n```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     return str(task)
 
 
@@ -46,8 +45,7 @@ def test_skypilot_reads_the_task(shown: str, tmp_path: Path) -> None:
     catalog.parent.mkdir(parents=True, exist_ok=True)
     catalog.write_text(ACCELERATORS)
     read = json.loads(output_of([python, "-c", LOAD, "skypilot.yaml"], tmp_path, env).splitlines()[-1])
-    task = yaml.safe_load(shown)
-    assert read == [2, ".", task["run"], {"H100": 8}, [69, 137]]
+    assert read == [2, ".", yaml.safe_load(shown)["run"], {"H100": 8}, [69, 137]]
 
 
 def test_the_task_trains_on_two_machines(shown: str, project: Render, tmp_path: Path) -> None:
@@ -57,14 +55,9 @@ def test_the_task_trains_on_two_machines(shown: str, project: Render, tmp_path: 
     program = task["run"].replace("/runs/", f"{tmp_path}/").replace("--epochs 20", " ".join([*ON_CPU, *STEPS]))
     with ExitStack() as stack:
         machines = stack.enter_context(hosts.two_hosts())
-        told = {
-            "SKYPILOT_NUM_NODES": str(task["num_nodes"]),
-            "SKYPILOT_NODE_IPS": "\n".join(machine.address for machine in machines),
-            "SKYPILOT_TASK_ID": "sky-managed-1_task-0",
-            "GLOO_SOCKET_IFNAME": hosts.LINK,
-            "NPROC_PER_NODE": "1",
-            "PATH": PATH,
-        }
+        told = {"SKYPILOT_NUM_NODES": str(task["num_nodes"]), "SKYPILOT_TASK_ID": "sky-managed-1_task-0"}
+        told |= {"SKYPILOT_NODE_IPS": "\n".join(machine.address for machine in machines)}
+        told |= {"GLOO_SOCKET_IFNAME": hosts.LINK, "NPROC_PER_NODE": "1", "PATH": PATH}
         running = []
         for rank, machine in enumerate(machines):
             # One core for each, as two ranks on one machine have.

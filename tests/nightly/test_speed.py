@@ -31,8 +31,7 @@ def test_contenders_end_with_the_same_weights(tmp_path: Path) -> None:
         """Train a contender that needs no framework, and return its weights."""
         (tmp_path / name).mkdir()
         trial.train(contender, tmp_path / name)
-        weights: dict[str, Tensor] = torch.load(tmp_path / name / checkpoint, weights_only=True)["model"]
-        return weights
+        return dict(torch.load(tmp_path / name / checkpoint, weights_only=True)["model"])
 
     wanted = train(Contender("minimal"), "minimal", own)
     for tolerance, found in (

@@ -12,7 +12,7 @@ import pytest
 from generator.render.git import run
 from generator.update.replay import put_under_git
 from tests.conftest import Measured, Render
-from tests.support.processes import PATH, wait_for_line
+from tests.support.processes import PATH, wait_for_line, write_program
 from tests.support.schedulers.slurm import Cluster
 from tests.support.training import ON_CPU, checkpoint, differences
 from tools.rewriting import Rewrite
@@ -53,7 +53,6 @@ def trained(cluster: Cluster, folder: Path, run_dir: Path, *options: str) -> dic
 
 
 def code_of(run_dir: Path) -> tuple[str, str]:
-    """The commit and the hash of the code that a result has."""
     result = json.loads((run_dir / "result.json").read_text())
     return result["commit"], result["code_sha256"]
 
@@ -119,9 +118,7 @@ def test_ranks_run_in_the_image(own_project: Render, slurm_cluster: Cluster, tmp
         tmp_path / "image" / "scontrol": "exit 127",
     }
     for program, does in programs.items():
-        program.parent.mkdir()
-        program.write_text(f"#!/bin/sh\n{does}\n")
-        program.chmod(0o755)
+        write_program(program, does)
     path = f"{apptainer.parent}:{PATH}"
     options = [*ON_CPU, "--max-steps", "2"]
     request = [*TWO_NODES, f"--output={log}"]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,11 +44,9 @@ def start() -> Iterator[Start]:
 
     def begin(project: Path, trials: int) -> subprocess.Popen[str]:
         command, pipe = [sys.executable, "sweep.py", "--trials", str(trials)], subprocess.PIPE
-        worker = subprocess.Popen(
-            command, cwd=project, env=ENV, stdout=pipe, stderr=pipe, text=True, start_new_session=True
-        )
-        workers.append(worker)
-        return worker
+        where: dict[str, Any] = {"cwd": project, "env": ENV, "start_new_session": True}
+        workers.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, **where))
+        return workers[-1]
 
     yield begin
     for worker in workers:
@@ -67,8 +66,7 @@ def states_of(project: Path) -> list[str]:
 
 
 def accuracy_of(run_dir: Path) -> float:
-    accuracy: float = json.loads((run_dir / "result.json").read_text())["best"]["accuracy"]
-    return accuracy
+    return float(json.loads((run_dir / "result.json").read_text())["best"]["accuracy"])
 
 
 def log_of(project: Path, number: int) -> str:
@@ -107,8 +105,7 @@ def test_what_a_worker_leaves_ends_the_same(
     end(worker, -9 if number == signal.SIGKILL else 75)
     wait_until(lambda: not any(map(is_running, ranks)), 5)
     assert states_of(project) == ["RUNNING"]
-    stopped = log_of(project, 0).count("stopped after step")
-    assert stopped == (number == signal.SIGTERM), "TERM costs no step"
+    assert log_of(project, 0).count("stopped after step") == (number == signal.SIGTERM), "TERM costs no step"
     end(start(project, 1))
     assert states_of(project) == ["COMPLETE"]
     assert re.findall(r"resumed from \S+: epoch 1, step ([4-9]|1\d)$", log_of(project, 0), re.MULTILINE)
@@ -134,15 +131,13 @@ def test_a_trial_that_does_badly_is_stopped_early(edited: Edit, start: Start) ->
     good, bad = study_in(project).trials
     assert sorted(good.intermediate_values) == [1, 2, 3]
     assert "stopped after step" in log_of(project, 1)
-    saved = checkpoint(project / "runs" / "sweep" / "1")["progress"]
-    assert 1 <= saved["epoch"] < 1000, "it has its checkpoint"
+    assert 1 <= checkpoint(project / "runs" / "sweep" / "1")["progress"]["epoch"] < 1000, "it has its checkpoint"
     assert 1 in bad.intermediate_values
 
 
 def test_a_refused_option_ends_it_in_one_line(edited: Edit, start: Start) -> None:
     project = edited(repr((*SHORT, "--global-batch-size=3")))
     _, err = end(start(project, 3), code=2)
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
+    assert (err[:7], err.count("\n")) == ("error: ", 1)
     assert "--global-batch-size 3" in err
     assert states_of(project) == ["FAIL"]

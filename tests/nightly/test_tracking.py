@@ -1,39 +1,34 @@
 """Every logger keeps one run, with each metric of each step once, also after a stop: its own reader tells."""
 
 import functools
+import gzip
 import json
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from generator.check.train.records import (
-    READERS,
-    mlflow_runs,
-    read_jsonl,
-    wandb_files,
-    wandb_records,
-)
+from generator.check.train.records import READERS, mlflow_runs, read_jsonl, wandb_files, wandb_records
 from tests.conftest import Render
 from tests.support.ranks import lone_error_in, train_on_ranks
-from tests.support.training import train
+from tests.support.training import checkpoint, differences, train
 
-LOGGERS = ("csv", "tensorboard", "wandb", "mlflow")
 OPTIONS = ("--epochs", "4", "--lr", "0.01", "--warmup-steps", "12", "--log-every", "5")
 
 # An epoch has 22 steps. The first run stops after step 32; the second one resumes from step 25 and stops after step 50.
 TRAIN_STEPS = [5, 10, 15, 20, 22, 25, 30, 35, 40, 44, 45, 50]
-EPOCH_STEPS = [22, 44, 50]
 ABANDONED = 32
 OF_STEPS = ("train/loss", "train/accuracy", "lr", "samples_per_second")
 OF_EPOCHS = ("epoch", *(f"epoch/{part}_{name}" for part in ("train", "validation") for name in ("loss", "accuracy")))
-STEPS_OF_METRIC = dict.fromkeys(OF_STEPS, TRAIN_STEPS) | dict.fromkeys(OF_EPOCHS, EPOCH_STEPS)
+STEPS_OF_METRIC = dict.fromkeys(OF_STEPS, TRAIN_STEPS) | {name: [22, 44, 50] for name in OF_EPOCHS}
 # These stores only grow: what was recorded after the checkpoint stays, and is not recorded again.
 APPEND_ONLY = ["wandb", "mlflow"]
 OFFLINE = {"WANDB_MODE": "offline"}
+TRACED = 5  # steps, with --profile
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,7 +57,7 @@ def run_of(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return get
 
 
-@pytest.mark.parametrize("logger", LOGGERS)
+@pytest.mark.parametrize("logger", ["csv", "tensorboard", "wandb", "mlflow"])
 def test_each_metric_has_each_step_once_as_metrics_jsonl_has_it(logger: str, run_of: Callable[[str], Path]) -> None:
     history, records = READERS[logger](run_of(logger)), read_jsonl(run_of(logger))
     steps = {name: [step for step, _ in values] for name, values in history.items()}
@@ -94,8 +89,7 @@ def test_wandb_has_one_run_with_the_options_and_says_once_that_it_is_offline(run
 def test_mlflow_has_one_finished_run_with_the_options(run_of: Callable[[str], Path]) -> None:
     run_dir = run_of("mlflow")
     [run] = mlflow_runs(run_dir)
-    assert run.info.run_id == (run_dir / "mlflow_run_id").read_text()
-    assert run.info.status == "FINISHED"
+    assert (run.info.run_id, run.info.status) == ((run_dir / "mlflow_run_id").read_text(), "FINISHED")
     at_first_start = json.loads((run_dir / "config.json").read_text())
     at_first_start |= {"max_steps": ABANDONED, "save_every": 5, "keep": 9, "resume": None}
     assert run.data.params == {name: str(value) for name, value in at_first_start.items()}
@@ -132,3 +126,19 @@ def test_a_start_that_begins_anew_has_a_run_of_its_own(logger: str, project: Ren
         train_on_ranks(project(logging=logger), run_dir, *OPTIONS, "--max-steps", steps, env=OFFLINE)
     assert [step for step, _ in READERS[logger](run_dir)["train/loss"]] == [5, 10, 15, 20]
     assert len(mlflow_runs(run_dir) if logger == "mlflow" else wandb_files(run_dir)) == 2
+
+
+def test_a_trace_holds_five_steps_and_changes_nothing(project: Render, tmp_path: Path) -> None:
+    traced, plain = tmp_path / "traced", tmp_path / "plain"
+    assert train(project(), traced, "--epochs", "1", "--profile").count("trace.json.gz") == 1
+    with gzip.open(traced / "trace.json.gz", "rt") as file:
+        names = Counter(event["name"] for event in json.load(file)["traceEvents"] if event.get("ph") == "X")
+    assert sum(names[f"ProfilerStep#{step}"] for step in range(11, 11 + TRACED)) == TRACED
+    assert names["DistributedDataParallel.forward"] == TRACED
+    assert names["Optimizer.step#AdamW.step"] == TRACED
+    assert names["gloo:all_reduce"] >= TRACED
+    train(project(), plain, "--epochs", "1")
+    assert [*plain.glob("trace*")] == []
+    one, other = checkpoint(traced), checkpoint(plain)
+    del one["config"], other["config"]
+    assert differences(one, other) == []

@@ -3,8 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,12 +21,11 @@ CONTRAST = """element => {
   const pair = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor].map(light);
   return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
 }"""
-BROWSERS = ["chromium", "google-chrome"]
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator["Browser"]:
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    found = next(filter(None, map(shutil.which, ["chromium", "google-chrome"])), None)
     if not found:
         pytest.skip("no Chromium here: tests/clusters/install.sh installs it")
     from playwright.sync_api import sync_playwright  # here, since tests for GPUs do without it
@@ -37,18 +35,17 @@ def browser() -> Iterator["Browser"]:
 
 
 @contextmanager
-def opened_page(browser: "Browser", path: Path) -> Iterator["Page"]:
-    """Open a page. Fails where a script of it does, or text on it becomes one, or it asks for anything else."""
-    page = browser.new_page()
+def opened(browser: "Browser", address: str, own: tuple[str, ...], **options: Any) -> Iterator["Page"]:
+    """Open a page. Fails where a script does, text becomes one, the console says anything, or others are asked."""
+    page = browser.new_page(**options)
     problems: list[str] = []
-    asked: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda message: problems.append(message.text))
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto(path.as_uri())
+    page.on("requestfailed", lambda request: problems.append(f"{request.url} failed"))
+    page.on("response", lambda response: problems.extend([f"{response.url} is not there"] * (response.status >= 400)))
+    page.on("request", lambda request: problems.extend([request.url] * (not request.url.startswith(own))))
+    page.goto(address)
     yield page
     harmed = page.evaluate("window.harmed")
     page.close()
-    assert problems == []
-    assert set(asked) == {path.as_uri()}
-    assert harmed is None
+    assert (problems, harmed) == ([], None)

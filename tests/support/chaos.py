@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -108,19 +109,14 @@ def forked(project: Path, outputs: Path, around: Surroundings | None = None) -> 
     variables |= {OWN_SHM: "1"} if around and around.shm else {}
 
     def start(run_dir: Path, processes: int, options: Sequence[str]) -> Job:
-        ranks = start_ranks(
-            project, run_dir, *options, processes=processes, env=variables, entry=run_in_session, outputs=outputs
-        )
-        return ForkedJob(run_dir, ranks)
+        how: dict[str, Any] = {"env": variables, "entry": run_in_session, "outputs": outputs}
+        return ForkedJob(run_dir, start_ranks(project, run_dir, *options, processes=processes, **how))
 
     return start
 
 
 def befall(nemesis: Nemesis, faults: int, seed: int) -> Counter[str]:
-    """Apply faults from a seed on, and return how often each kind happened.
-
-    Fails if a run did not survive a fault, or if a kind that was drawn often never happened.
-    """
+    """Let faults happen from a seed on, and count them. Fails if one is not survived, or one often drawn never came."""
     happened: Counter[str] = Counter()
     drawn: Counter[str] = Counter()
     for verdict in nemesis.run_until(faults, seed):

@@ -41,15 +41,12 @@ def check(clone: Path, *arguments: str, code: int = 0) -> str:
     return output_of([COMMAND, "check", *arguments], clone, environment(clone), code=code)
 
 
-def check_report(
-    report: Path, *arguments: str, code: int | None = 0, timeout: float = 600, **variables: str
-) -> list[dict[str, Any]]:
-    """Check this repository in a new process, and return the report of each combination."""
+def check_report(report: Path, *arguments: str, code: int | None = 0, timeout: int = 600, **env: str) -> list[Any]:
+    """Check this repository in a process of its own, and return what is reported of each combination."""
     command: list[str | Path] = [COMMAND, "check", *arguments, "--json", report]
-    printed = output_of(command, Path.cwd(), {**os.environ, **variables}, code=code, timeout=timeout)
+    printed = output_of(command, Path.cwd(), {**os.environ, **env}, code=code, timeout=timeout)
     assert report.exists(), printed
-    combinations: list[dict[str, Any]] = json.loads(report.read_text())["combinations"]
-    return combinations
+    return [*json.loads(report.read_text())["combinations"]]
 
 
 def members(session: int) -> list[str]:

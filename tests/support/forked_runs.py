@@ -59,8 +59,6 @@ AS_ON_A_GPU = Rewrite('self.on_cpu = device.type == "cpu"', "self.on_cpu = False
 
 @dataclass(frozen=True)
 class Program:
-    """A start of a project's train.py."""
-
     project: Path
     run_dir: Path
     options: dict[str, Any]
@@ -73,15 +71,10 @@ class Program:
         return ended.codes == [self.code] * self.world_size
 
     def run(self) -> Run:
-        return Run(
-            self.project,
-            "torchrun",
-            [*ON_CPU, "--run-dir", str(self.run_dir), *words(self.options)],
-            environment(self.run_dir.parent) | self.env,
-            world_size=self.world_size,
-            one_writes="workers" not in self.options,
-            deadline=hang_timeout(self.deadline),
-        )
+        options = [*ON_CPU, "--run-dir", str(self.run_dir), *words(self.options)]
+        env, limit = environment(self.run_dir.parent) | self.env, hang_timeout(self.deadline)
+        how: dict[str, Any] = {"one_writes": "workers" not in self.options, "deadline": limit}
+        return Run(self.project, "torchrun", options, env, world_size=self.world_size, **how)
 
 
 def words(options: Mapping[str, object]) -> list[str]:

@@ -29,9 +29,8 @@ def quota(cores: float) -> Iterator[Path | None]:
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
     """A file system of this size, such as 2m, at a new folder. Skips the test where it cannot be mounted."""
     folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, text=True
-    )
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True)
     if mounted.returncode:
         pytest.skip(f"mounting a small file system is refused here: {mounted.stderr.strip()}")
     try:
@@ -49,9 +48,3 @@ def see_gpus(*uuids: str) -> None:
         set_device=lambda device: None,
         is_bf16_supported=lambda including_emulation: True,
     )
-
-
-def nvidia_smi(folder: Path, script: str) -> None:
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)

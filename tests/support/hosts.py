@@ -6,13 +6,12 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 LINK = "veth0"
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """A network namespace, and its address on the link to the other one."""
 
     name: str
@@ -87,9 +86,9 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
 
 @contextmanager
 def hosts_apart(mtu: int) -> Iterator[tuple[Host, Host]]:
-    """Make two hosts and a router between them, whose link to the second takes smaller packets (bytes), which it hides.
+    """Make two hosts and a router between them, whose link to the second takes no packets larger than this (bytes).
 
-    To a connection, such a way is a black hole: small packets pass, and large ones vanish.
+    It does not say so: to a connection, small packets pass, and large ones vanish.
     """
     with made_host("1", "10.77.1.1") as one, made_host("2", "10.77.2.1") as other, made_host("router") as router:
         for number, host in enumerate((one, other), start=1):

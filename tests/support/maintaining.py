@@ -71,10 +71,7 @@ def copy(source: Path) -> Step:
 
 
 def read_page() -> dict[str, Section]:
-    """Return the sections of the page that have blocks, by their titles.
-
-    What has a language goes into a file, the rest into a shell. Fails if a block has no place, or is not understood.
-    """
+    """Return the sections of the page that have blocks, by title: with a language for a file, else for a shell."""
     sections: dict[str, Section] = {}
     section = Section()
     page = PAGE.read_text()

@@ -22,6 +22,8 @@ INTERRUPT = b"\x03"  # Ctrl-C, as a terminal gets it
 
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # with this Python first
 
+Command = Sequence[str | Path]
+Env = Mapping[str, str] | None
 Found = TypeVar("Found")
 
 
@@ -65,10 +67,8 @@ def wait_for_line(file: Path, text: str, limit: float = 60) -> str:
 
 
 @contextmanager
-def started(
-    command: Sequence[str | Path], folder: Path, output: Path, env: Mapping[str, str] | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a program in a new session, with its output in a file. Kills its process group at the end."""
+def started(command: Command, folder: Path, output: Path, env: Env = None) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program in a session of its own, whose output goes to a file. Kills what is left of it at the end."""
     with open(output, "wb") as file:
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=file, stderr=file, start_new_session=True)
     try:
@@ -93,24 +93,17 @@ class Session:
         return self.shown.replace("^C", "").replace("\r", "").strip().split("\n")  # a terminal echoes ^C
 
 
-def run_in_terminal(
-    command: Sequence[str | Path],
-    folder: Path,
-    env: Mapping[str, str],
-    *,
-    interrupt: float | str | None = None,
-    limit: float = 60,
-) -> Session:
-    """Run a command, and type Ctrl-C after some seconds, or when a text is shown. Fails if it does not end."""
+def run_in_terminal(command: Command, folder: Path, env: Env, *, interrupt: float | str | None = None) -> Session:
+    """Run a command, and type Ctrl-C after so many seconds or when a text is shown. Fails if it does not end."""
     child, terminal = pty.fork()
     if child == 0:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.chdir(folder)
-        os.execvpe(command[0], [*map(str, command)], dict(env))
+        os.execvpe(command[0], [*map(str, command)], dict(env or os.environ))
     shown, started = b"", time.monotonic()
     while True:
         late = time.monotonic() - started
-        if late > scaled(limit):
+        if late > scaled(60):
             os.killpg(child, signal.SIGKILL)
         now = late > interrupt if isinstance(interrupt, float) else (interrupt or "\0").encode() in shown
         if interrupt is not None and now:
@@ -127,19 +120,18 @@ def run_in_terminal(
     return Session(shown.decode(errors="replace"), code)
 
 
-def output_of(
-    command: Sequence[str | Path],
-    folder: Path,
-    env: Mapping[str, str] | None = None,
-    *,
-    code: int | None = 0,
-    timeout: float = 300,
-) -> str:
-    """Run a command, and return its output. Fails on another exit code (None: any)."""
+def output_of(command: Command, folder: Path, env: Env = None, *, code: int | None = 0, timeout: float = 300) -> str:
+    """Run a command and return all that it printed. Fails where it ends with another exit code (None: any will do)."""
     both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     done = subprocess.run(command, cwd=folder, env=env, timeout=hang_timeout(timeout), **both)
     assert code is None or done.returncode == code, f"exit code {done.returncode}:\n{done.stdout}"
     return str(done.stdout)
+
+
+def write_program(file: Path, script: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
 
 
 def is_running(pid: int) -> bool:

@@ -70,6 +70,19 @@ def wrap(place: str, make: Callable[[Any], Any]) -> None:
     setattr(owner, name, make(getattr(owner, name)))
 
 
+def on_compute(work: Callable[[Any, Any], object]) -> None:
+    """Let something be done with the model and the batch each time before the task computes."""
+
+    def make(compute: Any) -> Any:
+        def compute_then(model: Any, batch: Any) -> Any:
+            work(model, batch)
+            return compute(model, batch)
+
+        return compute_then
+
+    wrap("task.compute", make)
+
+
 def join(main: Callable[[Any, Any, torch.device], int] | None, **options: object) -> None:
     """Join the other ranks as train.py does, and run main() with these options, or with the command line."""
     process_group, config = project_module("runtime.process_group"), project_module("config").Config
@@ -118,11 +131,8 @@ def start_ranks(
     entry: Entry = run_train,
     outputs: Path | None = None,
 ) -> list[Rank]:
-    """Start train.py, or another entry, on each rank, with the variables of torchrun, but as children of the test.
-
-    Rank 0 prints to RUN-rank-0.out, in the parent folder of the run directory, or in the folder `outputs`.
-    """
-    FORKING.set_forkserver_preload(PRELOAD)  # each time, since others reset it
+    """Start train.py, or another entry, on each rank, as torchrun does. Output goes to RUN-rank-NUMBER.out."""
+    FORKING.set_forkserver_preload(PRELOAD)  # each time, for what others do with the server resets it
     port = next(PORTS)
     size = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -198,36 +208,31 @@ def _rank(rank: int, work: Any, folder: Path, arguments: tuple[Any, ...]) -> Non
     dist.destroy_process_group()
 
 
-def make_run(rank: int, project: Path, package: str, options: dict[str, Any], device: str = "cpu") -> tuple[Any, Any]:
+def make_run(rank: int, project: Path, options: dict[str, Any], device: str = "cpu") -> tuple[Any, Any]:
     """Import the project's train.py, and set up a run of two ranks with these options."""
     sys.path.insert(0, str(project))
-    train = importlib.import_module("train")
-    config = importlib.import_module(f"{package}.config").Config(**options)
-    world = importlib.import_module(f"{package}.runtime.launcher").DistEnv(rank, rank, 2, 2)
-    return train, train.Run(config, world, torch.device(device))
+    train, config = importlib.import_module("train"), project_module("config").Config(**options)
+    return train, train.Run(config, project_module("runtime.launcher").DistEnv(rank, rank, 2, 2), torch.device(device))
 
 
 def collectives_of_an_epoch(rank: int, project: Path, options: dict[str, Any]) -> dict[str, int]:
-    train, run = make_run(rank, project, "ddp_project", options)
+    train, run = make_run(rank, project, options)
     with torch.profiler.profile() as profile:
         train_epoch(train, run)
     return {event.key: event.count for event in profile.key_averages() if event.key.startswith("gloo:")}
 
 
 def weights_of_an_epoch_on_a_gpu(rank: int, project: Path, options: dict[str, Any]) -> dict[str, torch.Tensor]:
-    train, run = make_run(rank, project, "ddp_project", options, "cuda:0")
+    train, run = make_run(rank, project, options, "cuda:0")
     train_epoch(train, run)
     return {name: value.cpu() for name, value in run.model.state_dict().items()}
 
 
 def gradients_beside_buckets(rank: int, project: Path, options: dict[str, Any]) -> dict[str, int]:
-    """Train an epoch with gradients in DDP's buckets, and one with new gradients for each step.
-
-    Returns for both the most bytes of gradients outside the buckets between two micro-batches.
-    """
+    """Return the most bytes of gradients outside DDP's buckets between micro-batches: in them, or fresh ones."""
     found = {}
     for kind in ("in buckets", "fresh"):
-        train, run = make_run(rank, project, "ddp_project", options | {"run_dir": options["run_dir"] / kind})
+        train, run = make_run(rank, project, options | {"run_dir": options["run_dir"] / kind})
         if kind == "fresh":
             run.ddp.module.in_buckets = False
             run.ddp.zero_grad()

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +10,8 @@ from torch import Tensor, nn
 
 SAMPLES, FEATURES, CLASSES = 119, 5, 3
 EPOCHS = 3
+Orders = Sequence[Sequence[int]]  # of the samples, in each epoch
+AfterStep = Callable[[Mapping[str, Tensor]], object]
 
 # An owner's data.py and model.py: without augmentation, dropout and BatchNorm, which make numbers a matter of ranks.
 DATA = f"""
@@ -50,8 +51,7 @@ def model(*, batch_norm: bool = False) -> nn.Sequential:
     return nn.Sequential(first, *([nn.BatchNorm1d(8)] if batch_norm else []), nn.Tanh(), nn.Linear(8, CLASSES))
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     batch: int  # samples of an optimizer step
     micro_batch: int  # samples that the last, shorter step of an epoch is a multiple of
     epochs: int
@@ -60,8 +60,8 @@ class Recipe:
     clip_norm: float
 
 
-def windows(recipe: Recipe, orders: Sequence[Sequence[int]]) -> Iterator[tuple[Sequence[int], float]]:
-    """Yield the samples and the learning rate of each optimizer step, for the order of each epoch."""
+def windows(recipe: Recipe, orders: Orders) -> Iterator[tuple[Sequence[int], float]]:
+    """The samples and the learning rate of each optimizer step, for the order of each epoch."""
     used = SAMPLES - SAMPLES % recipe.micro_batch
     in_epoch = math.ceil(used / recipe.batch)
     step = 0
@@ -97,17 +97,11 @@ class Average:
 
 
 def train(
-    recipe: Recipe,
-    orders: Sequence[Sequence[int]],
-    ignored: int = -100,
-    after_step: Callable[[Mapping[str, Tensor]], object] = id,
-    parts: int | None = None,
+    recipe: Recipe, orders: Orders, ignored: int = -100, after_step: AfterStep = id, parts: int | None = None
 ) -> tuple[dict[str, Tensor], list[float]]:
-    """Train on whole batches, and ignore the samples of one class in the loss.
+    """Train on whole batches, of which one class may not count. Returns the weights, and the norm of each step.
 
-    With `parts`, the network has BatchNorm. It normalizes each batch in this number of parts, each with separate
-    running statistics. Returns the weights with the mean of the statistics, and the gradient norm of each step.
-    Calls after_step() with the weights after each step.
+    With parts, BatchNorm sees each batch in so many, each with statistics of its own, whose means are returned.
     """
     images, labels = data()
     network, norms = model(batch_norm=parts is not None), []

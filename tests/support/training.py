@@ -4,7 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from generator.answers.questions import TEMPLATE, read_questions
-from tests.support.processes import PATH, output_of, started, wait_for_line
+from tests.support.processes import PATH, Env, output_of, started, wait_for_line
 from tests.support.schedulers import mpi
 
 ON_CPU = ("--device", "cpu", "--backend", "gloo")
@@ -33,44 +33,25 @@ NEEDS_GPU = pytest.mark.skipif(not HAS_GPU, reason="there is no GPU")
 
 def node_launcher(launcher: str) -> str:
     computed = yaml.safe_load((TEMPLATE / "copier.yml").read_text())["node_launcher"]["default"]
-    rendered: str = jinja2.Template(computed).render(launcher=launcher)
-    return rendered
+    return str(jinja2.Template(computed).render(launcher=launcher))
 
 
 def launch_command(launcher: str, processes: int, folder: Path) -> list[str]:
-    """Return the command line up to and including train.py and its number of processes, for launchers of one machine.
-
-    "mpirun" is Open MPI's and "mpich" is MPICH's; folder is for what the launcher writes itself.
-    """
+    """Return the command line up to train.py and its number of processes; "mpirun" is Open MPI's, "mpich" MPICH's."""
     agent = ["--standalone", f"--nproc-per-node={processes}", "train.py"]
-    match launcher:
-        case "alone":
-            return [sys.executable, "train.py"]
-        case "torchrun":
-            return [sys.executable, "-m", "torch.distributed.run", *agent]
-        case "launch":
-            return [sys.executable, "-m", "torch.distributed.launch", *agent]
-        case "spawn":
-            return [sys.executable, "train.py", "--nproc", str(processes)]
-        case "mpirun":
-            return [*mpi.openmpi_command(processes, folder), sys.executable, "train.py"]
-        case "mpich":
-            return [*mpi.mpich_command(processes), sys.executable, "train.py"]
-    raise ValueError(f"{launcher} does not start processes on one machine")
+    return {
+        "alone": [sys.executable, "train.py"],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", *agent],
+        "launch": [sys.executable, "-m", "torch.distributed.launch", *agent],
+        "spawn": [sys.executable, "train.py", "--nproc", str(processes)],
+        "mpirun": [*mpi.openmpi_command(processes, folder), sys.executable, "train.py"],
+        "mpich": [mpi.mpich_mpirun() or "mpirun.mpich", "-np", str(processes), sys.executable, "train.py"],
+    }[launcher]
 
 
-def train(
-    project: Path,
-    run_dir: Path,
-    *options: str,
-    launcher: str = "torchrun",
-    processes: int = 2,
-    env: Mapping[str, str] | None = None,
-    code: int | None = 0,
-    timeout: float = 300,
-) -> str:
-    command = [*launch_command(launcher, processes, run_dir.parent), *ON_CPU, "--run-dir", str(run_dir), *options]
-    return output_of(command, project, {**os.environ, **(env or {})}, code=code, timeout=timeout)
+def train(project: Path, run_dir: Path, *options: str, launcher: str = "torchrun", env: Env = None, **how: Any) -> str:
+    command = [*launch_command(launcher, 2, run_dir.parent), *ON_CPU, "--run-dir", str(run_dir), *options]
+    return output_of(command, project, {**os.environ, **(env or {})}, **how)
 
 
 def launched(project: Path, run_dir: Path, *options: str, **variables: str) -> Started:
@@ -100,10 +81,9 @@ def ranks_of(run_dir: Path) -> list[int]:
             commands[process.pid] = " ".join(process.cmdline())
             parents[process.pid] = process.ppid()
     named = {pid for pid, command in commands.items() if str(run_dir) in command}
+    spawned = {pid for pid, command in commands.items() if "multiprocessing.spawn" in command}
     for _ in ("ranks", "their loader workers"):
-        named |= {
-            pid for pid, command in commands.items() if parents.get(pid) in named and "multiprocessing.spawn" in command
-        }
+        named |= {pid for pid in spawned if parents.get(pid) in named}
     return sorted(named - {parents.get(pid) for pid in named})
 
 

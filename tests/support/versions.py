@@ -97,7 +97,6 @@ def ready(made_up: MadeUp) -> MadeUp:
 
 
 def replace(file: Path, old: str, new: str) -> None:
-    """Replace a text, which must be there, in a file."""
     text = file.read_text()
     assert old in text, f"{old!r} is not in {file}"
     file.write_text(text.replace(old, new))

@@ -14,14 +14,7 @@ from generator.chaos import invariants
 from generator.chaos.faults import DONE, FAULTS, KILLED, LOST, REFUSED, Need, possible_faults
 from generator.chaos.invariants import unexpected_failure
 from generator.chaos.job import Job, environment
-from generator.chaos.nemesis import (
-    HANGS_AFTER,
-    Baseline,
-    Nemesis,
-    UnsuitableProject,
-    follow,
-    took_effect,
-)
+from generator.chaos.nemesis import HANGS_AFTER, Baseline, Nemesis, UnsuitableProject, follow, took_effect
 from generator.chaos.schedule import TOGETHER, TRAINING, Fault, Schedule, Start, draw, shrink
 from generator.chaos.surroundings import SharedMemory
 from generator.cli.chaos import NEEDS
@@ -31,6 +24,55 @@ STEPS = 20
 KINDS = possible_faults(*Need)
 CALM = Schedule(0, [Start(2, {}, [])])
 TRACEBACK = "Traceback (most recent call last):\n"
+FOLDERS = [
+    (["."], "is no project of this template: it has no .copier-answers.yml"),
+    (["conflict"], "is no project of this template: it has no .copier-answers.yml that can be read"),
+    ([".", "--only", "0,9"], "--only 0,9: give numbers of faults from 0 to 7, such as 0,3"),
+    (["slurm"], "launcher=slurm does not start ranks from this machine alone: torchrun, launch, spawn, mpirun do"),
+]
+RECORDS = [
+    ([(5, 1.0), (10, 0.5)], []),
+    ([(5, 1.0), (5, 1.0), (10, 0.5)], ["loss is recorded more than once at step 5"]),
+    ([(5, 1.0)], ["loss is not recorded at step 10"]),
+    ([(5, 1.0), (10, 0.5), (15, 0.1)], ["loss is another from step 15 on"]),
+]
+CAUSES = [
+    ("kill a rank", 1, LOST, "error: rank 1 is silent: it was training", ""),
+    ("kill a rank", 1, LOST, "error: rank 0 is silent: it was training", "no line that has the cause"),
+    ("kill a rank, stop", 1, LOST, "error: rank 0 is silent: it was training", ""),
+    ("kill a rank", None, LOST, "error: rank 0 is silent: it was training", ""),
+    ("kill a rank", 1, KILLED, "Signal 9 (SIGKILL) received by PID 7", ""),
+    ("kill a rank", 1, LOST, f"rank 1 has ended\n{TRACEBACK}", "a traceback"),
+    ("kill a rank", 1, LOST, f"a collective has failed\n{TRACEBACK}rank 1 has ended\n{TRACEBACK}", "a traceback"),
+    ("freeze a rank for good", 0, REFUSED, "error: rank 1 could not meet the others", ""),
+    ("kill a loader worker", 1, LOST, "rank 0: a process that loads its data has gone", "no line that has"),
+    ("full disk", None, REFUSED, "error: a.pt could not be written: No space left on device", ""),
+    ("full disk", None, REFUSED, "error: a.pt could not be written: Input/output error", "no line that has"),
+    ("failing disk, full disk", None, REFUSED, "error: b could not be written: Input/output error", ""),
+    ("read-only disk", None, REFUSED, "error: a.pt could not be written: Read-only file system", ""),
+    ("slow disk", None, REFUSED, "error: a.pt could not be written: No space left on device", "exit code 2"),
+    ("little memory", None, LOST, f"a collective has failed\n{TRACEBACK}error: rank 0 does not come", ""),
+    ("stop twice, take a machine", None, LOST, "a node is lost: the actor died", ""),
+    ("data that no worker can send", 1, REFUSED, "error: data.py: samples 1: Can't pickle local object", ""),
+    ("data that no worker can send", 1, REFUSED, f"{TRACEBACK}error: data.py: Can't pickle it", "a traceback"),
+    ("data that no worker can send", 1, LOST, "error: rank 1 does not come: it is loading", "no line that has"),
+    ("data that never comes", 1, LOST, "error: rank 1: it has waited 30 s for samples 4, from the worker with", ""),
+    ("data that never comes", 1, LOST, "error: rank 0 has waited 30 s for sample 4, from worker 0", "no line that"),
+    ("data that never comes", None, LOST, "error: rank 0 has waited 30 s for sample 4, from worker 0", ""),
+    ("freeze a loader for good", 1, LOST, "error: rank 1 does not come: it is loading data, after step 5", ""),
+    ("freeze a loader for good", 1, LOST, "error: rank 1 does not come: it is evaluating", "no line that has"),
+    ("few open files", 1, REFUSED, "error: data.py: Too many open files: ulimit -n 65536 lets", ""),
+    ("few open files", 1, LOST, "error: rank 1: a process that loads its data has gone", "no line that has"),
+    ("full shared memory", None, REFUSED, "error: data.py: /dev/shm is full: give it more", ""),
+    ("full shared memory", None, LOST, "error: rank 1: a process that loads its data has gone", "no line that"),
+    ("CPU quota", None, LOST, "error: rank 1 does not come: it is training", "exit code 69"),
+]
+UNFIT = [
+    (0, 15, "ended at step 15 of 20: leave out what ends it sooner, such as --epochs, --patience or --max-hours"),
+    (75, 15, "ended at step 15 of 20"),
+    (2, 0, "exit code 2 without a fault"),
+    (None, 0, "was not done in 0 s: give fewer --steps"),
+]
 
 
 @dataclass
@@ -91,15 +133,7 @@ def nemesis_of(weights: Weights, folder: Path, **about: Any) -> Nemesis:
     return Nemesis(folder / "project", weights.start, "console", folder, possible_faults(), steps=STEPS, **about)
 
 
-@pytest.mark.parametrize(
-    ("code", "step", "said"),
-    [
-        (0, 15, "ended at step 15 of 20: leave out what ends it sooner, such as --epochs, --patience or --max-hours"),
-        (75, 15, "ended at step 15 of 20"),
-        (2, 0, "exit code 2 without a fault"),
-        (None, 0, "was not done in 0 s: give fewer --steps"),
-    ],
-)
+@pytest.mark.parametrize(("code", "step", "said"), UNFIT)
 def test_a_run_that_cannot_be_compared_with_is_unfit(code: int | None, step: int, said: str, tmp_path: Path) -> None:
     if step:
         save(tmp_path, step)
@@ -138,44 +172,9 @@ def test_a_run_without_a_word_hangs(tmp_path: Path) -> None:
     assert nemesis._end_of(FakeJob(tmp_path, 75, word=""), tmp_path, []) == 75
 
 
-@pytest.mark.parametrize(
-    ("kinds", "hit", "code", "output", "wrong"),
-    [
-        ("kill a rank", 1, LOST, "error: rank 1 is silent: it was training", ""),
-        ("kill a rank", 1, LOST, "error: rank 0 is silent: it was training", "no line that has the cause"),
-        ("kill a rank, stop", 1, LOST, "error: rank 0 is silent: it was training", ""),
-        ("kill a rank", None, LOST, "error: rank 0 is silent: it was training", ""),
-        ("kill a rank", 1, KILLED, "Signal 9 (SIGKILL) received by PID 7", ""),
-        ("kill a rank", 1, LOST, f"rank 1 has ended\n{TRACEBACK}", "a traceback"),
-        ("kill a rank", 1, LOST, f"a collective has failed\n{TRACEBACK}rank 1 has ended\n{TRACEBACK}", "a traceback"),
-        ("freeze a rank for good", 0, REFUSED, "error: rank 1 could not meet the others", ""),
-        ("kill a loader worker", 1, LOST, "rank 0: a process that loads its data has gone", "no line that has"),
-        ("full disk", None, REFUSED, "error: a.pt could not be written: No space left on device", ""),
-        ("full disk", None, REFUSED, "error: a.pt could not be written: Input/output error", "no line that has"),
-        ("failing disk, full disk", None, REFUSED, "error: b could not be written: Input/output error", ""),
-        ("read-only disk", None, REFUSED, "error: a.pt could not be written: Read-only file system", ""),
-        ("slow disk", None, REFUSED, "error: a.pt could not be written: No space left on device", "exit code 2"),
-        ("little memory", None, LOST, f"a collective has failed\n{TRACEBACK}error: rank 0 does not come", ""),
-        ("stop twice, take a machine", None, LOST, "a node is lost: the actor died", ""),
-        ("data that no worker can send", 1, REFUSED, "error: data.py: samples 1: Can't pickle local object", ""),
-        ("data that no worker can send", 1, REFUSED, f"{TRACEBACK}error: data.py: Can't pickle it", "a traceback"),
-        ("data that no worker can send", 1, LOST, "error: rank 1 does not come: it is loading", "no line that has"),
-        ("data that never comes", 1, LOST, "error: rank 1: it has waited 30 s for samples 4, from the worker with", ""),
-        ("data that never comes", 1, LOST, "error: rank 0 has waited 30 s for sample 4, from worker 0", "no line that"),
-        ("data that never comes", None, LOST, "error: rank 0 has waited 30 s for sample 4, from worker 0", ""),
-        ("freeze a loader for good", 1, LOST, "error: rank 1 does not come: it is loading data, after step 5", ""),
-        ("freeze a loader for good", 1, LOST, "error: rank 1 does not come: it is evaluating", "no line that has"),
-        ("few open files", 1, REFUSED, "error: data.py: Too many open files: ulimit -n 65536 lets", ""),
-        ("few open files", 1, LOST, "error: rank 1: a process that loads its data has gone", "no line that has"),
-        ("full shared memory", None, REFUSED, "error: data.py: /dev/shm is full: give it more", ""),
-        ("full shared memory", None, LOST, "error: rank 1: a process that loads its data has gone", "no line that"),
-        ("CPU quota", None, LOST, "error: rank 1 does not come: it is training", "exit code 69"),
-    ],
-)
-def test_the_cause_that_is_said_is_the_true_one(
-    kinds: str, hit: int | None, code: int, output: str, wrong: str
-) -> None:
-    said = unexpected_failure([fault(kind) for kind in kinds.split(", ")], hit, code, output, hides=())
+@pytest.mark.parametrize(("kinds", "hit", "code", "told", "wrong"), CAUSES)
+def test_the_cause_that_is_said_is_the_true_one(kinds: str, hit: int | None, code: int, told: str, wrong: str) -> None:
+    said = unexpected_failure([fault(kind) for kind in kinds.split(", ")], hit, code, told, hides=())
     assert wrong in said
     assert bool(wrong) == bool(said)
 
@@ -203,8 +202,7 @@ def test_records_go_to_no_tracker_of_the_user(monkeypatch: pytest.MonkeyPatch) -
     for name in ("WANDB_MODE", "WANDB_DIR", "MLFLOW_TRACKING_URI", "DATA"):
         monkeypatch.setenv(name, "of the user")
     variables = environment()
-    assert variables["WANDB_MODE"] == "offline"
-    assert variables["DATA"] == "of the user"
+    assert (variables["WANDB_MODE"], variables["DATA"]) == ("offline", "of the user")
     assert not {"WANDB_DIR", "MLFLOW_TRACKING_URI"} & variables.keys()
 
 
@@ -253,15 +251,7 @@ def test_a_failure_that_comes_once_in_two_times_is_made_smaller_too() -> None:
     assert [fault.number for fault in shrink(draw(4, 8, KINDS), fails).faults] == [6]
 
 
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        ([(5, 1.0), (10, 0.5)], []),
-        ([(5, 1.0), (5, 1.0), (10, 0.5)], ["loss is recorded more than once at step 5"]),
-        ([(5, 1.0)], ["loss is not recorded at step 10"]),
-        ([(5, 1.0), (10, 0.5), (15, 0.1)], ["loss is another from step 15 on"]),
-    ],
-)
+@pytest.mark.parametrize(("found", "said"), RECORDS)
 def test_records_other_than_those_of_a_calm_run_are_named(found: list[tuple[int, float]], said: list[str]) -> None:
     calm = {"loss": [(5, 1.0), (10, 0.5)]}
     assert invariants.wrong_records({"loss": found}, calm) == said
@@ -269,15 +259,7 @@ def test_records_other_than_those_of_a_calm_run_are_named(found: list[tuple[int,
     assert invariants.wrong_records(invariants.only_steps(others), invariants.only_steps(calm)) == said
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["."], "is no project of this template: it has no .copier-answers.yml"),
-        (["conflict"], "is no project of this template: it has no .copier-answers.yml that can be read"),
-        ([".", "--only", "0,9"], "--only 0,9: give numbers of faults from 0 to 7, such as 0,3"),
-        (["slurm"], "launcher=slurm does not start ranks from this machine alone: torchrun, launch, spawn, mpirun do"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), FOLDERS)
 def test_a_folder_that_is_not_to_be_started_is_refused(arguments: list[str], said: str, tmp_path: Path) -> None:
     for folder, answers in (("slurm", "launcher: slurm\nlogging: csv\n"), ("conflict", "<<<<<<< before\n- a: b: c\n")):
         (tmp_path / folder).mkdir()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.update.edits import ChangedFile, Edit, choose_edits, judge
+from generator.update.edits import ChangedFile, choose_edits, judge
 
 CODE = """import math
 
@@ -25,51 +25,32 @@ def area(radius):
 class Shape:
     sides = 0
 """
+DEEP, RETURN = " " * 12, "        return 0.0\n"
+# The function with another name, and with that of something else.
+RENAMED = CODE.replace("area", "disc").replace("return 0", "return 0.0").replace("< 0", "< 0.0")
+TAKEN = RENAMED.replace("disc", "Shape")
+JUDGED = [
+    (8, 8, CODE, "{edited}", ""),
+    (8, 8, CODE, CODE, "it is gone"),
+    (8, 8, CODE, CODE.replace(f"{DEEP}radius", f"{DEEP}{{name}} = 0\n{DEEP}radius"), "it has moved"),
+    (3, 0, CODE, CODE.replace("import", 'TEXT = """\n{name} = 0\n"""\nimport', 1), "it is no statement any more"),
+    (3, 0, CODE, CODE.replace("    sides = 0", "    {name} = 0\n    sides = 0"), "it has moved to Shape"),
+    (8, 8, CODE, CODE.replace("return 0\n", "return 0\n        {name} = 0 0\n"), "the file is no Python any more"),
+    (8, 8, CODE, "<<<<<<< before updating\n{name} = 0\n=======\n>>>>>>> after updating\n", ""),
+    (8, 8, RENAMED, RENAMED.replace(RETURN, f"        {{name}} = 0\n{RETURN}"), ""),
+    (8, 8, TAKEN, TAKEN.replace(RETURN, f"        {{name}} = 0\n{RETURN}"), "it has moved to Shape.if"),
+]
 
 
-def edit_at(line: int, indent: int, new: str = CODE) -> Edit:
-    edits = choose_edits([ChangedFile("a.py", CODE, new)])
-    return next(edit for edit in edits if (edit.place.line + 1, len(edit.place.indent)) == (line, indent))
-
-
-@pytest.mark.parametrize(
-    ("line", "indent", "result", "wrong"),
-    [
-        (8, 8, "{edited}", ""),
-        (8, 8, CODE, "it is gone"),
-        (8, 8, CODE.replace(" " * 12 + "radius", " " * 12 + "{name} = 0\n" + " " * 12 + "radius"), "it has moved"),
-        (3, 0, CODE.replace("import", 'TEXT = """\n{name} = 0\n"""\nimport', 1), "it is no statement any more"),
-        (3, 0, CODE.replace("    sides = 0", "    {name} = 0\n    sides = 0"), "it has moved to Shape"),
-        (8, 8, CODE.replace("return 0\n", "return 0\n        {name} = 0 0\n"), "the file is no Python any more"),
-        (8, 8, "<<<<<<< before updating\n{name} = 0\n=======\n>>>>>>> after updating\n", ""),
-    ],
-)
+@pytest.mark.parametrize(("line", "indent", "new", "result", "wrong"), JUDGED)
 def test_an_edit_is_judged_by_what_is_around_it(
-    line: int, indent: int, result: str, wrong: str, tmp_path: Path
+    line: int, indent: int, new: str, result: str, wrong: str, tmp_path: Path
 ) -> None:
-    edit = edit_at(line, indent)
+    edits = choose_edits([ChangedFile("a.py", CODE, new)])
+    edit = next(edit for edit in edits if (edit.place.line + 1, len(edit.place.indent)) == (line, indent))
     file = tmp_path / edit.path
     file.parent.mkdir()
     file.write_text(result.replace("{edited}", edit.edited).replace("{name}", edit.name))
     said = judge(edit, tmp_path)
     assert said.startswith(wrong)
     assert bool(said) == bool(wrong)
-
-
-@pytest.mark.parametrize(
-    ("new", "wrong"),
-    [
-        (CODE.replace("area", "disc").replace("return 0", "return 0.0").replace("< 0", "< 0.0"), ""),
-        (
-            CODE.replace("area", "Shape").replace("return 0", "return 0.0").replace("< 0", "< 0.0"),
-            "it has moved to Shape.if",
-        ),
-    ],
-    ids=["another name", "the name of something else"],
-)
-def test_an_edit_may_go_along_into_what_has_another_name(new: str, wrong: str, tmp_path: Path) -> None:
-    edit = edit_at(8, 8, new)
-    file = tmp_path / edit.path
-    file.parent.mkdir()
-    file.write_text(new.replace("        return 0.0\n", f"        {edit.name} = 0\n        return 0.0\n"))
-    assert judge(edit, tmp_path) == wrong

@@ -15,13 +15,11 @@ from tools.rewriting import Rewrite
 OPTIONS = {"global_batch_size": 24, "max_steps": 6, "save_every": 2, "epochs": 3}
 TIMEOUT = 3  # seconds that a collective waits, on a machine that is not slow
 LONE = "if torch.distributed.get_rank() == 0:\n    torch.distributed.all_reduce(torch.zeros(1))"
+THEN = f"{{}}\n{LONE}"
 # Where rank 0 is made to reduce alone.
 PLACES = {
-    "evaluation": ("train.py", Rewrite("$MODEL.eval()", f"{{}}\n{LONE}", "evaluate")),
-    "saving": (
-        "ddp_project/runtime/checkpoint.py",
-        Rewrite("self.folder.mkdir($$$A)", f"{{}}\n{LONE}", "Checkpoints._write"),
-    ),
+    "evaluation": ("train.py", Rewrite("$MODEL.eval()", THEN, "evaluate")),
+    "saving": ("ddp_project/runtime/checkpoint.py", Rewrite("self.folder.mkdir($$$A)", THEN, "Checkpoints._write")),
     "leaving": ("train.py", Rewrite("return exits.ExitCode.DONE", f"{LONE}\n{{}}", "main")),
 }
 
@@ -39,7 +37,5 @@ def test_a_lone_collective_would_end_the_run(place: str, small: Render, tmp_path
     assert None not in ended.codes, "a rank was left waiting"
     assert ended.codes != [0, 0]
     # What rank 0 alone saves is written while its main thread tells the others that it is still at work.
-    assert re.search(
-        "in (all_reduce|broadcast)|must call the same collectives", ended.output[0]
-    ), "the lone one must fail"
+    assert re.search("in (all_reduce|broadcast)|must call the same collectives", ended.output[0]), "it must fail"
     measured("alone", f"{place}, with --timeout {timeout}: the run has ended after (seconds)", round(ended.seconds, 1))

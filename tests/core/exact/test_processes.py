@@ -15,6 +15,12 @@ from tools.rewriting import Rewrite
 
 CLIP_NORM = 0.05
 OPTIONS = {"global_batch_size": 24, "epochs": reference.EPOCHS, "lr": 0.01, "warmup_steps": 5, "clip_norm": CLIP_NORM}
+# A third of the samples do not count: other numbers of them on each rank and in each micro-batch.
+UNEVEN = Rewrite(
+    '"loss": $X',
+    '"loss": Mean(F.cross_entropy(logits, labels, reduction="sum", ignore_index=0), (labels != 0).sum())',
+    "compute",
+)
 
 
 def recipe(accum_steps: int = 1, clip_norm: float = CLIP_NORM) -> reference.Recipe:
@@ -38,21 +44,13 @@ def test_one_two_and_four_processes_arrive_where_plain_pytorch_does(
         assert difference <= 1e-5, f"{size} processes"
 
 
-# A third of the samples do not count: other numbers of them on each rank and in each micro-batch.
-UNEVEN = Rewrite(
-    '"loss": $X',
-    '"loss": Mean(F.cross_entropy(logits, labels, reduction="sum", ignore_index=0), (labels != 0).sum())',
-    "compute",
-)
-
-
 def largest_difference(program: Program, expected: dict[str, Tensor]) -> float:
     weights = checkpoint(program.run_dir)["model"]
     return max(float((weights[name] - expected[name]).abs().max()) for name in expected)
 
 
 @pytest.fixture
-def uneven_project(plain_project: Path, tmp_path: Path) -> Path:
+def uneven(plain_project: Path, tmp_path: Path) -> Path:
     project = shutil.copytree(plain_project, tmp_path / "project")
     UNEVEN.apply(project / "ddp_project" / "task.py")
     return project
@@ -61,15 +59,10 @@ def uneven_project(plain_project: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("clip_norm", [0.0, CLIP_NORM])
 @pytest.mark.parametrize("accum_steps", [1, 3])
 def test_uneven_counts_arrive_there_too(
-    accum_steps: int,
-    clip_norm: float,
-    uneven_project: Path,
-    orders: list[list[int]],
-    tmp_path: Path,
-    measured: Measured,
+    accum_steps: int, clip_norm: float, uneven: Path, orders: list[list[int]], tmp_path: Path, measured: Measured
 ) -> None:
     options = OPTIONS | {"accum_steps": accum_steps, "clip_norm": clip_norm}
-    programs = [Program(uneven_project, tmp_path / str(size), options, size) for size in (1, 2, 4)]
+    programs = [Program(uneven, tmp_path / str(size), options, size) for size in (1, 2, 4)]
     run_all([[program] for program in programs])
     expected, _ = reference.train(recipe(accum_steps, clip_norm), orders, ignored=0)
     for program in programs:
@@ -78,10 +71,10 @@ def test_uneven_counts_arrive_there_too(
         assert difference <= 1e-6, f"{size} processes"
 
 
-def test_uneven_counts_arrive_there_as_on_a_gpu(uneven_project: Path, orders: list[list[int]], tmp_path: Path) -> None:
+def test_uneven_counts_arrive_there_as_on_a_gpu(uneven: Path, orders: list[list[int]], tmp_path: Path) -> None:
     """Over stops, too, after which a run ends as one without them, bit for bit. Clipping would hide a wrong divisor."""
-    AS_ON_A_GPU.apply(uneven_project / "ddp_project" / "runtime" / "update.py")
-    whole = Program(uneven_project, tmp_path / "whole", OPTIONS | {"accum_steps": 3, "clip_norm": 0.0})
+    AS_ON_A_GPU.apply(uneven / "ddp_project" / "runtime" / "update.py")
+    whole = Program(uneven, tmp_path / "whole", OPTIONS | {"accum_steps": 3, "clip_norm": 0.0})
     stopped = stopped_at(whole, 4, 7)
     run_all([[whole], stopped])
     assert largest_difference(whole, reference.train(recipe(3, clip_norm=0.0), orders, ignored=0)[0]) <= 1e-6

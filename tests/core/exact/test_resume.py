@@ -10,7 +10,7 @@ import pytest
 
 from generator.check.train.verification import OF_EVALUATIONS
 from tests.conftest import Render
-from tests.support.forked_runs import TELLING, Program, fetched, metrics, run_all, state
+from tests.support.forked_runs import TELLING, Program, metrics, run_all, state
 from tests.support.training import differences
 from tools.rewriting import Rewrite
 
@@ -26,6 +26,25 @@ VARIANTS: dict[str, tuple[dict[str, object], dict[str, Any], Sequence[int]]] = {
     "float16": ({"amp": "torch"}, {"precision": "fp16"}, (3, 10)),
     "float16, averaged weights": ({"amp": "torch"}, {"precision": "fp16", "ema_decay": 0.5}, (7,)),
 }
+# Appended to data.py: rank 1 is told to stop while it fetches its n-th micro-batch.
+SIGNAL = """
+
+def signalled(self: Dataset[Any], indices: list[int]) -> Any:
+    import os
+    import signal
+
+    global count
+    count += self is sets[0] and len(indices) > 1  # single ones are compared with those of other ranks
+    if os.environ["RANK"] == "1" and str(count) == os.environ.get("SIGNAL_AT"):
+        count += 1000
+        os.kill(os.getpid(), signal.SIGTERM)
+    return before_signals(self, indices)
+
+
+count = 0
+before_signals = Subset.__getitems__
+Subset.__getitems__ = signalled
+"""
 
 
 def stopped_at(whole: Program, *stops: int) -> list[Program]:
@@ -45,6 +64,13 @@ def assert_ends_like(whole: Program, stopped: Program, *, best: bool = False) ->
     for name, values in metrics(whole.run_dir).items():
         assert set(values) <= set(records[name]), f"{stopped.run_dir.name}: {name}"
     assert [step for step, _ in records["train/loss"]] == sorted({step for step, _ in records["train/loss"]})
+
+
+def assert_stops_in_turn_change_nothing(whole: Program, *stops: int) -> None:
+    """Compare a run with one that is stopped after each of some steps, and resumed each time."""
+    stopped = stopped_at(whole, *stops)
+    run_all([[whole], stopped])
+    assert_ends_like(whole, stopped[-1])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -73,36 +99,6 @@ def test_a_batch_that_is_fetched_ahead_changes_nothing(small: Render, tmp_path: 
     assert_stops_change_nothing(plain, {"workers": 2}, (4, 5, 7), tmp_path, stopped_project=ahead)
 
 
-def test_stopped_several_times_it_trains_on_the_same_samples(small: Render, tmp_path: Path) -> None:
-    whole = Program(small(TELLING, logging="csv"), tmp_path / "whole", OPTIONS)
-    stopped = stopped_at(whole, 1, 3, 5, 8, 9, 14)
-    [[undisturbed], starts] = run_all([[whole], stopped])
-    assert_ends_like(whole, stopped[-1])
-    for rank in range(2):
-        assert [batch for start in starts for batch in fetched(start)[rank]] == fetched(undisturbed)[rank]
-
-
-# Appended to data.py: rank 1 is told to stop while it fetches its n-th micro-batch.
-SIGNAL = """
-
-def signalled(self: Dataset[Any], indices: list[int]) -> Any:
-    import os
-    import signal
-
-    global count
-    count += self is sets[0] and len(indices) > 1  # single ones are compared with those of other ranks
-    if os.environ["RANK"] == "1" and str(count) == os.environ.get("SIGNAL_AT"):
-        count += 1000
-        os.kill(os.getpid(), signal.SIGTERM)
-    return before_signals(self, indices)
-
-
-count = 0
-before_signals = Subset.__getitems__
-Subset.__getitems__ = signalled
-"""
-
-
 def test_a_signal_to_one_rank_changes_nothing(small: Render, tmp_path: Path) -> None:
     """In the first micro-batch of a run, in the second one of a step, and in the last of an epoch and of the run."""
     assert_signals_change_nothing(small(TELLING + SIGNAL, logging="csv"), (1, 4, 9, 27), tmp_path)
@@ -111,8 +107,7 @@ def test_a_signal_to_one_rank_changes_nothing(small: Render, tmp_path: Path) -> 
 def assert_signals_change_nothing(project: Path, micro_batches: Sequence[int], folder: Path) -> None:
     """Compare a run with those in which rank 1 is told to stop in each of some micro-batches.
 
-    Nothing is evaluated or recorded where it stops; saving after each step, as only these runs do, records nothing.
-    So here also the best accuracy is the same, and the records are, to the last one.
+    Nothing is evaluated where they stop, so here the best accuracy and all records are the same, too.
     """
     whole = Program(project, folder / "whole", OPTIONS)
     sequences = []

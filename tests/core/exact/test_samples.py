@@ -12,6 +12,19 @@ from tests.support.forked_runs import TELLING, Program, fetched, metrics, run_al
 
 WORLD_SIZES = (1, 2, 3, 4)
 OPTIONS = {"global_batch_size": 24, "accum_steps": 2, "epochs": 2, "log_every": 100}
+# Appended to data.py: a rank prints when a forward pass of the training begins, and when a step has been taken.
+WORKING = """
+
+def at_forward(module: Any, batch: Any) -> None:
+    if type(module).__name__ == "DistributedDataParallel":
+        print("forward", flush=True)
+
+
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
+register_module_forward_pre_hook(at_forward)
+register_optimizer_step_post_hook(lambda *_: print("step", flush=True))
+"""
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
@@ -27,21 +40,6 @@ def test_an_epoch_trains_on_and_evaluates_each_sample_once(world_size: int, smal
         assert set(samples) <= set(range(119))
     evaluated = [*chain(*chain(*fetched(ended, "validation")))]
     assert sorted(evaluated) == sorted([*range(10)] * 2), "ten samples, in each of two evaluations"
-
-
-# Appended to data.py: a rank prints when a forward pass of the training begins, and when a step has been taken.
-WORKING = """
-
-def at_forward(module: Any, batch: Any) -> None:
-    if type(module).__name__ == "DistributedDataParallel":
-        print("forward", flush=True)
-
-
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook
-register_module_forward_pre_hook(at_forward)
-register_optimizer_step_post_hook(lambda *_: print("step", flush=True))
-"""
 
 
 def test_a_micro_batch_is_loaded_when_the_one_before_is_done(small: Render, tmp_path: Path) -> None:

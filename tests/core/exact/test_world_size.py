@@ -54,9 +54,8 @@ def micro_batches(ended: Any) -> list[list[int]]:
 def test_dropout_draws_others_on_other_processes(plain_project: Path, tmp_path: Path, measured: Measured) -> None:
     """What cannot be the same, bit for bit or up to rounding: the page says so."""
     project = shutil.copytree(plain_project, tmp_path / "project")
-    (project / "ddp_project" / "model.py").write_text(
-        reference.MODEL.replace("nn.Tanh()", "nn.Tanh(), nn.Dropout(0.5)")
-    )
+    with_dropout = reference.MODEL.replace("nn.Tanh()", "nn.Tanh(), nn.Dropout(0.5)")
+    (project / "ddp_project" / "model.py").write_text(with_dropout)
     run_all([[Program(project, tmp_path / "undisturbed", OPTIONS)], changing(project, tmp_path / "changing", OPTIONS)])
     one, other = (checkpoint(tmp_path / name)["model"] for name in ("undisturbed", "changing"))
     difference = relative_difference(one, other)

@@ -17,6 +17,12 @@ from tests.support.versions import append
 from tools.rewriting import Rewrite, extend
 
 OTHER = "other_project"  # beside the project, for rank 1
+DIFFERENCES = [
+    ("option", "--lr is 0.003 on rank 0 and 0.5 on rank 1"),
+    ("torch", f"torch is {torch.__version__} on rank 0 and 2.12.0 on rank 1"),
+    ("train.py", "train.py is "),
+    ("ddp_project/model.py", "model.py is "),
+]
 
 
 def be_different() -> None:
@@ -44,15 +50,7 @@ def counting_collectives() -> None:
             print(f"collectives: {calls}", flush=True)
 
 
-@pytest.mark.parametrize(
-    ("what", "expected"),
-    [
-        ("option", "--lr is 0.003 on rank 0 and 0.5 on rank 1"),
-        ("torch", f"torch is {torch.__version__} on rank 0 and 2.12.0 on rank 1"),
-        ("train.py", "train.py is "),
-        ("ddp_project/model.py", "model.py is "),
-    ],
-)
+@pytest.mark.parametrize(("what", "expected"), DIFFERENCES)
 def test_ranks_that_differ_are_refused(what: str, expected: str, own_project: Render, tmp_path: Path) -> None:
     project = own_project()
     other = shutil.copytree(project, project.with_name(OTHER))

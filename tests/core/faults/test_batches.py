@@ -20,24 +20,18 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from tests.conftest import Package, Render
+from tests.conftest import Package, Render, of_package
 from tests.support.chaos import run_in_session
 from tests.support.processes import scaled, wait_until
 from tests.support.ranks import error_in, start_ranks, wrap
 
 CPU = torch.device("cpu")
 BIG = 1 << 20  # floats, of which each sample has as many
-
-
-@pytest.fixture(scope="module")
-def loading(package: Package) -> ModuleType:
-    module: ModuleType = package("runtime.loading")
-    return module
+TIMEOUT = 10  # seconds, which is also the time in which ranks must meet
+loading = of_package("runtime.loading")
 
 
 class OneByOne(Dataset[Any]):
-    """Samples that a function returns."""
-
     def __init__(self, make: Callable[[], Any]) -> None:
         self.make = make
 
@@ -62,7 +56,6 @@ def loaded(loading: ModuleType, dataset: Any, workers: int, *batches: list[int])
 
 
 def refused(loading: ModuleType, dataset: Any, workers: int) -> str:
-    """What the user sees of the error that loading two batches ends with."""
     with pytest.raises(loading.UserError) as error:
         [*loaded(loading, dataset, workers, [2, 3], [4, 5])]
     assert error.value.should_report, "no other rank knows"
@@ -168,9 +161,6 @@ def test_errors_that_are_no_samples_fault_stay_what_they_are(
             exits.raise_for_user(killed.value, 1)
 
 
-TIMEOUT = 10  # seconds, which is also the time in which ranks must meet
-
-
 class Hanging(Dataset[Any]):
     """The digits, one by one, of which one never comes on the last rank."""
 
@@ -196,17 +186,15 @@ def train_what_hangs() -> None:
     run_in_session()
 
 
-@pytest.mark.parametrize(
-    ("what", "workers", "processes"), [("a sample", 0, 2), ("a sample", 1, 2), ("load_data", 0, 1)]
-)
-def test_what_never_comes_ends_a_run(what: str, workers: int, processes: int, project: Render, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("what", "workers", "size"), [("a sample", 0, 2), ("a sample", 1, 2), ("load_data", 0, 1)])
+def test_what_never_comes_ends_a_run(what: str, workers: int, size: int, project: Render, tmp_path: Path) -> None:
     options = ("--workers", str(workers), "--timeout", str(TIMEOUT), "--epochs", "1000")
-    run = {"processes": processes, "env": {"HANGS": what}, "entry": train_what_hangs}
+    run = {"processes": size, "env": {"HANGS": what}, "entry": train_what_hangs}
     *first, last = start_ranks(project(), tmp_path / "run", *options, **run)  # type: ignore[arg-type]
     error = error_in([last.ends_with(69, timeout=30)])
     place = r"from the worker with process ID \d+" if workers else ""
     waited = "load_data\\(\\) of data.py" if what == "load_data" else rf"samples \d+, \d+, .*{place}"
-    assert re.match(rf"error: rank {processes - 1}: it has waited {TIMEOUT} s for {waited}, after step", error), error
+    assert re.match(rf"error: rank {size - 1}: it has waited {TIMEOUT} s for {waited}, after step", error), error
     for rank in first:
         assert "error: rank 1 has ended: LoaderLost it has waited" in rank.ends_with(69, timeout=30)
 

@@ -15,11 +15,21 @@ from tests.conftest import Render
 from tests.support.ranks import error_in, run_train, start_ranks, train_on_ranks, wrap
 
 FETCHED = 3  # samples of each set that are compared
+STREAM = "is a stream (Stream): return one with __len__ and __getitem__ that has all samples on every rank"
+REFUSED = {
+    "one set": "load_data() must return two datasets, to train and to validate on, not Digits",
+    "three sets": "load_data() must return two datasets, to train and to validate on, not 3 things",
+    "a stream": f"the training set {STREAM}",
+    "a part of a stream": f"the validation set {STREAM}",
+    "no samples": "the training set is empty",
+    "nothing to evaluate": "the validation set is empty: load_data() must return samples to evaluate on",
+    "a negative length": "the training set has no length: ValueError __len__() should return >= 0",
+    "a length that raises": "the training set has no length: FileNotFoundError index.json",
+    "each rank its own samples": "the training set has not the same samples on all ranks: load_data() must return all",
+}
 
 
 class Digits(Dataset[Any]):
-    """The digits one by one, changed in the way that is asked for."""
-
     def __init__(self, digits: Any, kind: str) -> None:
         self.digits, self.kind, self.fetched = digits, kind, 0
         self.own = random.Random()  # without a seed
@@ -37,7 +47,7 @@ class Digits(Dataset[Any]):
         match self.kind:
             case "each rank its own samples":
                 return self.digits[(index + self.rank) % len(self.digits)]
-            case "augmentation from all generators":
+            case "all random generators":
                 return image + self.own.random() + random.random() + np.random.random() + torch.rand(()), label
             case "rounding of another machine":
                 return image * (1 + self.rank * 1e-7), label
@@ -64,39 +74,20 @@ class Stream(IterableDataset[Any]):
 
 def load_what_is_asked_for(config: Any, load: Any, kind: str) -> Any:
     training, validation = load(config)
-    match kind:
-        case "one set":
-            return training
-        case "three sets":
-            return [training, validation, validation]
-        case "a stream":
-            return Stream(training), validation
-        case "a part of a stream":
-            return training, Subset(Stream(validation), range(9))
-        case "no samples":
-            return Subset(training, []), validation
-        case "nothing to evaluate":
-            return training, Subset(validation, [])
-    return Digits(training, kind), Digits(validation, kind)
+    wrong = {
+        "one set": training,
+        "three sets": [training, validation, validation],
+        "a stream": (Stream(training), validation),
+        "a part of a stream": (training, Subset(Stream(validation), range(9))),
+        "no samples": (Subset(training, []), validation),
+        "nothing to evaluate": (training, Subset(validation, [])),
+    }
+    return wrong[kind] if kind in wrong else (Digits(training, kind), Digits(validation, kind))
 
 
 def train_on_it() -> None:
     wrap("data.load_data", lambda load: lambda config: load_what_is_asked_for(config, load, os.environ["KIND"]))
     run_train()
-
-
-STREAM = "is a stream (Stream): return one with __len__ and __getitem__ that has all samples on every rank"
-REFUSED = {
-    "one set": "load_data() must return two datasets, to train and to validate on, not Digits",
-    "three sets": "load_data() must return two datasets, to train and to validate on, not 3 things",
-    "a stream": f"the training set {STREAM}",
-    "a part of a stream": f"the validation set {STREAM}",
-    "no samples": "the training set is empty",
-    "nothing to evaluate": "the validation set is empty: load_data() must return samples to evaluate on",
-    "a negative length": "the training set has no length: ValueError __len__() should return >= 0",
-    "a length that raises": "the training set has no length: FileNotFoundError index.json",
-    "each rank its own samples": "the training set has not the same samples on all ranks: load_data() must return all",
-}
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -106,9 +97,7 @@ def test_data_that_cannot_be_dealt_out_is_refused(kind: str, project: Render, tm
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "kind", ["augmentation from all generators", "rounding of another machine", "an error on one rank"]
-)
+@pytest.mark.parametrize("kind", ["all random generators", "rounding of another machine", "an error on one rank"])
 def test_other_data_is_accepted(kind: str, project: Render, tmp_path: Path) -> None:
     options = ("--max-steps", "1", "--workers", "0")
     train_on_ranks(project(), tmp_path / "run", *options, entry=train_on_it, env={"KIND": kind})

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import Render
+from tests.support import ranks
 from tests.support.hardware import small_disk
 from tests.support.processes import hang_timeout, scaled
-from tests.support.ranks import assert_same_state, lone_error_in, names, project_module, run_train, train_on_ranks, wrap
+from tests.support.ranks import lone_error_in, names, on_compute, project_module, run_train, train_on_ranks
 from tests.support.training import HAS_GPU, ON_DEVICE, checkpoint
 
 NEEDS_MOUNT = pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount")
@@ -65,7 +66,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(project: Render, tmp_pat
     train_on_ranks(project(), tmp_path / "run", *options, entry=train_while_saving)
     train_on_ranks(project(), tmp_path / "other", *options[:-1])
     for name in ("step-00000010.pt", "last.pt"):
-        assert_same_state(checkpoint(tmp_path / "run", name), checkpoint(tmp_path / "other", name))
+        ranks.assert_same_state(checkpoint(tmp_path / "run", name), checkpoint(tmp_path / "other", name))
 
 
 def fail_while_saving() -> None:
@@ -77,16 +78,12 @@ def fail_while_saving() -> None:
         time.sleep(2 if here.step else 0)
         return int(write(file, data))
 
-    def make(compute: Any) -> Any:
-        def compute_or_fail(model: Any, batch: Any) -> Any:
-            if here.step == 2:
-                raise project_module("runtime.exits").UserError("the task is wrong")
-            return compute(model, batch)
-
-        return compute_or_fail
+    def fail(model: Any, batch: Any) -> None:
+        if here.step == 2:
+            raise project_module("runtime.exits").UserError("the task is wrong")
 
     file.write = write_slowly
-    wrap("task.compute", make)
+    on_compute(fail)
     run_train()
 
 

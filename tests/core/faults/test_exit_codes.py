@@ -18,19 +18,8 @@ from generator.answers.combinations import Combination, covering
 from tests.conftest import Package, Render
 from tests.support.hardware import see_gpus
 from tests.support.processes import hang_timeout, output_of, wait_until
-from tests.support.ranks import error_in, join, run_train, start_ranks, wrap
+from tests.support.ranks import error_in, join, on_compute, run_train, start_ranks
 from tests.support.training import ON_CPU, module_of
-
-
-def test_the_readme_of_every_project_lists_the_exit_codes(legal: Sequence[Combination], project: Render) -> None:
-    for combination in covering(legal, 1):
-        folder = project(**dict(combination.answers))
-        (exits,) = folder.glob("*/runtime/exits.py")
-        codes = [int(code) for code in module_of(exits).ExitCode]
-        told = re.findall(r"^\| (\d+) \| \w", (folder / "README.md").read_text(), re.MULTILINE)
-        assert [*map(int, told)] == codes
-        assert codes == [0, 1, 2, 65, 69, 75]
-
 
 ALLOCATOR = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.1 GiB of which 1.12 GiB is free. "
@@ -54,6 +43,20 @@ FULL: list[tuple[Exception, str]] = [
     (RuntimeError("can't start new thread"), "(RuntimeError can't start new thread)"),
     (OSError(12, "Cannot allocate memory"), "(OSError [Errno 12] Cannot allocate memory)"),
 ]
+# Where a rank learns that its GPU is full, and how it is told.
+PLACES: dict[str, tuple[Any, Exception]] = {
+    "set_device": (torch.cuda, torch.AcceleratorError(DRIVER)),
+    "init_process_group": (torch.distributed, torch.distributed.DistBackendError(NCCL)),
+}
+
+
+def test_the_readme_of_every_project_lists_the_exit_codes(legal: Sequence[Combination], project: Render) -> None:
+    for combination in covering(legal, 1):
+        folder = project(**dict(combination.answers))
+        (exits,) = folder.glob("*/runtime/exits.py")
+        codes = [int(code) for code in module_of(exits).ExitCode]
+        assert [*map(int, re.findall(r"^\| (\d+) \| \w", (folder / "README.md").read_text(), re.MULTILINE))] == codes
+        assert codes == [0, 1, 2, 65, 69, 75]
 
 
 @pytest.mark.parametrize(("error", "shown"), FULL, ids=repr)
@@ -62,13 +65,6 @@ def test_a_rank_that_is_out_of_memory_says_what_to_lower(error: Exception, shown
     with pytest.raises(exits.OutOfMemory, match=r"^rank 1 is out of memory.*--accum-steps") as raised:
         exits.raise_for_user(error, 1)
     assert str(raised.value).endswith(shown)
-
-
-# Where a rank learns that its GPU is full, and how it is told.
-PLACES: dict[str, tuple[Any, Exception]] = {
-    "set_device": (torch.cuda, torch.AcceleratorError(DRIVER)),
-    "init_process_group": (torch.distributed, torch.distributed.DistBackendError(NCCL)),
-}
 
 
 def meet_a_full_gpu() -> None:
@@ -81,23 +77,18 @@ def meet_a_full_gpu() -> None:
             setattr(module, place, Mock(side_effect=error))
         join(None, backend="gloo")
 
-    def make(compute: Any) -> Any:
-        def compute_or_fail(model: Any, batch: Any) -> Any:
-            if torch.distributed.get_rank() == 1 and next(batches) == 3:
-                raise torch.OutOfMemoryError(ALLOCATOR)
-            return compute(model, batch)
+    def fail(model: Any, batch: Any) -> None:
+        if torch.distributed.get_rank() == 1 and next(batches) == 3:
+            raise torch.OutOfMemoryError(ALLOCATOR)
 
-        return compute_or_fail
-
-    wrap("task.compute", make)
+    on_compute(fail)
     run_train()
 
 
 @pytest.mark.parametrize("place", [*PLACES, "compute"])
 def test_a_full_gpu_ends_all_ranks_in_one_line(place: str, project: Render, tmp_path: Path) -> None:
     one, other = start_ranks(project(), tmp_path / "run", entry=meet_a_full_gpu, env={"PLACE": place})
-    error = error_in([other.ends_with(2, timeout=60)])
-    assert error.startswith("error: rank 1 is out of memory: raise --accum-steps")
+    assert error_in([other.ends_with(2, timeout=60)]).startswith("error: rank 1 is out of memory: raise --accum-steps")
     if place == "compute":
         assert "error: rank 1 has ended: OutOfMemory " in error_in([one.ends_with(69, timeout=60)])
     one.kill()

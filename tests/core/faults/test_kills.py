@@ -33,8 +33,7 @@ def assert_all_are_whole(run_dir: Path) -> int:
     """Load every checkpoint, compare its bytes with the manifest, and return the step of last.pt."""
     folder = run_dir / "checkpoints"
     known = json.loads((folder / "manifest.json").read_text())
-    files = [folder / name for name in names(run_dir) if name.endswith(".pt")]
-    for file in files:
+    for file in [folder / name for name in names(run_dir) if name.endswith(".pt")]:
         content = file.read_bytes()
         entry = known[hashlib.sha256(content).hexdigest()]
         step = checkpoint(run_dir, file.name)["progress"]["step"]
@@ -49,13 +48,10 @@ def test_a_killed_run_loses_one_interval_at_most(project: Render, tmp_path: Path
     assert_kills_lose_one_interval(6, project(), tmp_path, measured)
 
 
-def assert_kills_lose_one_interval(
-    kills: int, project: Path, tmp_path: Path, measured: Measured, *further: str
-) -> None:
+def assert_kills_lose_one_interval(kills: int, project: Path, folder: Path, measured: Measured, *further: str) -> None:
     """Kill a run many times, half of them in a save, and compare its end with that of a run that nobody kills."""
-    run_dir, moments = tmp_path / "run", random.Random(kills)
-    until = str(4 * kills + LATER)
-    options = ("--save-every", "1", "--keep", "2", "--epochs", "60", "--max-steps", until, *further)
+    run_dir, moments = folder / "run", random.Random(kills)
+    options = ("--save-every", "1", "--keep", "2", "--epochs", "60", "--max-steps", str(4 * kills + LATER), *further)
     step, killed, while_saving, lost = 0, 0, 0, 0
     for number in range(kills):
         ranks = start_ranks(project, run_dir, *(["--resume"] if step else []), *options)
@@ -71,8 +67,8 @@ def assert_kills_lose_one_interval(
     assert killed + while_saving == kills
     assert f"resumed from {run_dir / 'checkpoints' / 'last.pt'}" in (run_dir / "train.log").read_text()
     train_on_ranks(project, run_dir, "--resume", *options)
-    train_on_ranks(project, tmp_path / "whole", *options)
-    assert_same_state(checkpoint(run_dir), checkpoint(tmp_path / "whole"))
+    train_on_ranks(project, folder / "whole", *options)
+    assert_same_state(checkpoint(run_dir), checkpoint(folder / "whole"))
     assert [name for name in names(run_dir) if name.endswith(".tmp")] == []
     how = " ".join([f"{kills} kills", *further])
     measured("kills", f"{how}, {while_saving} of them while saving: damaged checkpoints", 0)

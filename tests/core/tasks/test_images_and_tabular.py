@@ -20,6 +20,18 @@ from tests.support.training import checkpoint
 
 COLOURS = {"blue": (0, 0, 200), "green": (0, 200, 0), "red": (200, 0, 0)}
 QUICK = {"image_size": 8, "global_batch_size": 8, "epochs": 1, "warmup_steps": 0}
+SAME_CLASSES = "--data: {}/train and {}/val must have the same classes,"
+Modules = Callable[[str], Any]
+WRONG_TABLES: dict[str, tuple[str | None, str]] = {
+    "no file": (None, "{} cannot be read: No such file or directory"),
+    "empty": ("", "--target: {} has no column price: it has none"),
+    "no target": ("height,width\n1,2\n", "--target: {} has no column price: it has height, width"),
+    "a word": ("height,width,price\n1,2,3\n\n1,wide,3\n", "{}, line 4, column width: 'wide' is no number"),
+    "a missing cell": ("height,width,price\n1,2,3\n1,2\n", "{}, line 3, column price: '' is no number"),
+    "not a number": ("height,width,price\n1,nan,3\n", "{}, line 2, column width: 'nan' is no number"),
+    "too many cells": ("height,width,price\n1,5,2,3\n", "{}, line 2: it has more cells than the header"),
+    "no text": ("\xff", "{} cannot be read: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+}
 
 
 @pytest.fixture
@@ -32,9 +44,6 @@ def images(tmp_path: Path) -> Path:
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (9 + number, 30 - number), colour).save(file)
     return tmp_path / "images"
-
-
-Modules = Callable[[str], Any]
 
 
 @pytest.fixture
@@ -51,9 +60,6 @@ def refusal(of_task: Modules, work: Callable[[], Any]) -> str:
     with pytest.raises(of_task("runtime.exits").UserError) as raised:
         work()
     return str(raised.value)
-
-
-SAME_CLASSES = "--data: {}/train and {}/val must have the same classes,"
 
 
 def empty(folder: Path) -> None:
@@ -78,8 +84,7 @@ def test_a_wrong_folder_of_images_is_named(mistake: str, of_images: Modules, ima
     change, words = WRONG_FOLDERS[mistake]
     change(images)
     config = of_images("config").Config(data=images)
-    said = refusal(of_images, lambda: of_images("data").load_data(config))
-    assert said == words.format(images, images)
+    assert refusal(of_images, lambda: of_images("data").load_data(config)) == words.format(images, images)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -100,8 +105,7 @@ def test_images_are_found_in_the_order_of_the_alphabet(of_images: Modules, image
     assert [len(training), len(validation)] == [24, 6]
     for i in range(24):
         image, label = training[i]
-        assert image.shape == (3, 8, 8)
-        assert label == i // 8
+        assert (image.shape, label) == ((3, 8, 8), i // 8)
         assert (image.float().mean(dim=(1, 2)) - torch.tensor(COLOURS[sorted(COLOURS)[label]])).abs().max() < 5
 
 
@@ -152,8 +156,7 @@ def test_predict_says_what_the_model_sees_in_an_image(of_images: Modules, images
     with torch.inference_mode():
         [found] = task.predict(network, file)
         shares = network(of_images("data").read_image(file, 8)[None]).softmax(dim=1)[0]
-    assert found["class"] == sorted(COLOURS)[shares.argmax()]
-    assert found["probability"] == shares.max()
+    assert (found["class"], found["probability"]) == (sorted(COLOURS)[shares.argmax()], shares.max())
     renamed = model.Network(["1" * len(name) for name in sorted(COLOURS)], 32, 8)
     renamed.load_state_dict(network.state_dict())
     assert renamed.classes == sorted(COLOURS)
@@ -162,10 +165,7 @@ def test_predict_says_what_the_model_sees_in_an_image(of_images: Modules, images
     assert said.startswith(f"{images}/nonsense.png is no image that can be read: ")
 
 
-HEADER = ("height", "width", "price")
-
-
-def write_csv(file: Path, rows: list[Any], header: Any = HEADER) -> Path:
+def write_csv(file: Path, rows: list[Any], header: Any = ("height", "width", "price")) -> Path:
     with open(file, "w", newline="") as text:
         csv.writer(text).writerows([header, *rows])
     return file
@@ -174,20 +174,7 @@ def write_csv(file: Path, rows: list[Any], header: Any = HEADER) -> Path:
 def some_rows(number: int) -> list[list[float]]:
     height, width, noise = np.random.default_rng(0).normal(size=(3, number))
     columns = [170 + 10 * height, width / 100, 1000 + 300 * height * width + 50 * noise]
-    rows: list[list[float]] = np.round(np.stack(columns, axis=1), 4).tolist()
-    return rows
-
-
-WRONG_TABLES: dict[str, tuple[str | None, str]] = {
-    "no file": (None, "{} cannot be read: No such file or directory"),
-    "empty": ("", "--target: {} has no column price: it has none"),
-    "no target": ("height,width\n1,2\n", "--target: {} has no column price: it has height, width"),
-    "a word": ("height,width,price\n1,2,3\n\n1,wide,3\n", "{}, line 4, column width: 'wide' is no number"),
-    "a missing cell": ("height,width,price\n1,2,3\n1,2\n", "{}, line 3, column price: '' is no number"),
-    "not a number": ("height,width,price\n1,nan,3\n", "{}, line 2, column width: 'nan' is no number"),
-    "too many cells": ("height,width,price\n1,5,2,3\n", "{}, line 2: it has more cells than the header"),
-    "no text": ("\xff", "{} cannot be read: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
-}
+    return [*np.round(np.stack(columns, axis=1), 4).tolist()]
 
 
 @pytest.mark.parametrize("mistake", WRONG_TABLES)
@@ -236,12 +223,10 @@ def test_predict_reads_the_columns_that_the_model_knows(of_tables: Modules, tmp_
     """In any order, beside others that need not be numbers; the weights bring along what standardises them."""
     task, rows = of_tables("task"), some_rows(40)
     tables: dict[str, list[Any]] = {"table.csv": rows, "other.csv": [[i, -i, i % 2] for i in range(20)]}
-    configs = [
-        of_tables("config").Config(data=write_csv(tmp_path / name, table), target="price")
-        for name, table in tables.items()
-    ]
+    make, build = of_tables("config").Config, of_tables("model").build_model
     torch.manual_seed(0)
-    trained, loaded = [of_tables("model").build_model(config).eval() for config in configs]
+    files = (write_csv(tmp_path / name, table) for name, table in tables.items())
+    trained, loaded = [build(make(data=file, target="price")).eval() for file in files]
     loaded.load_state_dict(trained.state_dict())
     named = [["a", width, height] for height, width, _ in rows]
     table = write_csv(tmp_path / "new.csv", named, ["name", "width", "height"])
@@ -253,3 +238,12 @@ def test_predict_reads_the_columns_that_the_model_knows(of_tables: Modules, tmp_
     lacking = write_csv(tmp_path / "lacking.csv", [[1]], ["width"])
     said = refusal(of_tables, lambda: [*task.predict(loaded, lacking)])
     assert said == f"{lacking} has no column height: it has width"
+
+
+def test_the_digits_are_those_of_scikit_learn(project: Render) -> None:
+    from sklearn.datasets import load_digits
+
+    theirs = load_digits()
+    with np.load(project() / "ddp_project" / "digits.npz") as digits:
+        assert np.array_equal(digits["images"], theirs.images)
+        assert np.array_equal(digits["labels"], theirs.target)

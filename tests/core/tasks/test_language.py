@@ -1,7 +1,6 @@
 """Tokens in files: each is learned or held out once, wherever it lies, and what is wrong is said in one line."""
 
 import random
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -16,9 +15,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import nn
 
 from tests.conftest import Package, Render
-from tests.core.exact.test_resume import assert_ends_like, stopped_at
+from tests.core.exact.test_resume import assert_stops_in_turn_change_nothing
 from tests.core.tasks.test_images_and_tabular import Modules, refusal
-from tests.support.forked_runs import Program, run_all
+from tests.support.forked_runs import Program
+from tests.support.processes import output_of
 from tests.support.training import differences
 
 TINY = {"width": 8, "layers": 1, "heads": 2, "context": 8}
@@ -36,9 +36,8 @@ def config(language: Modules, **options: Any) -> Any:
 
 def test_each_token_is_learned_or_held_out_once(language: Modules, tmp_path: Path) -> None:
     """But for the first of each file, which follows no other one."""
-    lengths = [1, 2, 9, 500, 0, 8 * 40 + 1]
     rng, files = random.Random(0), []
-    for number, length in enumerate(lengths):
+    for number, length in enumerate([1, 2, 9, 500, 0, 8 * 40 + 1]):
         files.append(tmp_path / f"{number}.txt")
         files[-1].write_bytes(rng.randbytes(length))
     data = language("data")
@@ -78,9 +77,7 @@ def test_a_terabyte_takes_no_memory_and_is_resumed(language: Modules, own_projec
     assert process.memory_info().rss - before < 100 * 2**20
     options = TINY | {"data": file, "max_steps": 6, "global_batch_size": 24, "accum_steps": 2, "log_every": 2}
     whole = Program(own_project(task="language", logging="csv"), tmp_path / "whole", options)
-    stopped = stopped_at(whole, 3)
-    run_all([[whole], stopped])
-    assert_ends_like(whole, stopped[-1])
+    assert_stops_in_turn_change_nothing(whole, 3)
 
 
 def test_what_cannot_be_learned_is_named(language: Modules, tmp_path: Path) -> None:
@@ -110,14 +107,11 @@ def test_shards_hold_what_the_tokenizer_says(language: Modules, own_project: Ren
     tokenizer.train([*map(str, texts)], trainers.BpeTrainer(vocab_size=300, show_progress=False))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     command: list[str | Path] = [sys.executable, "-m", "ddp_project.data", tmp_path / "shards", *texts, "--tokenizer"]
-    done = subprocess.run(
-        [*command, tmp_path / "tokenizer.json"], cwd=own_project(task="language"), capture_output=True, text=True
-    )
+    printed = output_of([*command, tmp_path / "tokenizer.json"], own_project(task="language"))
     [shard] = (tmp_path / "shards").iterdir()
-    expected = [
-        token for text in texts for line in text.read_text().splitlines(True) for token in tokenizer.encode(line).ids
-    ]
-    assert done.stdout == f"{shard}: {len(expected)} tokens of {tokenizer.get_vocab_size()}\n", done.stderr
+    lines = [line for text in texts for line in text.read_text().splitlines(True)]
+    expected = [token for line in lines for token in tokenizer.encode(line).ids]
+    assert printed == f"{shard}: {len(expected)} tokens of {tokenizer.get_vocab_size()}\n"
     assert np.fromfile(shard, np.uint16).tolist() == expected
     assert len(language("data").load_data(config(language, data=(shard,), vocabulary=300))) == 2
 

@@ -48,23 +48,8 @@ built: dict[str, Any] = {{}}
 model_py.build_model, build_optimizer, lr_at = changed_model, changed_optimizer, later
 '''
 IMPORTS = "from . import model as model_py\nfrom .runtime.update import Optimizers\n\n"
-
-
-def changed(project: Path, place: Path, model: str = "pass", optimizer: str = "", later: str = "pass") -> Path:
-    shutil.copytree(project, place)
-    code = CHANGED.format(model=model, optimizer=optimizer or "build(model, config)", later=later)
-    extend(place / "ddp_project" / "task.py", code, imports=IMPORTS)
-    return place
-
-
-def refusal(program: Program) -> str:
-    """Run a program on two ranks, and return the one error that it must end with."""
-    [[ended]] = ends_of([[program]])
-    assert set(ended.codes) <= {2, 69}, "of the rank that notices, and of one that waits for it"
-    assert 2 in ended.codes
-    return error_in(ended.output)
-
-
+SOMETIMES = f"""network.sometimes = nn.Linear(10, 10)
+    network.classifier.register_forward_hook(lambda _, __, x: network.sometimes(x) if {RANK} == 1 else x)"""
 SPARSE = """table = network.table = nn.Parameter(torch.ones(3, 10))
     network.register_forward_hook(lambda _, __, out: out + F.embedding(out.argmax(1) % 3, table, sparse=True))"""
 TOO_MANY = "AdamW([*model.parameters(), nn.Parameter(torch.ones(3))])"
@@ -85,35 +70,8 @@ AT_THE_START = {  # by what is wrong: the model, the optimizer, and the error
     "SparseAdam": ("pass", "torch.optim.SparseAdam(model.parameters())", "task.py: SparseAdam needs sparse gradients"),
     "an unused layer": ("network.unused = nn.Linear(3, 3)", "", f"{NO_PART}unused.weight, unused.bias"),
     "twice": ("pass", "Optimizers(build(model, config), AdamW(model.features.parameters()))", "task.py: build_optim"),
-    "of the task": (
-        "pass",
-        TOO_MANY,
-        "task.py: the optimizer steps what build_model() did not make, so is not averaged",
-    ),
+    "of the task": ("pass", TOO_MANY, "task.py: the optimizer steps what build_model() did not make, so is not"),
 }
-
-
-@pytest.mark.parametrize("what", AT_THE_START)
-def test_it_is_refused_at_the_start(what: str, small: Render, tmp_path: Path) -> None:
-    model, optimizer, words = AT_THE_START[what]
-    project = changed(small(), tmp_path / "project", model, optimizer)
-    assert words in refusal(Program(project, tmp_path / "run", OPTIONS))
-    assert not [*(tmp_path / "run").glob("checkpoints/*.pt")]
-
-
-SOMETIMES = f"""network.sometimes = nn.Linear(10, 10)
-    network.classifier.register_forward_hook(lambda _, __, x: network.sometimes(x) if {RANK} == 1 else x)"""
-
-
-def test_a_layer_that_one_rank_alone_uses_is_named(small: Render, tmp_path: Path) -> None:
-    """By each rank that notices; another one waits for it."""
-    project = changed(small(), tmp_path / "project", SOMETIMES)
-    [[ended]] = ends_of([[Program(project, tmp_path / "run", OPTIONS)]])
-    assert set(ended.codes) <= {2, 69}
-    [error] = [line for line in errors_in(ended.output) if line.startswith("error: parameters")]
-    assert error.startswith(f"error: {NO_PART}sometimes.weight")
-
-
 FROZEN, FREEZE = "network.features[0].requires_grad_(False)", "model.classifier[2].requires_grad_(False)"
 UNFREEZE = "model.features[0].requires_grad_(True)"
 TRAINED = "AdamW([each for each in model.parameters() if each.requires_grad])"
@@ -134,6 +92,37 @@ LATER: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
     "frozen": ("pass", "", FREEZE, {}, f"{NO_PART}classifier.2.weight, classifier.2.bias"),
     "frozen in micro-batches": ("pass", "", FREEZE, ACCUMULATED, f"{NO_PART}classifier.2.weight, classifier.2.bias"),
 }
+
+
+def changed(project: Path, place: Path, model: str = "pass", optimizer: str = "", later: str = "pass") -> Path:
+    shutil.copytree(project, place)
+    code = CHANGED.format(model=model, optimizer=optimizer or "build(model, config)", later=later)
+    extend(place / "ddp_project" / "task.py", code, imports=IMPORTS)
+    return place
+
+
+def refusal(program: Program) -> str:
+    """Run a program on two ranks, and return the one error that it must end with."""
+    [[ended]] = ends_of([[program]])
+    assert set(ended.codes) <= {2, 69}, "of the rank that notices, and of one that waits for it"
+    assert 2 in ended.codes
+    return error_in(ended.output)
+
+
+@pytest.mark.parametrize("what", AT_THE_START)
+def test_it_is_refused_at_the_start(what: str, small: Render, tmp_path: Path) -> None:
+    model, optimizer, words = AT_THE_START[what]
+    project = changed(small(), tmp_path / "project", model, optimizer)
+    assert words in refusal(Program(project, tmp_path / "run", OPTIONS))
+    assert not [*(tmp_path / "run").glob("checkpoints/*.pt")]
+
+
+def test_a_layer_that_one_rank_alone_uses_is_named(small: Render, tmp_path: Path) -> None:
+    """By each rank that notices; another one waits for it."""
+    [[ended]] = ends_of([[Program(changed(small(), tmp_path / "project", SOMETIMES), tmp_path / "run", OPTIONS)]])
+    assert set(ended.codes) <= {2, 69}
+    [error] = [line for line in errors_in(ended.output) if line.startswith("error: parameters")]
+    assert error.startswith(f"error: {NO_PART}sometimes.weight")
 
 
 @pytest.mark.parametrize("what", LATER)
@@ -164,7 +153,6 @@ def test_a_layer_that_the_last_micro_batch_leaves_out(options: dict[str, Any], s
 
 def test_parameters_may_wait_for_their_time_in_a_group_without_a_rate(small: Render, tmp_path: Path) -> None:
     groups = "{'params': model.classifier.parameters()}, {'params': model.features.parameters(), 'lr_scale': 0}"
-    project = changed(
-        small(), tmp_path / "project", "pass", f"AdamW([{groups}])", "optimizer.param_groups[1]['lr_scale'] = 1.0"
-    )
+    later = "optimizer.param_groups[1]['lr_scale'] = 1.0"
+    project = changed(small(), tmp_path / "project", "pass", f"AdamW([{groups}])", later)
     run_all([[Program(project, tmp_path / "run", OPTIONS)]])

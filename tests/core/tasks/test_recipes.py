@@ -9,8 +9,8 @@ from PIL import Image
 
 from generator.render.project import read_files
 from tests.conftest import Render
-from tests.core.exact.test_resume import assert_ends_like, stopped_at
-from tests.support.forked_runs import Program, run_all
+from tests.core.exact.test_resume import assert_stops_in_turn_change_nothing
+from tests.support.forked_runs import Program
 from tests.support.projects.instructions import follow, read_recipes
 
 OWNERS = {*(f"ddp_project/{name}.py" for name in ("task", "model", "data", "options")), "tests/task.py"}
@@ -50,7 +50,4 @@ def test_a_recipe_is_followed_trained_stopped_and_resumed(title: str, small: Ren
     project = changed_project(title, before, tmp_path / "project")
     old, new = read_files(before), read_files(project)
     assert {path for path in new if new[path] != old.get(path) and not path.startswith("images/")} <= OWNERS
-    whole = Program(project, tmp_path / "whole", OPTIONS)
-    stopped = stopped_at(whole, 3, 7)
-    run_all([[whole], stopped])
-    assert_ends_like(whole, stopped[-1])
+    assert_stops_in_turn_change_nothing(Program(project, tmp_path / "whole", OPTIONS), 3, 7)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Render
-from tests.core.exact.test_resume import assert_ends_like, stopped_at
+from tests.core.exact.test_resume import assert_stops_in_turn_change_nothing
 from tests.core.tasks.test_parameters import OPTIONS, RANK, UNUSED, changed
 from tests.support.forked_runs import Program, metrics, run_all
 from tests.support.ranks import error_in
@@ -19,24 +19,18 @@ SUMMARY = "{}\n\n\ndef summarize(means):\n    "
 NONSENSE = [
     ('reduction="sum"', 'reduction="none"', 'the sum of "loss" must be a scalar, not of shape (12,)'),
     ("F.cross_entropy($$$A)", "{}.detach()", '"loss" has no gradient'),
-    (
-        '"loss": $X',
-        '"error": $X',
-        "compute() must return a dict with \"loss\": Mean(sum, count), not a dict of ['error', ",
-    ),
+    ('"loss": $X', '"error": $X', 'compute() must return a dict with "loss": Mean(sum, count), not a dict of [\'err'),
     ("return $X", "return logits.sum()", 'compute() must return a dict with "loss": Mean(sum, count), not Tensor'),
     ('"accuracy": $X', '"accuracy": 0.5', '"accuracy" must be a Mean(sum, count) of tensors or numbers, not 0.5'),
-    (
-        '"accuracy": $X',
-        '"accuracy": Mean(logits.sum(dim=0), 1)',
-        '"accuracy" has shape (10,): let summarize() make a n',
-    ),
-    ('BEST = "accuracy"', f"{SUMMARY}means.clear()", "summarize() must return a dict of numbers, and returned None"),
+    ('"accuracy": $X', '"accuracy": Mean(logits.sum(dim=0), 1)', '"accuracy" has shape (10,): let summarize() make'),
     (
         'BEST = "accuracy"',
-        f"{SUMMARY}return means | {{'rank': 'n/a'}}",
-        "\"rank\" is 'n/a' of type str: let summarize() make",
+        f"{SUMMARY.replace('mm', 'm')}return means",
+        "nothing calls sumarize(): if it is meant to be",
     ),
+    ("def lr_at($$$A) -> float:\n    $$$B", "", "a name is missing that the program uses: add it"),
+    ('BEST = "accuracy"', f"{SUMMARY}means.clear()", "summarize() must return a dict of numbers, and returned None"),
+    ('BEST = "accuracy"', f"{SUMMARY}return means | {{'rank': 'n/a'}}", "\"rank\" is 'n/a' of type str: let summ"),
     ('"loss": Mean($X, $Y)', '"loss": Mean($X, 0)', 'the count of "loss" is 0 over all ranks'),
     ('"accuracy": $X', f'f"accuracy{{{RANK}}}": $X', "compute() must return the same names and shapes on every rank"),
     (
@@ -47,21 +41,6 @@ NONSENSE = [
     ("def lr_at($$$A) -> float:\n    $$$B", "", "a name is missing that the program uses: add it"),
     ('BEST = "accuracy"', 'BEST = "f1"', 'BEST is "f1", which is none of the metrics: loss, accuracy'),
 ]
-
-
-@pytest.mark.parametrize(("pattern", "replacement", "words"), NONSENSE)
-def test_nonsense_is_refused_in_one_line(
-    pattern: str, replacement: str, words: str, small: Render, tmp_path: Path
-) -> None:
-    project = shutil.copytree(small(), tmp_path / "project")
-    Rewrite(pattern, replacement, "" if re.match("BEST|def", pattern) else "compute").apply(
-        project / "ddp_project" / "task.py"
-    )
-    [[ended]] = run_all([[Program(project, tmp_path / "run", OPTIONS, code=2)]])
-    assert f"task.py: {words}" in error_in(ended.output)
-    assert not [*(tmp_path / "run").glob("checkpoints/*.pt")]
-
-
 # Appended to task.py: a penalty on slopes, in evaluations too. The first of these keeps a table for the training.
 PENALISED = """
 
@@ -81,6 +60,31 @@ def penalised(model: nn.Module, batch: Any, compute: Any = compute) -> dict[str,
 table: list[Tensor] = []
 compute = penalised
 """
+# What test_parameters.py refuses without --find-unused-parameters.
+ON_ONE_RANK = f"""network.sometimes = nn.Linear(10, 10)
+    network.classifier.register_forward_hook(
+        lambda _, __, logits: network.sometimes(logits) if {RANK} == 1 or not network.training else logits
+    )"""
+TIED = """network.classifier.extend([nn.Linear(10, 10), nn.Linear(10, 10)])
+    network.classifier[4].weight = network.classifier[3].weight"""
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "frozen parameters": ("network.features.requires_grad_(False)", {}),
+    "unused parameters": ("network.unused = nn.Linear(3, 3)", UNUSED),
+    "parameters that one rank alone uses": (ON_ONE_RANK, UNUSED),
+    "tied weights": (TIED, {}),
+    "integer buffers": ('network.register_buffer("seen", __import__("torch").zeros(3, dtype=int))', {}),
+    "no BatchNorm": ("network.features = nn.Sequential(nn.Conv2d(1, 64, 4, stride=4))", {}),
+}
+
+
+@pytest.mark.parametrize(("pattern", "edited", "words"), NONSENSE)
+def test_nonsense_is_refused_in_one_line(pattern: str, edited: str, words: str, small: Render, tmp_path: Path) -> None:
+    project = shutil.copytree(small(), tmp_path / "project")
+    function = "" if re.match("BEST|def", pattern) else "compute"
+    Rewrite(pattern, edited, function).apply(project / "ddp_project" / "task.py")
+    [[ended]] = run_all([[Program(project, tmp_path / "run", OPTIONS, code=2)]])
+    assert f"task.py: {words}" in error_in(ended.output)
+    assert not [*(tmp_path / "run").glob("checkpoints/*.pt")]
 
 
 def test_evaluations_may_compute_gradients_and_keep_tensors_for_the_training(small: Render, tmp_path: Path) -> None:
@@ -91,30 +95,8 @@ def test_evaluations_may_compute_gradients_and_keep_tensors_for_the_training(sma
     assert [value > 0 for _, value in metrics(program.run_dir)["epoch/validation_slope"]] == [True, True]
 
 
-# What test_parameters.py refuses without --find-unused-parameters.
-ON_ONE_RANK = f"""network.sometimes = nn.Linear(10, 10)
-    network.classifier.register_forward_hook(
-        lambda _, __, logits: network.sometimes(logits) if {RANK} == 1 or not network.training else logits
-    )"""
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "frozen parameters": ("network.features.requires_grad_(False)", {}),
-    "unused parameters": ("network.unused = nn.Linear(3, 3)", UNUSED),
-    "parameters that one rank alone uses": (ON_ONE_RANK, UNUSED),
-    "tied weights": (
-        "network.classifier.extend([nn.Linear(10, 10), nn.Linear(10, 10)])\n"
-        "    network.classifier[4].weight = network.classifier[3].weight",
-        {},
-    ),
-    "integer buffers": ('network.register_buffer("seen", __import__("torch").zeros(3, dtype=int))', {}),
-    "no BatchNorm": ("network.features = nn.Sequential(nn.Conv2d(1, 64, 4, stride=4))", {}),
-}
-
-
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_model_trains_and_goes_on_after_a_stop(kind: str, small: Render, tmp_path: Path) -> None:
     change, options = MODELS[kind]
-    project = changed(small(logging="csv"), tmp_path / "project", change)
-    whole = Program(project, tmp_path / "whole", OPTIONS | options)
-    stopped = stopped_at(whole, 3)
-    run_all([[whole], stopped])
-    assert_ends_like(whole, stopped[-1])
+    whole = Program(changed(small(logging="csv"), tmp_path / "project", change), tmp_path / "whole", OPTIONS | options)
+    assert_stops_in_turn_change_nothing(whole, 3)

@@ -5,30 +5,41 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from plumbum import local
 
 from generator.answers.questions import TEMPLATE
-from generator.render.git import run
+from generator.render.git import SETTINGS, run
 from generator.render.project import RenderError
 from generator.render.snapshot import PARTS
-from generator.update.history import (
-    FILE,
-    NEXT,
-    TOLD,
-    check_changes,
-    check_metadata,
-    check_release,
-    clone_history,
-    read_releases,
-    steps_of_release,
-    tells_of_checkpoints,
-)
+from generator.update import history as releases
+from generator.update.edits import ChangedFile, carry_edits, choose_edits
+from generator.update.history import FILE, NEXT, TOLD, check_changes, check_release, clone_history, read_releases
 from generator.update.replay import carry, commit_all
-from tests.support.cli import ddp_template
+from tests.support.processes import write_program
 from tests.support.versions import SECTION, MadeUp
 
 Change = Callable[[MadeUp], object]
+HOSTILE = """
+[user]
+    useConfigOnly = true
+[commit]
+    gpgSign = true
+[core]
+    autocrlf = true
+    hooksPath = {hooks}
+[diff]
+    noprefix = true
+    external = false
+"""
+WRONG_LISTS = [
+    ("1.0.0: abc\n0.9.0: abc\n", "lists 0.9.0 below 1.0.0"),
+    ("first: abc\n", "first is no version"),
+    ("1.0.0\n", "has no line such as"),
+    ("{", "cannot be read"),
+]
 
 
 def test_all_released_versions_are_in_this_clone_and_told_of() -> None:
@@ -41,7 +52,7 @@ def test_all_released_versions_are_in_this_clone_and_told_of() -> None:
     told_of = re.findall(r"^## (.+)$", changes, re.MULTILINE)[::-1]
     assert told_of[: len(released)] == released
     assert len(told_of) <= len(released) + 1, "of the next version at most"
-    check_metadata(told_of[-1], TEMPLATE)
+    releases.check_metadata(told_of[-1], TEMPLATE)
 
 
 def changes_say_nothing(heading: str) -> Change:
@@ -78,9 +89,7 @@ def moved_tag(ready: MadeUp) -> None:
         ("1.1.0", moved_tag, "the tag v1.0.0 has moved"),
     ],
 )
-def test_a_version_that_is_not_ready_is_refused(
-    version: str, change: Change | None, reason: str, ready: MadeUp
-) -> None:
+def test_a_version_that_is_not_ready_is_refused(version: str, change: Any, reason: str, ready: MadeUp) -> None:
     check_release("1.1.0", ready.folder)
     if change:
         change(ready)
@@ -92,7 +101,7 @@ def test_a_released_version_has_the_template_alone_and_the_branch_all_files(read
     (ready.folder / "docs.md").touch()
     commit_all(ready.folder)
     commit = run(ready.folder, "rev-parse", "HEAD")
-    *local, push = steps_of_release("1.1.0", commit)
+    *local, push = releases.steps_of_release("1.1.0", commit)
     assert push == "git push origin HEAD v1.1.0"
     subprocess.run(["bash", "-euc", "\n".join(local)], cwd=ready.folder, check=True, capture_output=True)
     assert [release.version for release in read_releases(ready.folder)] == ["1.0.0", "1.1.0"]
@@ -111,15 +120,7 @@ def test_a_released_version_has_the_template_alone_and_the_branch_all_files(read
     assert carry(history.folder, ("v1.0.0", "v1.1.0", NEXT), {}, tmp_path / "trial") == []
 
 
-@pytest.mark.parametrize(
-    ("listed", "reason"),
-    [
-        ("1.0.0: abc\n0.9.0: abc\n", "lists 0.9.0 below 1.0.0"),
-        ("first: abc\n", "first is no version"),
-        ("1.0.0\n", "has no line such as"),
-        ("{", "cannot be read"),
-    ],
-)
+@pytest.mark.parametrize(("listed", "reason"), WRONG_LISTS)
 def test_a_list_of_releases_is_read_in_order_or_refused(listed: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("1.9.0: abc\n1.10: abc\n")
     assert [release.tag for release in read_releases(tmp_path)] == ["v1.9.0", "v1.10"]
@@ -132,12 +133,11 @@ def test_what_was_told_of_checkpoints_counts_for_all_older_versions(tmp_path: Pa
     told = SECTION.replace("- Nothing.\n\n## 1.1.0", "- Nothing.").replace("1.1.0", "2.0.0")
     older = SECTION.removeprefix("# Changes\n\n").replace("- Nothing.", "- Finish your runs: checkpoints differ.")
     (tmp_path / "CHANGELOG.md").write_text(f"{told}\n{older}\n## 1.0.0\n")
-    assert tells_of_checkpoints(tmp_path, "v1.0.0")
-    assert not tells_of_checkpoints(tmp_path, "v1.1.0")
+    assert releases.tells_of_checkpoints(tmp_path, "v1.0.0")
+    assert not releases.tells_of_checkpoints(tmp_path, "v1.1.0")
 
 
 def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command of a made-up history on that history itself."""
     for name in ("generator", "README.md"):
         subprocess.run(["cp", "-r", str(TEMPLATE / name), str(folder)], check=True)
     (folder / ".gitignore").write_text("__pycache__/\n.cache/\n")
@@ -146,17 +146,26 @@ def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["nothing"], "'nothing' is no revision that this clone has"),
-        (["1.0.0", "--only", "nonsense"], "nonsense is neither KEY=VALUE nor"),
-        (["1.0.0", "--only", "launcher=ssh"], "launcher=ssh is no choice"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_in_one_line(arguments: list[str], reason: str) -> None:
-    done = ddp_template("update-check", *arguments, code=2)
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: ")
-    assert reason in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_settings_of_the_user_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_program(tmp_path / "hooks" / "pre-commit", "exit 1")
+    (tmp_path / "config").write_text(HOSTILE.format(hooks=tmp_path / "hooks"))
+    for variable in SETTINGS:
+        monkeypatch.delenv(variable)
+        monkeypatch.delitem(local.env, variable)  # type: ignore[arg-type]
+    (tmp_path / "home" / ".config" / "git").mkdir(parents=True)
+    (tmp_path / "home" / ".config" / "git" / "attributes").write_text("*.md -diff\n")
+    (tmp_path / "home" / ".config" / "git" / "ignore").write_text("*.md\n")
+    for environment in (monkeypatch.setenv, lambda *pair: monkeypatch.setitem(local.env, *pair)):  # type: ignore[arg-type]
+        environment("GIT_CONFIG_GLOBAL", str(tmp_path / "config"))
+        environment("GIT_DIR", str(tmp_path / "nowhere"))
+        environment("GIT_CONFIG_PARAMETERS", "'commit.gpgsign'='true'")
+        environment("GIT_TEMPLATE_DIR", str(tmp_path / "hooks"))
+        environment("HOME", str(tmp_path / "home"))
+    refused = subprocess.run(["git", "init", str(tmp_path / "x")], capture_output=True)
+    assert not (tmp_path / "x" / ".git").exists(), refused
+    history = clone_history(tmp_path / "clone", read_releases())
+    (tmp_path / "trial").mkdir()
+    assert carry(history.folder, ("v1.0.0", NEXT), {}, tmp_path / "trial") == []
+    edits = choose_edits([ChangedFile("a.md", "one\n\ntwo\n\nthree\n", "one\n\ntwo\n\n3\n")])
+    assert carry_edits(edits, tmp_path / "edits") == []
+    assert (tmp_path / "edits" / "project" / edits[0].path).read_text().endswith("3\n")

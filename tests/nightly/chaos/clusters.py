@@ -26,9 +26,7 @@ from tools.slurm import NODES as OF_SLURM
 
 NODES = 2
 HEAD_TIMEOUT = 10  # seconds, of launch.sh
-WALL = (
-    "add table inet chaos; add chain inet chaos in {{ type filter hook input priority 0; }}; add rule inet chaos in {}"
-)
+WALL = "add table inet ddp; add chain inet ddp in {{ type filter hook input priority 0; }}; add rule inet ddp in {}"
 # A kernel need not have netem, which delays packets; to drop what comes too fast slows connections, too.
 DROPPED = {"slow": "limit rate over 500 kbytes/second drop", "lossy": "numgen random mod 100 < 5 drop"}
 LOOKS_EVERY = 0.2  # seconds: each look at a job of Slurm starts a program
@@ -45,7 +43,7 @@ class HostLink:
     def set_state(self, state: str) -> None:
         for host in self.hosts:
             host.set_link("down" if state == "cut" else "up")
-            subprocess.run(host.command("nft", "delete table inet chaos"), capture_output=True)  # if there is one
+            subprocess.run(host.command("nft", "delete table inet ddp"), capture_output=True)  # if there is one
             if state in DROPPED:
                 host.run("nft", WALL.format(f"iifname {LINK} {DROPPED[state]}"))
 
@@ -59,8 +57,6 @@ class Nodes:
 
 @dataclass
 class HostsJob(Job):
-    """A launch.sh on each of two hosts."""
-
     run_dir: Path
     machines: list[Job]
     first: int = 0  # exit code that is not 0, of the machine that ended first
@@ -136,8 +132,6 @@ class SlurmJob(Job):
 
 @dataclass
 class SlurmNodes(Nodes):
-    """The nodes of the cluster, which others want, too."""
-
     cluster: slurm.Cluster
 
     def take(self, job: Job, victim: float) -> None:
@@ -200,8 +194,6 @@ def of_ray(project: Path, folder: Path, stack: ExitStack, _: object) -> tuple[St
 
 
 class MarkedJobSet(kubernetes.JobSet):
-    """Its processes are found by a mark."""
-
     mark: str
     codes: Sequence[int | None] = ()  # of the pods, when one has failed
 
@@ -215,8 +207,6 @@ class MarkedJobSet(kubernetes.JobSet):
 
 @dataclass
 class PodsJob(Job):
-    """A job that pods run, and their successors."""
-
     run_dir: Path
     jobset: MarkedJobSet
     ended: int | None = None

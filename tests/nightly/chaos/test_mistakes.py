@@ -1,6 +1,5 @@
 """A nemesis that finds nothing proves nothing: it finds the mistakes that an owner may make, and how to repeat them."""
 
-import os
 import re
 import shlex
 from pathlib import Path
@@ -9,39 +8,25 @@ import pytest
 from typer.testing import CliRunner
 
 from generator.chaos.faults import Need, possible_faults
-from generator.chaos.job import launch
 from generator.chaos.nemesis import Nemesis
-from generator.chaos.surroundings import cpu_quota
 from generator.cli.main import app
 from tests.conftest import Render
 from tests.support.chaos import forked
-from tests.support.processes import scaled, wait_until
+from tests.support.processes import scaled
 from tools.rewriting import Rewrite
 
 AT_MOST = 60  # faults until a mistake is found
 FORGOTTEN = Rewrite("self.sampler.set_epoch($EPOCH, skip=$SKIP)", "self.sampler.set_epoch($EPOCH, skip=0)")
-FOUR_SAVES_OF_ONE_NAME = 'path = self.folder / f"step-{max(5, $STEP // 20 * 20):08d}.pt"'
+NAME = 'path = self.folder / f"step-{%s:08d}.pt"'
+FOUR_SAVES_OF_ONE_NAME = Rewrite(NAME % "$STEP", NAME % "max(5, $STEP // 20 * 20)")
+STAYING = Rewrite("end_of_rows(start_step, path)", "end_of_rows(10**9, path)")
+DEAF = Rewrite("signal.signal(number, self._remember)", "pass")
+PLAIN_RAISE = Rewrite("raise UserError($TEXT) from error", "raise", "atomic_write")
 MISTAKES = {  # by name: the file in runtime/, the edit, and what the nemesis says of it, as a pattern
-    "what was recorded after the checkpoint stays": (
-        "tracking.py",
-        Rewrite("end_of_rows(start_step, path)", "end_of_rows(10**9, path)"),
-        "is recorded more than once at step",
-    ),
-    "a signal ends the program": (
-        "exits.py",
-        Rewrite("signal.signal(number, self._remember)", "pass"),
-        "no line that has the cause",
-    ),
-    "a checkpoint is written where the last one is": (
-        "checkpoint.py",
-        Rewrite('path = self.folder / f"step-{$STEP:08d}.pt"', FOUR_SAVES_OF_ONE_NAME),
-        "steps are lost",
-    ),
-    "a full disk is no error of the user": (
-        "storage.py",
-        Rewrite("raise UserError($TEXT) from error", "raise", "atomic_write"),
-        "exit code 1",
-    ),
+    "what was recorded after the checkpoint stays": ("tracking.py", STAYING, "is recorded more than once at step"),
+    "a signal ends the program": ("exits.py", DEAF, "no line that has the cause"),
+    "a checkpoint is written where the last one is": ("checkpoint.py", FOUR_SAVES_OF_ONE_NAME, "steps are lost"),
+    "a full disk is no error of the user": ("storage.py", PLAIN_RAISE, "exit code 1"),
 }
 
 
@@ -65,23 +50,3 @@ def test_an_epoch_that_begins_anew_is_found_and_the_command_shows_how_to_repeat_
     again = CliRunner().invoke(app, command[1:])
     assert again.exit_code == 1, again.output
     assert "model is another than without faults" in again.output
-
-
-@pytest.mark.parametrize(
-    ("cores", "said"), [(1.0, "2 ranks share a quota of 1 core:"), (None, "sound: a run can start here")]
-)
-def test_the_doctor_names_a_quota(cores: float | None, said: str, project: Render, tmp_path: Path) -> None:
-    place = project(launcher="torchrun", logging="csv")
-    try:
-        with cpu_quota() as quota:
-            if cores:
-                quota.limit(cores)
-            job = launch(place, tmp_path, (), {}, quota.before)(tmp_path / "run", 2, ["--doctor", "--device", "cpu"])
-            wait_until(lambda: job.code() is not None, limit=100, told=job.output)
-            assert job.code() == 0, job.output()
-            assert said in job.output()
-            assert ("quota" in job.output()) == bool(cores)
-    except OSError as error:
-        if os.geteuid() == 0 and Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").exists():
-            raise
-        pytest.skip(f"no quota of CPUs: {error}")

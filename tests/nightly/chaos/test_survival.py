@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -36,17 +37,16 @@ OF_LOGGER = 20
 GATE = "add table inet {name}; add chain inet {name} out {{ type filter hook output priority 0; }}; "
 STATES = {"gone": "reject with tcp reset", "silent": "drop"}
 Note = Callable[[str, Counter[str]], None]
+NO_MPI = pytest.mark.skipif(not mpi.openmpi_mpirun(), reason="there is no Open MPI")
+LAUNCHERS = ["torchrun", "spawn", "launch", pytest.param("mpirun", marks=NO_MPI)]
 
 
 def slowness() -> float:
-    """Return how much longer things may take on this machine, as busy as it is."""
     return scaled(2)
 
 
 @pytest.fixture
 def note(measured: Measured) -> Note:
-    """Note how often each kind of fault happened to something."""
-
     def note(to: str, happened: Counter[str]) -> None:
         for kind, times in sorted(happened.items()):
             measured("chaos", f"{to}: {kind}", times)
@@ -54,18 +54,11 @@ def note(measured: Measured) -> Note:
     return note
 
 
-NO_MPI = pytest.mark.skipif(not mpi.openmpi_mpirun(), reason="there is no Open MPI")
-LAUNCHERS = ["torchrun", "spawn", "launch", pytest.param("mpirun", marks=NO_MPI)]
-
-
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_faults_that_nobody_chose_are_survived(launcher: str, project: Render, tmp_path: Path, note: Note) -> None:
     """Each launcher has other seeds."""
-    place, usual, seed = (
-        project(launcher=launcher, logging="csv"),
-        {Need.DISK, Need.CLOCK},
-        100 * [*WORDS].index(launcher),
-    )
+    place, usual = project(launcher=launcher, logging="csv"), {Need.DISK, Need.CLOCK}
+    seed = 100 * [*WORDS].index(launcher)
     with ExitStack() as stack:
         around, needs = find_surroundings(tmp_path, stack)
         assert usual <= {*needs}
@@ -79,10 +72,7 @@ def test_faults_that_nobody_chose_are_survived(launcher: str, project: Render, t
         note(launcher, happened + befall(nemesis, OF_BATCHES, seed + 2000))
 
 
-@dataclass(frozen=True)
-class OnCluster:
-    """What befalls jobs of a cluster."""
-
+class OnCluster(NamedTuple):
     launcher: str
     make: clusters.Make
     faults: int
@@ -152,7 +142,6 @@ class Server:
 
 @pytest.fixture
 def server(free_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server that takes metrics of any run."""
     if reason := hosts.missing("nft"):
         pytest.skip(reason)
     server = Server(free_port, tmp_path / "server")

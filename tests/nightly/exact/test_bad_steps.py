@@ -38,6 +38,16 @@ STEPS = 22  # of the epoch
 BAD_STEPS = (3, 9, 10)
 LAST_GOOD = 4  # where all steps after it are bad
 SGD = '__import__("torch").optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=False)'
+# Batches with a negative number do not count, as those of padding alone.
+COUNTED = Rewrite('"loss": Mean($X, $Y)', '"loss": Mean($X * (images.min() >= 0), $Y * (images.min() >= 0))', "compute")
+VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {  # the optimizer, what the project is, and the precision
+    "float32": ("", {}, "float32"),
+    "float32, decided on the device": ("", {"on_device": True}, "float32"),
+    "bfloat16": ("", {}, "bf16"),
+    "float16": ("", {}, "fp16"),
+    "an optimizer that is not fused": (SGD, {}, "float32"),
+    "float16, an optimizer that is not fused": (SGD, {}, "fp16"),
+}
 
 
 @pytest.fixture
@@ -64,7 +74,6 @@ def spoiled(program: Program, ranks: str, steps: tuple[int, ...], bad: str = "na
 
 
 def saved(program: Program) -> list[dict[str, Any]]:
-    """All checkpoints of a program's run, in the order of their steps."""
     files = sorted((program.run_dir / "checkpoints").glob("step-*.pt"))
     return [checkpoint(program.run_dir, file.name) for file in files]
 
@@ -78,16 +87,6 @@ def all_finite(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(all_finite, value))
     return not isinstance(value, float) or abs(value) < float("inf")
-
-
-VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {  # the optimizer, what the project is, and the precision
-    "float32": ("", {}, "float32"),
-    "float32, decided on the device": ("", {"on_device": True}, "float32"),
-    "bfloat16": ("", {}, "bf16"),
-    "float16": ("", {}, "fp16"),
-    "an optimizer that is not fused": (SGD, {}, "float32"),
-    "float16, an optimizer that is not fused": (SGD, {}, "fp16"),
-}
 
 
 @pytest.mark.gpu
@@ -118,10 +117,6 @@ def test_bad_steps_leave_no_trace(name: str, program: Any, measured: Measured) -
         assert precision == "fp16" or log.count("steps left out") == len(BAD_STEPS), "float16 may overflow by itself"
         assert "done: " in log
     measured("finite", f"{name}: checkpoints with a bad number, of {len(runs) * STEPS}", 0)
-
-
-# Batches with a negative number do not count, as those of padding alone.
-COUNTED = Rewrite('"loss": Mean($X, $Y)', '"loss": Mean($X * (images.min() >= 0), $Y * (images.min() >= 0))', "compute")
 
 
 @pytest.mark.parametrize("precision", ["auto", "fp16"])

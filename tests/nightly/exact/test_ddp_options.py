@@ -13,6 +13,11 @@ from tests.support.ranks import error_in, run_train, train_on_ranks
 from tests.support.training import EXACTLY, HAS_GPU, ON_GPU, assert_same_weights, checkpoint
 
 STEPS = ("--max-steps", "12")
+REFUSED = [
+    (["--bf16-gradients"], "--bf16-gradients needs NCCL, and this run uses gloo"),
+    (["--static-graph", "--accum-steps", "2"], "--static-graph goes with neither"),
+    (["--static-graph", "--find-unused-parameters"], "--static-graph goes with neither"),
+]
 
 
 @pytest.mark.gpu
@@ -42,14 +47,7 @@ def test_gradients_may_travel_in_bfloat16(project: Render, tmp_path: Path) -> No
     assert 1e-6 < (rounded - exact).norm() / exact.norm() < 0.05
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--bf16-gradients"], "--bf16-gradients needs NCCL, and this run uses gloo"),
-        (["--static-graph", "--accum-steps", "2"], "--static-graph goes with neither"),
-        (["--static-graph", "--find-unused-parameters"], "--static-graph goes with neither"),
-    ],
-)
+@pytest.mark.parametrize(("options", "words"), REFUSED)
 def test_options_that_cannot_work_are_refused(options: list[str], words: str, project: Render, tmp_path: Path) -> None:
     """With no_sync(), torch would end the run by an internal error."""
     assert f"error: {words}" in error_in(train_on_ranks(project(), tmp_path / "run", *options, code=2))

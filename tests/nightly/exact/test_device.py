@@ -17,8 +17,9 @@ from tests.core.exact.test_processes import CLIP_NORM, OPTIONS, UNEVEN, recipe
 from tests.core.test_loop import assert_the_layout_may_change
 from tests.core.test_statistics import LAYERS
 from tests.support import reference
-from tests.support.forked_runs import relative_difference
+from tests.support.forked_runs import owned_by, relative_difference, words
 from tests.support.ranks import error_in, run_train, train_on_ranks, wrap
+from tests.support.reference import Orders
 from tests.support.training import NEEDS_GPU, ON_DEVICE, ON_GPU, checkpoint, train
 from tools.rewriting import extend
 
@@ -48,20 +49,12 @@ def test_a_full_gpu_ends_the_run_with_one_line(own_project: Render, tmp_path: Pa
 
 
 @pytest.mark.parametrize("accum_steps", [1, 3])
-def test_uneven_counts_arrive_there(
-    accum_steps: int, own_project: Render, orders: list[list[int]], tmp_path: Path
-) -> None:
-    project = own_project()
-    (project / "ddp_project" / "data.py").write_text(reference.DATA)
-    (project / "ddp_project" / "model.py").write_text(reference.MODEL)
-    UNEVEN.apply(project / "ddp_project" / "task.py")
-    given = OPTIONS | {"accum_steps": accum_steps}
-    options = (word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value)))
-    train_on_ranks(project, tmp_path / "run", *ON_FLOAT32, *options)
+def test_uneven_counts_arrive_there(accum_steps: int, project: Render, orders: Orders, tmp_path: Path) -> None:
+    place = owned_by(project(), reference.MODEL, tmp_path / "project")
+    UNEVEN.apply(place / "ddp_project" / "task.py")
+    train_on_ranks(place, tmp_path / "run", *ON_FLOAT32, *words(OPTIONS | {"accum_steps": accum_steps}))
     expected, _ = reference.train(recipe(accum_steps, CLIP_NORM), orders, ignored=0)
-    assert (
-        relative_difference(checkpoint(tmp_path / "run")["model"], expected) <= 1e-4
-    ), "a GPU adds up in another order"
+    assert relative_difference(checkpoint(tmp_path / "run")["model"], expected) <= 1e-4, "it adds in another order"
 
 
 def train_in_spite_of_it() -> None:

@@ -1,6 +1,5 @@
 """What only a GPU can show. test_precision.py has mixed precision there."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -9,20 +8,16 @@ from benchmarks.gpu import waits_of_a_step
 from generator.check.train.verification import OF_EVALUATIONS
 from tests.conftest import Render
 from tests.support import reference
-from tests.support.forked_runs import relative_difference, state
+from tests.support.forked_runs import owned_by, relative_difference, state
 from tests.support.ranks import on_two_ranks, weights_of_an_epoch_on_a_gpu
 from tests.support.training import NEEDS_GPU, ON_GPU, differences, train
 
 pytestmark = [pytest.mark.gpu, NEEDS_GPU]
 
 
-def test_sync_batch_norm_equals_batch_norm_of_one_process(
-    project: Render, orders: list[list[int]], tmp_path: Path
-) -> None:
+def test_sync_batch_norm_equals_batch_norm_of_one(project: Render, orders: list[list[int]], tmp_path: Path) -> None:
     """Both processes use one GPU and Gloo, since NCCL wants a GPU for each."""
-    place = shutil.copytree(project(sync_bn=True), tmp_path / "project")
-    (place / "ddp_project" / "data.py").write_text(reference.DATA)
-    (place / "ddp_project" / "model.py").write_text(reference.BATCH_NORM_MODEL)
+    place = owned_by(project(sync_bn=True), reference.BATCH_NORM_MODEL, tmp_path / "project")
     options = {"run_dir": tmp_path / "run", "global_batch_size": 24, "epochs": 1, "lr": 0.01, "warmup_steps": 2}
     recipe = reference.Recipe(24, 24, epochs=1, warmup=2, lr=0.01, clip_norm=0.0)
     expected = reference.train(recipe, orders[:1], parts=1)[0]

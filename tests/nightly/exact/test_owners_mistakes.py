@@ -19,24 +19,17 @@ DAMAGE = "test_a_damaged_checkpoint_gives_way_to_the_one_before"
 TESTS = {NUMBERS: "exact", RESUME: "exact", KILL: "faults", STOP: "faults", DAMAGE: "faults"}
 TRAIN = "train.py"
 # Parts of what is edited.
-BACKWARD, SAVED = "run.update.backward($$$LOSS,", "$M.Checkpoints($$$PARTS,"
-BATCHES, DROP = "EvaluationSampler($SAMPLES{}, $SIZE, env)", " - $SAMPLES % env.world_size"
-ONCE = "nullcontext() if $I == {} else $NO_SYNC"
-OWN_COUNTS = "({} if self.finite_only else $COUNTS)"
-CHECKPOINT, LOADING, METER, SAMPLING, STORAGE = (
-    f"ddp_project/runtime/{name}.py" for name in ("checkpoint", "loading", "meter", "sampling", "storage")
-)
-
-
+BY_LENGTH, BY_OPTION = (f"run.update.backward($$$LOSS, {by})" for by in ("len($N)", "run.config.accum_steps"))
+BATCH, DROP = "EvaluationSampler($SAMPLES{}, $SIZE, env)", " - $SAMPLES % env.world_size"
+ONCE, SAVED = "nullcontext() if $I == {} else $NO_SYNC", "$M.Checkpoints($$$PARTS,"
+OWN_COUNTS, REDUCE = "({} if self.finite_only else $C)", "MetricAccumulator.reduce"
+FILES = ("checkpoint", "loading", "meter", "sampling", "storage")
+CHECKPOINT, LOADING, METER, SAMPLING, STORAGE = (f"ddp_project/runtime/{name}.py" for name in FILES)
 # By the test that must fail: mistakes, each with the file and the edit.
 MISTAKES: dict[str, dict[str, tuple[str, ...]]] = {
     NUMBERS: {
         "every epoch has the same order": (LOADING, "$S.set_epoch($EPOCH, $$$A)", "$S.set_epoch(0, $$$A)"),
-        "a short window is divided by --accum-steps": (
-            TRAIN,
-            f"{BACKWARD} len($N))",
-            f"{BACKWARD} run.config.accum_steps)",
-        ),
+        "a short window is divided by --accum-steps": (TRAIN, BY_LENGTH, BY_OPTION),
         "gradients are never set to zero": (TRAIN, "$OPTIMIZER.zero_grad()", ""),
         "the first backward pass of a window reduces, not the last": (TRAIN, ONCE.format("$LAST"), ONCE.format("1")),
         "training goes past DistributedDataParallel": (TRAIN, "run.ddp($BATCH)", "run.ddp.module($BATCH)"),
@@ -47,17 +40,8 @@ MISTAKES: dict[str, dict[str, tuple[str, ...]]] = {
             "run.update.set_lr(run.config.lr)",
         ),
         "every rank trains on the same samples": (SAMPLING, "self.skip + $OWN", "self.skip"),
-        "evaluation drops what does not fill a batch of every rank": (
-            LOADING,
-            BATCHES.format(""),
-            BATCHES.format(DROP),
-        ),
-        "rank 0 logs its own validation loss": (
-            METER,
-            "reduce_tensor($COUNTS, $OP)",
-            OWN_COUNTS,
-            "MetricAccumulator.reduce",
-        ),
+        "evaluation drops what does not fill a batch of every rank": (LOADING, BATCH.format(""), BATCH.format(DROP)),
+        "rank 0 logs its own validation loss": (METER, "reduce_tensor($C, $OP)", OWN_COUNTS, REDUCE),
     },
     RESUME: {
         "the model is left in evaluation mode": (TRAIN, "$MODEL.train()", "", "evaluate"),
@@ -69,11 +53,7 @@ MISTAKES: dict[str, dict[str, tuple[str, ...]]] = {
     KILL: {"files are written in their place": (STORAGE, "os.replace($$$A)", "shutil.copy($$$A)", "atomic_write")},
     STOP: {
         "a stop writes no checkpoint": (TRAIN, "run.checkpoints.save(wait=True)", "", "main"),
-        "each rank looks at its own signals alone": (
-            TRAIN,
-            "run.stop.agreed = $X",
-            "run.stop.agreed = run.stop.received",
-        ),
+        "each rank looks at its own signals alone": (TRAIN, "run.$S.agreed = $X", "run.$S.agreed = run.$S.received"),
     },
     DAMAGE: {"a damaged checkpoint is not noticed": (CHECKPOINT, "problem = $X", "problem = None", "first_whole")},
 }
@@ -82,7 +62,6 @@ CASES = [(test, name) for test, mistakes in MISTAKES.items() for name in mistake
 
 @pytest.fixture(scope="module")
 def verdicts(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the project's own tests say of each mistake, by its name."""
     folder = tmp_path_factory.mktemp("mistakes")
 
     def verdict(number: int) -> str:
@@ -93,8 +72,7 @@ def verdicts(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[
         return output_of(command, place, code=None)
 
     with ThreadPoolExecutor(2) as pool:
-        found = pool.map(verdict, range(len(CASES)))
-        return dict(zip((name for _, name in CASES), found, strict=True))
+        return dict(zip((name for _, name in CASES), pool.map(verdict, range(len(CASES))), strict=True))
 
 
 @pytest.mark.parametrize(("test", "name"), CASES)

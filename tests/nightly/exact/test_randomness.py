@@ -33,8 +33,7 @@ def of_table(counts: NDArray[np.int64]) -> float:
     expected = counts.sum(1, keepdims=True) * counts.sum(0, keepdims=True) / counts.sum()
     if not expected.all():
         return 0.0  # a value never occurs, of many draws of few values
-    freedom = (counts.shape[0] - 1) * (counts.shape[1] - 1)
-    return both_tails(float(((counts - expected) ** 2 / expected).sum()), freedom)
+    return both_tails(float(((counts - expected) ** 2 / expected).sum()), (counts.shape[0] - 1) * (counts.shape[1] - 1))
 
 
 def table(rows: NDArray[np.int64], columns: NDArray[np.int64], size: int) -> NDArray[np.int64]:

@@ -48,29 +48,22 @@ build_model = overflowing
 
 
 @pytest.fixture(scope="module")
-def overflows(small: Render, orders: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(small: Render, orders: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project that computes in float16 and has a sample that makes steps overflow."""
-    bright = BRIGHT.replace("SAMPLE", str(orders[0][PLACE]))
-    calm = small(bright, amp="torch", logging="csv")
+    calm = small(BRIGHT.replace("SAMPLE", str(orders[0][PLACE])), amp="torch", logging="csv")
     project = shutil.copytree(calm, tmp_path_factory.mktemp("overflows") / "project")
     extend(project / "ddp_project" / "model.py", OVERFLOW, imports="from typing import Any\n")
     return project
 
 
-def expected_skips(orders: list[list[int]]) -> list[int]:
-    """The steps, counted from 1, whose batches hold the sample."""
-    places = [order.index(orders[0][PLACE]) for order in orders]
-    return [epoch * IN_EPOCH + place // STEP + 1 for epoch, place in enumerate(places) if place < 108]
-
-
-def test_all_ranks_skip_an_overflow(
-    overflows: Path, orders: list[list[int]], tmp_path: Path, measured: Measured
-) -> None:
+def test_all_ranks_skip_an_overflow(place: Path, orders: list[list[int]], tmp_path: Path, measured: Measured) -> None:
     options = OPTIONS | {"precision": "fp16", "log_every": 1}
-    run = Program(overflows, tmp_path / "run", options)
-    calm = Program(overflows, tmp_path / "calm", options | {"precision": "bf16"})  # has no scaler
+    run = Program(place, tmp_path / "run", options)
+    calm = Program(place, tmp_path / "calm", options | {"precision": "bf16"})  # has no scaler
     [[ended], _] = run_all([[run], [calm]])
-    skips = expected_skips(orders)
+    places = [order.index(orders[0][PLACE]) for order in orders]
+    # The steps, counted from 1, whose batches hold the sample.
+    skips = [epoch * IN_EPOCH + place // STEP + 1 for epoch, place in enumerate(places) if place < 108]
     assert skips[0] == 3
     for rank in ended.seen:
         scales = [65536.0, *(scale for scale, _ in rank.scales)]
@@ -87,8 +80,8 @@ def test_all_ranks_skip_an_overflow(
     measured("skipped", "steps skipped by both ranks together, of 15", len(skips))
 
 
-def test_stopped_around_a_skipped_step_it_ends_the_same(overflows: Path, tmp_path: Path, measured: Measured) -> None:
-    whole = Program(overflows, tmp_path / "whole", OPTIONS | {"precision": "fp16"})
+def test_stopped_around_a_skipped_step_it_ends_the_same(place: Path, tmp_path: Path, measured: Measured) -> None:
+    whole = Program(place, tmp_path / "whole", OPTIONS | {"precision": "fp16"})
     sequences = [stopped_at(whole, stop) for stop in range(1, END)]
     run_all([[whole], *sequences])
     for programs in sequences:

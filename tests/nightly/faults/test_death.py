@@ -12,17 +12,16 @@ from tests.support.processes import is_running, wait_until
 from tests.support.schedulers.mpi import NEEDS_MPICH, NEEDS_OPENMPI
 from tests.support.training import ranks_of, running
 
+# The launchers, and the rank that is killed; None: the launcher itself.
+KILLS = {"torchrun": (None, 0, 1), "launch": (None,), "spawn": (None, 1), "mpirun": (None, 0), "mpich": (None, 1)}
+MARKS = {"mpirun": NEEDS_OPENMPI, "mpich": NEEDS_MPICH}
+
 
 def seconds_until_gone(pids: list[int], limit: float) -> float:
     """Wait until none of the processes is there, and return how long that took. Fails after the limit (seconds)."""
     started = time.perf_counter()
     wait_until(lambda: not any(map(is_running, pids)), limit, lambda: [*filter(is_running, pids)], pause=0.005)
     return time.perf_counter() - started
-
-
-# The launchers, and the rank that is killed; None: the launcher itself.
-KILLS = {"torchrun": (None, 0, 1), "launch": (None,), "spawn": (None, 1), "mpirun": (None, 0), "mpich": (None, 1)}
-MARKS = {"mpirun": NEEDS_OPENMPI, "mpich": NEEDS_MPICH}
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,11 @@ from tests.support.training import ON_CPU, Started
 
 PORT = 29400  # of launch.sh by default, which the firewalls of these tests know
 # Of each Python there. libfaketime would do it for all programs, but lets time.sleep() and timed waits of Python fail.
-ANOTHER_CLOCK = (
+EARLY = (
     'mkdir -p "$OTHER" && export PYTHONPATH="$OTHER" && '
     r'printf "import time\nright = time.time\ntime.time = lambda: right() + 90\n" >"$OTHER/sitecustomize.py"'
 )
+AHEAD = r"n2: the clock is (89|90|91) s ahead of that of n1: let chrony set both"
 SOUND = "sound: a run can start here"
 # As Docker does: a name of its own for each host, and a list of names. ip gives each command its own mounts.
 NAMED = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2'
@@ -100,16 +101,9 @@ FAULTS = {
     "another torch": Fault(
         {0: r"error: n2: torch is 2\.1\.0, and 2\.\S+ on n1: install the same on both"}, before={1: OTHER_TORCH}
     ),
-    "another clock, by which torchrun takes nodes for dead": Fault(
-        {0: r"error: n2: the clock is (89|90|91) s ahead of that of n1: let chrony set both$"},
-        before={1: ANOTHER_CLOCK},
-    ),
-    "another clock": Fault(
-        {0: r"warning: n2: the clock is (89|90|91) s ahead of that of n1: let chrony set both, or times of logs"},
-        launcher="launch",
-        code=0,
-        before={1: ANOTHER_CLOCK},
-    ),
+    # By which torchrun takes nodes for dead.
+    "another clock, with torchrun": Fault({0: f"error: {AHEAD}$"}, before={1: EARLY}),
+    "another clock": Fault({0: f"warning: {AHEAD}, or times of logs"}, launcher="launch", code=0, before={1: EARLY}),
     "the same host name": Fault(
         {0: r"warning: nodes 0 and 1 are both named n1, .*: give each a host name of its own"},
         code=0,

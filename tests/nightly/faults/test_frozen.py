@@ -18,36 +18,28 @@ from tests.support.training import ON_CPU, ON_GPU, ranks_of, running
 TIMEOUT = 4  # seconds that a collective waits
 FOUND = 3  # seconds more that it may take to see which rank is silent
 PLACE = r"(loading data|training|reducing|saving|evaluating), after step \d+"
+# Open MPI keeps the store where the ranks met.
+FROZEN = [("torchrun", 0), ("torchrun", 1), ("spawn", 1), pytest.param("mpirun", 0, marks=NEEDS_OPENMPI)]
 
 
-@pytest.mark.parametrize(
-    ("launcher", "victim"),
-    [
-        ("torchrun", 0),
-        ("torchrun", 1),
-        ("spawn", 1),
-        pytest.param("mpirun", 0, marks=NEEDS_OPENMPI),  # which keeps the store where the ranks met
-    ],
-)
-def test_a_frozen_rank_is_named(
-    launcher: str, victim: int, project: Render, tmp_path: Path, measured: Measured
-) -> None:
+@pytest.mark.parametrize(("launcher", "rank"), FROZEN)
+def test_a_frozen_rank_is_named(launcher: str, rank: int, project: Render, tmp_path: Path, measured: Measured) -> None:
     run_dir, output = tmp_path / "run", tmp_path / "output.log"
     with running(project(launcher=launcher), run_dir, launcher, "--timeout", str(TIMEOUT)) as process:
         time.sleep(1)  # until all have told that they train
         ranks = [pid for pid in ranks_of(run_dir) if pid != process.pid]
-        os.kill(ranks[victim], signal.SIGSTOP)
+        os.kill(ranks[rank], signal.SIGSTOP)
         started = time.perf_counter()
         if launcher != "mpirun":
-            assert re.search(PLACE, wait_for_line(output, f"WARNING rank {victim} is silent for", limit=TIMEOUT))
+            assert re.search(PLACE, wait_for_line(output, f"WARNING rank {rank} is silent for", limit=TIMEOUT))
         error = wait_for_line(output, "error: ", limit=TIMEOUT + FOUND)
         took = time.perf_counter() - started
-        assert re.search(rf"rank {victim} (is silent: it )?was {PLACE}", error), error
+        assert re.search(rf"rank {rank} (is silent: it )?was {PLACE}", error), error
         assert output.read_text().count("error: ") == 1
-        os.kill(ranks[victim], signal.SIGKILL)  # spares the launcher's patience with it, which is not measured here
+        os.kill(ranks[rank], signal.SIGKILL)  # spares the launcher's patience with it, which is not measured here
         assert process.wait(timeout=scaled(30)) != 0
         assert not any(map(is_running, ranks))
-    measured("frozen", f"{launcher}, rank {victim}, --timeout {TIMEOUT}: named after (seconds)", round(took, 1))
+    measured("frozen", f"{launcher}, rank {rank}, --timeout {TIMEOUT}: named after (seconds)", round(took, 1))
 
 
 @pytest.mark.gpu

@@ -48,7 +48,6 @@ def submit(own_project: Render, tmp_path: Path) -> Iterator[Submit]:
 
 @pytest.fixture(scope="module")
 def reference(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The checkpoint of a run on one machine that nobody stops."""
     folder = tmp_path_factory.mktemp("reference")
     here = ["taskset", "--cpu-list", ",".join(CORES), *launch_command("torchrun", 2, folder), *ON_CPU]
     output_of([*here, "--run-dir", str(folder / "run"), *STEPS], project(), os.environ)
@@ -66,8 +65,7 @@ def test_a_node_that_ends_costs_no_step(how: str, submit: Submit, reference: dic
     assert jobset.follow() == "Restarting"
     assert jobset.follow() == "Complete", jobset.output
     log = (jobset.run_dir / "train.log").read_text()
-    assert log.count("resumed from") == 1
-    assert ("stopped after step" in log) == (how == "drained")
+    assert (log.count("resumed from"), ("stopped after step" in log)) == (1, (how == "drained"))
     assert checkpoint(jobset.run_dir)["world_size"] == 2
     assert_same_weights(checkpoint(jobset.run_dir), reference)
 

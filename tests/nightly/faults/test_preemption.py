@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,16 @@ LAST = 120
 STEPS = ("--max-steps", str(LAST), "--log-every", "2")
 TWO_NODES = ("--nodes=2", "--ntasks-per-node=1")
 KILLED, STOPPED = 137, 75
+Paced = Callable[[str], Path]
+CANCELS: dict[str, tuple[list[list[str]], str]] = {  # by what is cancelled: options of scancel, and the state
+    "USR1": ([["--signal=USR1"]], "FAILED"),
+    "all of it": ([[]], "CANCELLED"),
+    "TERM to the shell": ([["--batch", "--signal=TERM"]], "FAILED"),
+    "all of it when its time is up": ([["--batch", "--signal=USR1"], []], "CANCELLED"),
+}
 
 
 def process_of_rank(rank: str, run_dir: Path) -> int:
-    """The process number of a rank of Slurm."""
     for process in psutil.process_iter(["cmdline", "environ"]):
         command, variables = process.info["cmdline"] or [], process.info["environ"] or {}
         is_rank = str(run_dir) in command and command[1].endswith("train.py")
@@ -42,9 +48,6 @@ def since(started: float) -> float:
 def has_trained(run_dir: Path) -> bool:
     log = run_dir / "train.log"
     return log.exists() and "step 2 " in log.read_text()
-
-
-Paced = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +69,6 @@ def paced(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Paced:
 
 @pytest.fixture(scope="module")
 def whole(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The last checkpoint of a run that nothing stopped."""
     run_dir = tmp_path_factory.mktemp("whole") / "run"
     train(project(), run_dir, *STEPS)
     return checkpoint(run_dir)
@@ -97,10 +99,7 @@ class Batch:
             assert f"{node}: task {rank}: Exited with exit code {STOPPED}" in self.log.read_text()
 
     def assert_goes_on(self, whole: dict[str, Any]) -> float:
-        """It begins again by itself, goes on from its checkpoint and ends as if nothing had happened.
-
-        Returns the seconds from now until it goes on.
-        """
+        """It begins again by itself, and ends as if nothing had happened. Returns the seconds until it goes on."""
         started = time.perf_counter()
         log = self.run_dir / "train.log"
         wait_until(lambda: "resumed from" in log.read_text())
@@ -113,10 +112,7 @@ class Batch:
 
 
 def let_the_time_end(job: Batch) -> None:
-    """Slurm looks for time limits twice a minute, and sends the signal up to half a minute early.
-
-    That is here 30 to 60 s after the start, when launch.sh listens for it, and before the training ends.
-    """
+    """Slurm does it, with its signal, 30 to 60 s after the start: launch.sh listens then, and the training goes on."""
     wait_for_line(job.log, "queues again", 90)
     job.assert_stopped()
 
@@ -139,22 +135,15 @@ def lose_a_node(job: Batch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "request_of_job"),
+    ("event", "wanted"),
     [(let_the_time_end, ["--time=2", "--signal=B:USR1@60"]), (make_way, []), (requeue, []), (lose_a_node, [])],
 )
 def test_a_job_goes_on_after(
-    event: Callable[[Batch], None],
-    request_of_job: list[str],
-    paced: Paced,
-    whole: dict[str, Any],
-    slurm_cluster: Cluster,
-    tmp_path: Path,
-    measured: Measured,
+    event: Any, wanted: list[str], paced: Paced, whole: Any, slurm_cluster: Cluster, tmp_path: Path, measured: Measured
 ) -> None:
-    job = Batch(slurm_cluster, paced("slurm"), tmp_path, *request_of_job)
+    job = Batch(slurm_cluster, paced("slurm"), tmp_path, *wanted)
     event(job)
-    seconds = job.assert_goes_on(whole)
-    measured("preemption", f"{event.__name__} in Slurm: seconds until the job goes on", seconds)
+    measured("preemption", f"{event.__name__} in Slurm: seconds until the job goes on", job.assert_goes_on(whole))
 
 
 def test_a_job_whose_rank_was_killed_goes_on_when_it_is_queued_again(
@@ -171,23 +160,9 @@ def test_a_job_whose_rank_was_killed_goes_on_when_it_is_queued_again(
     job.assert_goes_on(whole)
 
 
-UP = ["--batch", "--signal=USR1"]  # what Slurm sends when the time is up
-
-
-@pytest.mark.parametrize(
-    ("cancels", "state"),
-    [
-        ([["--signal=USR1"]], "FAILED"),
-        ([[]], "CANCELLED"),
-        ([["--batch", "--signal=TERM"]], "FAILED"),
-        ([UP, []], "CANCELLED"),
-    ],
-    ids=["USR1", "all of it", "TERM to the shell", "all of it when its time is up"],
-)
-def test_a_job_that_its_owner_stops_does_not_come_back(
-    cancels: Sequence[Sequence[str]], state: str, paced: Paced, slurm_cluster: Cluster, tmp_path: Path
-) -> None:
-    job = Batch(slurm_cluster, paced("slurm"), tmp_path)
+@pytest.mark.parametrize("what", CANCELS)
+def test_a_job_that_its_owner_stops_stays_away(what: str, paced: Paced, slurm_cluster: Cluster, tmp_path: Path) -> None:
+    job, (cancels, state) = Batch(slurm_cluster, paced("slurm"), tmp_path), CANCELS[what]
     for options in cancels:
         job.cluster.run("scancel", *options, str(job.id))
     ended = job.end(restarts=0)

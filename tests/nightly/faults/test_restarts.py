@@ -28,7 +28,6 @@ def restarting(project: Path, run_dir: Path, restarts: int, *options: str) -> St
 
 
 def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a checkpoint of this step or a later one is there."""
     printed = (run_dir.parent / "output.log").read_text
     wait_until(lambda: newest_step(run_dir) >= step or process.poll() is not None, told=printed)
     assert newest_step(run_dir) >= step, printed()
@@ -93,5 +92,4 @@ def test_auto_begins_and_then_goes_on(resume: str | None, project: Render, tmp_p
         printed, _ = train_on_ranks(project(), run_dir, *start, "--max-steps", until, env=restarted)
     assert f"resumed from {run_dir / 'checkpoints' / 'last.pt'}: epoch 1, step 5" in printed
     train_on_ranks(project(), run_dir, *start, "--max-steps", "7", env=restarted)  # a run that is complete ends well
-    begun_from = (run_dir / "train.log").read_text().count(f"resumed from {other}")
-    assert begun_from == (1 if resume else 0)
+    assert (run_dir / "train.log").read_text().count(f"resumed from {other}") == (1 if resume else 0)

@@ -49,8 +49,7 @@ def test_no_program_runs_code_from_elsewhere(legal: Sequence[Combination], proje
         if file.parent.name != "tests"  # they read what they have written themselves
     }
     assert len(programs) > 50
-    found = {f"{file.name}: {danger}" for code, file in programs.items() for danger in dangers(code)}
-    assert found == set()
+    assert {f"{file.name}: {danger}" for code, file in programs.items() for danger in dangers(code)} == set()
 
 
 class Malicious:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Render
-from tests.support.processes import PATH, output_of
+from tests.support.processes import PATH, output_of, write_program
 from tests.support.ranks import error_in
 from tests.support.training import ON_CPU, checkpoint
 
@@ -23,8 +23,6 @@ NAME = "мой проект 数据 'é'"
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is unusual."""
-
     env: Mapping[str, str] = field(default_factory=dict)
     before: Sequence[str] = ()  # what runs launch.sh, in the place of a shell
     options: Sequence[str] = ()
@@ -70,10 +68,8 @@ def readable(tmp_path: Path) -> Path:
 
 def path_without_git(folder: Path) -> str:
     """Return a PATH on which there is no more than must be."""
-    folder.mkdir()
     for tool in TOOLS:  # the interpreter of a virtual environment must be called by its own path
-        (folder / tool).write_text(f'#!/bin/sh\nexec "{shutil.which(tool, path=PATH)}" "$@"\n')
-        (folder / tool).chmod(0o755)
+        write_program(folder / tool, f'exec "{shutil.which(tool, path=PATH)}" "$@"')
     return str(folder)
 
 

@@ -27,13 +27,12 @@ FOR_EVER = ("--epochs", "1000", "--eval-every", "1000", "--timeout", str(SILENCE
 ELASTIC = {"NNODES": "1:2", "MAX_RESTARTS": "3"}
 MANY = 3000  # steps: machine 0 alone does not take as many while machine 1 starts again
 OFTEN = 20  # --save-every
+Start = Callable[[str], "Cluster"]
 RESUMED = r"resumed from \S+ epoch \d+, step (\d+)\n.* step \d+  train/loss"
 
 
 @dataclass
 class Machine:
-    """A host, and the launch.sh that runs on it."""
-
     host: hosts.Host
     agent: subprocess.Popen[bytes]
     output: Path
@@ -53,8 +52,6 @@ class Machine:
 
 @dataclass
 class Cluster:
-    """Two hosts, and a project to run on them."""
-
     hosts: tuple[hosts.Host, hosts.Host]
     project: Path
     folder: Path
@@ -85,9 +82,6 @@ class Cluster:
         pattern = re.compile(what, re.DOTALL)
         output = self.folder.glob("*.log")
         return wait_until(lambda: pattern.search(self.log, begin), timeout, lambda: [*map(Path.read_text, output)])
-
-
-Start = Callable[[str], Cluster]
 
 
 @pytest.fixture

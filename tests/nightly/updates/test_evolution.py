@@ -1,7 +1,6 @@
 """The recipes in docs/updates.md: answers go over to new questions, without a migration and without a prompt."""
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,15 @@ from generator.update.replay import commit_all, copy_project, differing, fresh_c
 
 SETTINGS = "_subdirectory: template\n_envops: {undefined: jinja2.StrictUndefined, keep_trailing_newline: true}\n"
 ANSWERS = "{{ _copier_answers | to_nice_yaml }}"
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("A new question", {"amp": "bf16"}, {"amp": "bf16", "clip_gradients": False}),
+    ("A renamed question", {"amp": "torch"}, {"precision": "torch"}),
+    ("A removed choice", {"logging": "visdom"}, {"logger": "csv"}),
+    ("A removed choice", {"logging": "csv"}, {"logger": "csv"}),
+    ("A removed choice", {"logging": "console"}, {"logger": "console"}),
+    ("A choice split in two", {"amp": "torch"}, {"precision": "bf16"}),
+    ("A choice split in two", {"amp": "none"}, {"precision": "float32"}),
+]
 
 
 def recipes() -> dict[str, tuple[str, str]]:
@@ -49,23 +57,9 @@ def versions(title: str, tmp_path: Path) -> Path:
     return write_version(folder, "v3", f"# later\n{after}")
 
 
-CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("A new question", {"amp": "bf16"}, {"amp": "bf16", "clip_gradients": False}),
-    ("A renamed question", {"amp": "torch"}, {"precision": "torch"}),
-    ("A renamed question", {"amp": "none"}, {"precision": "none"}),
-    ("A removed choice", {"logging": "visdom"}, {"logger": "csv"}),
-    ("A removed choice", {"logging": "csv"}, {"logger": "csv"}),
-    ("A removed choice", {"logging": "console"}, {"logger": "console"}),
-    ("A choice split in two", {"amp": "torch"}, {"precision": "bf16"}),
-    ("A choice split in two", {"amp": "none"}, {"precision": "float32"}),
-]
-
-
 @pytest.mark.parametrize("way", [["v3"], ["v2", "v3"]], ids=["at once", "hop by hop"])
 @pytest.mark.parametrize(("title", "before", "after"), CASES)
-def test_answers_go_over(
-    before: Mapping[str, Any], after: Mapping[str, Any], way: list[str], versions: Path, tmp_path: Path
-) -> None:
+def test_answers_go_over(before: Any, after: Any, way: list[str], versions: Path, tmp_path: Path) -> None:
     project = tmp_path / "project"
     copy_project(versions, "v1", before, project)
     put_under_git(project)

@@ -7,11 +7,27 @@ import pytest
 from generator.render.scratch import scratch_folder
 from generator.render.workers import Workers
 from generator.update.gate import Gate
-from tests.support.versions import MadeUp
+from tests.support.versions import MadeUp, append
 from tools.rewriting import Rewrite
 
 PACKAGE = "template/{{package_name}}"
 DEFAULTS = ("launcher=torchrun", "backend=auto", "amp=none", "sync_bn=false", "logging=console")
+ASKS_MORE = Rewrite("training, validation = $X", "training, validation, _ = $X", "load")
+BEGINS_ANEW = Rewrite("vars(self).update($X)", "pass", "Progress.load_state_dict")
+ANOTHER_FORMAT = Rewrite('"model": $MODEL', '"weights": $MODEL', "Checkpoints.__init__")
+RESUMED = "resume: v1.0.0 -> v99999, digits-torchrun-auto-none-false-console"
+REPEATED = '''
+
+def {name}(totals: dict[str, float]) -> dict[str, float]:
+    """Give what is {name}."""
+    kept = dict(totals)
+    for key in sorted(totals):
+        value = totals[key]
+        kept[key] = value * {factor}
+        if value < 0:
+            del kept[key]
+    return kept
+'''
 
 
 def found(versions: MadeUp, workers: Workers, *parts: str, only: Sequence[str] = DEFAULTS) -> str:
@@ -46,32 +62,16 @@ def test_a_file_that_is_dropped_and_named_stays_with_the_owner(made_up: MadeUp, 
     assert found(made_up, workers, "history", "files") == ""
 
 
-REPEATED = '''
-
-def {name}(totals: dict[str, float]) -> dict[str, float]:
-    """Give what is {name}."""
-    kept = dict(totals)
-    for key in sorted(totals):
-        value = totals[key]
-        kept[key] = value * {factor}
-        if value < 0:
-            del kept[key]
-    return kept
-'''
-
-
 def test_repeated_lines_and_the_edit_that_they_misplace(made_up: MadeUp, workers: Workers) -> None:
     module = made_up.folder / PACKAGE / "runtime" / "permutation.py"
     code = module.read_text()
     first, second = (REPEATED.format(name=name, factor=2) for name in ("doubled", "twice"))
     module.write_text(code + first + second)
     made_up.release("1.1.0")
-    assert "repeats: ddp_project/runtime/permutation.py: the lines around line " in found(
-        made_up, workers, "history", "files", "repeats"
-    )
-    module.write_text(
-        code + first.replace("value * 2", "value + value").replace("sorted(totals)", "list(totals)") + second
-    )
+    wrong = found(made_up, workers, "history", "files", "repeats")
+    assert "repeats: ddp_project/runtime/permutation.py: the lines around line " in wrong
+    edited = first.replace("value * 2", "value + value").replace("sorted(totals)", "list(totals)")
+    module.write_text(code + edited + second)
     wrong = found(made_up, workers, "history", "edits")
     assert "in doubled.loop: it has moved to twice.loop" in wrong
 
@@ -89,18 +89,7 @@ def test_answers_that_are_forgotten(made_up: MadeUp, workers: Workers) -> None:
     ]
 
 
-ANOTHER_FORMAT = Rewrite('"model": $MODEL', '"weights": $MODEL', "Checkpoints.__init__")
-RESUMED = "resume: v1.0.0 -> v99999, digits-torchrun-auto-none-false-console"
-
-
-@pytest.mark.parametrize(
-    ("file", "edit"),
-    [
-        ("loading.py", Rewrite("training, validation = $X", "training, validation, _ = $X", "load")),
-        ("meter.py", Rewrite("vars(self).update($X)", "pass", "Progress.load_state_dict")),
-    ],
-    ids=["asks more of the owner's data", "begins anew"],
-)
+@pytest.mark.parametrize(("file", "edit"), [("loading.py", ASKS_MORE), ("meter.py", BEGINS_ANEW)])
 def test_runs_that_cannot_go_on(file: str, edit: Rewrite, made_up: MadeUp, workers: Workers) -> None:
     edit.apply(made_up.folder / PACKAGE / "runtime" / file)
     assert f"{RESUMED}: the updated project " in found(made_up, workers, "history", "resume")
@@ -117,18 +106,14 @@ def test_a_new_format_of_checkpoints_is_told(made_up: MadeUp, workers: Workers) 
 
 
 def test_a_version_that_asks_for_trust(made_up: MadeUp, workers: Workers) -> None:
-    with (made_up.folder / "copier.yml").open("a") as file:
-        file.write("\n_migrations:\n  - command: touch x\n")
+    append(made_up.folder / "copier.yml", "\n_migrations:\n  - command: touch x\n")
     assert "Template uses potentially unsafe feature: migrations" in found(made_up, workers, "history")
 
 
 def test_versions_that_refuse_old_answers_or_write_something_else_each_time(made_up: MadeUp, workers: Workers) -> None:
     made_up.replace("template/README.md.jinja", "{{ description }}", "{{ description }} in {{ _copier_conf.dst_path }}")
-    made_up.replace(
-        "copier.yml",
-        "on GPUs):\n      value: torch\n",
-        "on GPUs):\n      value: torch\n      validator: not any more\n",
-    )
+    torch = "on GPUs):\n      value: torch\n"
+    made_up.replace("copier.yml", torch, f"{torch}      validator: not any more\n")
     wrong = found(made_up, workers, "history", only=[*DEFAULTS[:2], "amp=none,torch", *DEFAULTS[3:]])
     assert "digits-torchrun-auto-torch-false-console: the update to v99999 is refused: " in wrong
     assert "digits-torchrun-auto-none-false-console: after the update README.md has another content" in wrong

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,9 +24,7 @@ def edited(project: Path, *names: str) -> Path:
 
 
 @pytest.mark.parametrize("names", [*((name,) for name in EDITS), tuple(EDITS)], ids=[*EDITS, "all of them"])
-def test_an_update_and_an_edit_commute(
-    names: tuple[str, ...], old_project: OldProject, history: History, tmp_path: Path
-) -> None:
+def test_an_update_and_an_edit_commute(names: Any, old_project: OldProject, history: History, tmp_path: Path) -> None:
     project = edited(old_project(), *names)
     before = read_files(project)
     update(project, NEXT)

@@ -140,9 +140,7 @@ def test_a_copy_of_uncommitted_changes_says_so_and_loses_nothing(made_up: MadeUp
     assert (project / "README.md").read_text().count("## Begin\n") == 1
 
 
-def test_a_project_of_this_clone_with_changes_is_recorded_as_one_of_its_last_commit(
-    made_up: MadeUp, tmp_path: Path
-) -> None:
+def test_a_project_of_this_clone_with_changes_is_recorded_as_its_last_commit(made_up: MadeUp, tmp_path: Path) -> None:
     commit_all(made_up.folder)
     made_up.replace("template/README.md.jinja", "## Start\n", "## Begin\n")
     project = tmp_path / "project"

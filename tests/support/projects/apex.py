@@ -39,14 +39,10 @@ def read_apex() -> dict[str, str]:
     archive = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         python = {member.name: files.extractfile(member) for member in files if member.name.endswith(".py")}
-        return {name: on_a_cpu(file.read().decode()) for name, file in python.items() if file}
-
-
-def on_a_cpu(code: str) -> str:
-    """Return code of apex that accepts CPU tensors as GPU tensors."""
+        texts = {name: file.read().decode() for name, file in python.items() if file}
     for pattern, replacement in CHANGES.items():
-        code = re.sub(pattern, replacement, code, flags=re.MULTILINE)
-    return code
+        texts = {name: re.sub(pattern, replacement, text, flags=re.MULTILINE) for name, text in texts.items()}
+    return texts
 
 
 def cached_clone() -> Path:
@@ -74,7 +70,6 @@ def put_stand_in(project: Path) -> None:
 
 
 def put_apex(project: Path, files: dict[str, str]) -> None:
-    """Write the files that read_apex() returned to a project."""
     for name, code in files.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(code)

@@ -58,6 +58,5 @@ def own_file(project: Path) -> None:
 
 
 OF_CODE = (another_model, another_data_set, averaged_weights, new_option, added_metric, early_end)
-EDITS: Mapping[str, Callable[[Path], None]] = {
-    edit.__name__: edit for edit in (*OF_CODE, added_dependency, renamed_readme, own_file)
-}
+OTHERS = (added_dependency, renamed_readme, own_file)
+EDITS: Mapping[str, Callable[[Path], None]] = {edit.__name__: edit for edit in (*OF_CODE, *OTHERS)}

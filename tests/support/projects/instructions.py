@@ -3,12 +3,11 @@
 import ast
 import re
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Guide:
+class Guide(NamedTuple):
     start: str
     finish: str
     take_over: str
@@ -20,14 +19,10 @@ class Guide:
 
 def read_guide(project: Path) -> Guide:
     page = (project / "UPDATING.md").read_text()
-    blocks = re.findall(r"^```\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
-    return Guide(*blocks)
+    return Guide(*re.findall(r"^```\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL))
 
 
-@dataclass(frozen=True)
-class Block:
-    """Code that goes into a file."""
-
+class Block(NamedTuple):
     file: str
     place: str  # the class that it goes into; "" for the file itself
     code: str

@@ -23,37 +23,29 @@ def edited(pattern: str, replacement: str, words: str, function: str = "", **ans
     return Rewrite(pattern, replacement, function), words, {"amp": "none", **answers}
 
 
-OTHER_WEIGHTS = "the weights from step 4 on"
+OTHER_WEIGHTS, STEPS = "the weights from step 4 on", "train/loss is recorded at the steps"
+COUNTS, REDUCE, SAVED = "reduce_tensor($COUNTS, $OP)", "MetricAccumulator.reduce", "$M.Checkpoints($$$PARTS,{} $$$REST)"
+IN_LAST, CUT = "model in the last checkpoint", "$FILE.truncate(1000 if path.suffix == '.pt' else None)"
+BY_OPTIMIZER, NO_STEPS = "change weights by the optimizer alone", r"the ranks took \[0, 0\] optimizer steps"
+NO_FALL, UNSAVED = "the loss does not fall", SAVED.format("")
+REDUCE_ALONE = "{}\nif env.rank == 1:\n    collectives.reduce_tensor(torch.zeros(1))"
 # By the stage and the file: the mistakes.
 MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
     ("resume", "ddp_project/runtime/loading.py"): {
         "the sampler is not told the epoch": edited("$SAMPLER.set_epoch($$$A)", "pass", OTHER_WEIGHTS),
-        "a resumed epoch begins anew": edited(
-            "$SAMPLER.set_epoch($EPOCH, skip=$X)", "$SAMPLER.set_epoch($EPOCH)", OTHER_WEIGHTS
-        ),
+        "a resumed epoch begins anew": edited("$S.set_epoch($EPOCH, skip=$X)", "$S.set_epoch($EPOCH)", OTHER_WEIGHTS),
     },
     ("train", "train.py"): {
         "every micro-batch is reduced": edited(
             "nullcontext() if $LAST else $NO_SYNC", "nullcontext()", "takes 2 collectives, and should take 1"
         ),
-        "gradients are not averaged": edited(
-            "run.ddp($BATCH)", "run.ddp.module($BATCH)", "change weights by the optimizer alone"
-        ),
-        "the optimizer does not step": edited(
-            "run.optimizer.step()", "pass", r"the ranks took \[0, 0\] optimizer steps"
-        ),
-        "the loss grows": edited(
-            "run.update.backward($TOTAL, $$$A)", "run.update.backward(-$TOTAL, $$$A)", "the loss does not fall"
-        ),
+        "gradients are not averaged": edited("run.ddp($B)", "run.ddp.module($B)", BY_OPTIMIZER),
+        "the optimizer does not step": edited("run.optimizer.step()", "pass", NO_STEPS),
+        "the loss grows": edited("run.update.backward($L, $$$A)", "run.update.backward(-$L, $$$A)", NO_FALL),
         "a rank ends with another code": edited(
             "return exits.ExitCode.DONE", "return exits.ExitCode(env.rank)", "exit code 0, exit code 1", "main"
         ),
-        "a rank waits forever": edited(
-            "run.checkpoints.complete()",
-            "{}\nif env.rank == 1:\n    collectives.reduce_tensor(torch.zeros(1))",
-            "exit code",
-            "main",
-        ),
+        "a rank waits forever": edited("run.checkpoints.complete()", REDUCE_ALONE, "exit code", "main"),
         "what is spawned cannot be pickled": edited(
             "$M.launch(main, $CONFIG)", "$M.launch(lambda *place: main(*place), $CONFIG)", "pickle", launcher="spawn"
         ),
@@ -74,48 +66,25 @@ MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
             logging="csv",
         ),
         "a step is logged under another number": edited(
-            "Metric($NAME, $VALUE, $TIME, $STEP)",
-            "Metric($NAME, $VALUE, $TIME, $STEP + 1)",
-            "train/loss is recorded at the steps",
-            logging="mlflow",
+            "Metric($N, $VALUE, $TIME, $STEP)", "Metric($N, $VALUE, $TIME, $STEP + 1)", STEPS, logging="mlflow"
         ),
         "a resumed run drops its records": edited(
             'open($PATH, "a", $$$A)', 'open($PATH, "w", $$$A)', "should rise to 5 by way of 3", logging="csv"
         ),
-        "records are never written out": edited(
-            "$WRITER.add_scalar($$$A)", "pass", r"train/loss is recorded at the steps \[\]", logging="tensorboard"
-        ),
-        "records have no step": edited(
-            "$RUN.log($METRICS, step=$STEP)",
-            "$RUN.log($METRICS)",
-            "train/loss is recorded at the steps",
-            logging="wandb",
-        ),
+        "records are never written out": edited("$W.add_scalar($$$A)", "pass", rf"{STEPS} \[\]", logging="tensorboard"),
+        "records have no step": edited("$RUN.log($M, step=$STEP)", "$RUN.log($M)", STEPS, logging="wandb"),
     },
     ("train", "ddp_project/runtime/meter.py"): {
-        "rank 0 logs its own loss": edited(
-            "reduce_tensor($COUNTS, $OP)",
-            "($COUNTS if self.finite_only else {})",
-            "over all ranks",
-            "MetricAccumulator.reduce",
-        ),
+        "rank 0 logs its own loss": edited(COUNTS, "($COUNTS if self.finite_only else {})", "over all ranks", REDUCE),
         "rank 0 logs its own evaluation": edited(
-            "reduce_tensor($COUNTS, $OP)",
-            "({} if self.finite_only else $COUNTS)",
-            "epoch/validation_loss at step 3",
-            "MetricAccumulator.reduce",
+            COUNTS, "({} if self.finite_only else $COUNTS)", "epoch/validation_loss at step 3", REDUCE
         ),
     },
     ("resume", "train.py"): {
         "the state of the scaler is not saved": edited(
-            "$M.Checkpoints($$$PARTS, scaler=$X, $$$REST)",
-            "$M.Checkpoints($$$PARTS, $$$REST)",
-            "the scale of the loss from step 4 on",
-            amp="torch",
+            SAVED.format(" scaler=$X,"), UNSAVED, "the scale of the loss from step 4 on", amp="torch"
         ),
-        "the state of the optimizer is not saved": edited(
-            "$M.Checkpoints($$$PARTS, optimizer=$X, $$$REST)", "$M.Checkpoints($$$PARTS, $$$REST)", OTHER_WEIGHTS
-        ),
+        "the state of the optimizer is not saved": edited(SAVED.format(" optimizer=$X,"), UNSAVED, OTHER_WEIGHTS),
         "evaluating draws random numbers": edited("$MODEL.eval()", "{}\ntorch.rand(1)", OTHER_WEIGHTS, "evaluate"),
     },
     ("resume", "ddp_project/runtime/checkpoint.py"): {
@@ -127,9 +96,7 @@ MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
         ),
     },
     ("resume", "ddp_project/runtime/collectives.py"): {
-        "saving leaves averaged statistics behind": edited(
-            "buffer.copy_(value)", "pass", "model in the last checkpoint", "averaged_buffers"
-        ),
+        "saving leaves averaged statistics behind": edited("buffer.copy_(value)", "pass", IN_LAST, "averaged_buffers"),
     },
     ("train", "ddp_project/runtime/launcher.py"): {
         "the argument of the launcher is not understood": edited(
@@ -140,16 +107,7 @@ MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
         ),
     },
     ("resume", "ddp_project/runtime/storage.py"): {
-        "a checkpoint is cut short": edited(
-            "os.fsync($FILE.fileno())",
-            "$FILE.truncate(1000 if path.suffix == '.pt' else None)",
-            "exit code 2",
-            "atomic_write",
-        ),
+        "a checkpoint is cut short": edited("os.fsync($FILE.fileno())", CUT, "exit code 2", "atomic_write"),
     },
 }
-MUTANTS = [
-    Mutant(mistake, stage, file, *edit)
-    for (stage, file), mistakes in MISTAKES.items()
-    for mistake, edit in mistakes.items()
-]
+MUTANTS = [Mutant(name, *place, *edit) for place, mistakes in MISTAKES.items() for name, edit in mistakes.items()]

@@ -14,44 +14,36 @@ from tools.rewriting import Rewrite, extend
 DATA, MODEL, TASK, OPTIONS = (f"ddp_project/{name}.py" for name in ("data", "model", "task", "options"))
 SMALL = "tests/task.py"  # the last definition of a name counts there
 
-# Another default for every option, except those of a launcher. Some would end a run at once, or need something that
-# this machine lacks.
-OTHER_DEFAULTS: dict[str, object] = {
-    "epochs": 1,
-    "max_steps": 3,
-    "global_batch_size": 2,
-    "accum_steps": 3,
-    "lr": 1e-4,
-    "warmup_steps": 1000,
-    "weight_decay": 0.5,
-    "clip_norm": 0.01,
-    "ema_decay": 0.99,
-    "seed": 123_456,
-    "deterministic": True,
-    "workers": 1,
-    "log_every": 7,
-    "eval_every": 3,
-    "patience": 1,
-    "save_every": 1,
-    "async_saves": True,
-    "max_hours": 1e-9,
-    "max_bad_steps": 1,
-    "keep": 1,
-    "run_dir": Path("elsewhere"),
-    "resume": "auto",
-    "init_from": "pretrained.safetensors",
-    "device": "cuda",
-    "precision": "tf32",
-    "backend": "nccl",
-    "find_unused_parameters": True,
-    "static_graph": False,  # which does not go with unused parameters
-    "bucket_mib": 1,
-    "bf16_gradients": True,
-    "timeout": 1,
-    "profile": True,
-    "channels_last": True,
-    "compile": True,
-}
+# Every option with another default than the template's, but for those of a launcher. Some would end a run at once, or
+# need what this machine lacks.
+OTHER_DEFAULTS: dict[str, object] = {"epochs": 1, "max_steps": 3, "global_batch_size": 2, "accum_steps": 3}
+OTHER_DEFAULTS |= {"lr": 1e-4, "warmup_steps": 1000, "weight_decay": 0.5, "clip_norm": 0.01, "ema_decay": 0.99}
+OTHER_DEFAULTS |= {"seed": 123_456, "deterministic": True, "log_every": 7, "eval_every": 3, "patience": 1, "keep": 1}
+OTHER_DEFAULTS |= {"save_every": 1, "async_saves": True, "max_hours": 1e-9, "max_bad_steps": 1, "resume": "auto"}
+OTHER_DEFAULTS |= {"run_dir": Path("elsewhere"), "init_from": "pretrained.safetensors", "timeout": 1, "profile": True}
+OTHER_DEFAULTS |= {"device": "cuda", "precision": "tf32", "backend": "nccl", "bucket_mib": 1, "bf16_gradients": True}
+OTHER_DEFAULTS |= {"channels_last": True, "compile": True, "workers": 1}
+OTHER_DEFAULTS |= {"find_unused_parameters": True, "static_graph": False}  # which do not go together
+CYCLE = """torch.optim.lr_scheduler.OneCycleLR(
+    self.optimizer, max_lr=config.lr, total_steps=1000, base_momentum=0.5, pct_start=0.01
+)"""
+ATTENTION = """
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inputs, self.outputs = nn.Linear(1, 8), nn.Linear(8, 3)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.register_buffer("mask", torch.zeros(5, 5), persistent=False)
+
+    def forward(self, numbers):
+        tokens = self.inputs(numbers[:, :, None])
+        return self.outputs(self.attention(tokens, tokens, tokens, attn_mask=self.mask)[0].mean(dim=1))
+
+
+def small_model():
+    return Attention()
+"""
 
 
 def failures(project: Path, *tests: str) -> str:
@@ -98,11 +90,6 @@ def another_best(project: Path) -> None:
 def asks_for_the_rank(project: Path) -> None:
     ranks = '{},\n"ranks": Mean(float(torch.distributed.get_rank() >= 0), 1)'
     Rewrite('"accuracy": $X', ranks, "compute").apply(project / TASK)
-
-
-CYCLE = """torch.optim.lr_scheduler.OneCycleLR(
-    self.optimizer, max_lr=config.lr, total_steps=1000, base_momentum=0.5, pct_start=0.01
-)"""
 
 
 def scheduler(project: Path) -> None:
@@ -158,29 +145,9 @@ def rows_of_dicts(project: Path) -> None:
     """Train on few samples, from a dataset that returns lists of dicts, as Hugging Face datasets do."""
     options(project, {"global_batch_size": 8, "static_graph": True})
     extend(project / DATA, ROWS)
-    Rewrite("images, labels = batch", 'images, labels = batch["image"], batch["label"]', "compute").apply(
-        project / TASK
-    )
+    unpacked = 'images, labels = batch["image"], batch["label"]'
+    Rewrite("images, labels = batch", unpacked, "compute").apply(project / TASK)
     extend(project / SMALL, SMALL_ROWS)
-
-
-ATTENTION = """
-
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inputs, self.outputs = nn.Linear(1, 8), nn.Linear(8, 3)
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.register_buffer("mask", torch.zeros(5, 5), persistent=False)
-
-    def forward(self, numbers):
-        tokens = self.inputs(numbers[:, :, None])
-        return self.outputs(self.attention(tokens, tokens, tokens, attn_mask=self.mask)[0].mean(dim=1))
-
-
-def small_model():
-    return Attention()
-"""
 
 
 def attention(project: Path) -> None:

@@ -22,30 +22,24 @@ import psutil
 import yaml
 
 from tests.support import hosts
-from tests.support.processes import PATH, hang_timeout, output_of, started, wait_until
+from tests.support.processes import PATH, hang_timeout, output_of, started, wait_until, write_program
 
 CORES = [str(core) for core in sorted(os.sched_getaffinity(0))[:2]]
 # The image is what docker is given to build, and the API server takes what kubectl would send it.
-DOCKER = """#!/bin/sh
-case $1 in
+DOCKER = """case $1 in
     build) mkdir -p "$(dirname "$CLUSTER/$3")" && cp -r "$4" "$CLUSTER/$3" ;;
     push) test -d "$CLUSTER/$2" ;;
-esac
-"""
-KUBECTL = """#!/bin/sh
-case $1 in
+esac"""
+KUBECTL = """case $1 in
     patch) exec {kubectl} "$@" ;;
     apply) cp "$3" "$CLUSTER/runtime.yaml" ;;
     create) cat >"$CLUSTER/job.json" ;;
-esac
-"""
-# The kubelet and the container runtime: names, mounts, and process 1, which is launch.sh itself or, where all processes
-# of the pod are in one namespace, another one.
+esac"""
+# The kubelet and the container runtime: names, mounts, and process 1, since all of the pod are in one namespace.
 CONTAINER = """
 hostname "$1" && mount --bind "$2" /etc/hosts && mkdir -p runs && mount --bind "$3" runs
 mount -t tmpfs -o "size=$4" none /dev/shm
-shared=$5 && shift 5
-$shared || exec "$@"
+shift 4
 "$@" &
 main=$!
 trap 'kill -TERM $main' TERM
@@ -58,20 +52,14 @@ def missing() -> str | None:
     return None if shutil.which("kubectl") else "there is no kubectl: install it"
 
 
-class Unknown(AssertionError):
-    """A manifest asks for something that the stand-in does not know."""
-
-
 @dataclass
 class Cluster:
     folder: Path
 
     def submit(self, project: Path, *command: str, code: int = 0, **variables: str) -> str:
         programs = self.folder / "bin"
-        programs.mkdir(parents=True, exist_ok=True)
-        for name, text in (("docker", DOCKER), ("kubectl", KUBECTL.format(kubectl=shutil.which("kubectl")))):
-            (programs / name).write_text(text)
-            (programs / name).chmod(0o755)
+        write_program(programs / "docker", DOCKER)
+        write_program(programs / "kubectl", KUBECTL.format(kubectl=shutil.which("kubectl")))
         own = {"PATH": f"{programs}:{PATH}", "CLUSTER": str(self.folder), "KUBECONFIG": os.devnull}
         command = (str(project / "kubernetes" / "submit.sh"), *command)
         return output_of(command, Path.cwd(), os.environ | own | variables, code=code)
@@ -130,8 +118,8 @@ class JobSet:
         self.job = replicated["template"]["spec"]
         self.template = self.job["template"]["spec"]
         [self.container] = self.template["containers"]
-        if self.job["backoffLimit"] or self.template["restartPolicy"] != "Never":
-            raise Unknown("pods that start again by themselves")
+        assert (self.job["backoffLimit"], self.template["restartPolicy"]) == (0, "Never")
+        assert self.template["shareProcessNamespace"]
 
     @property
     def run_dir(self) -> Path:
@@ -156,11 +144,9 @@ class JobSet:
         place = Path(tempfile.mkdtemp(prefix=f"{pod}-", dir=self.cluster.folder))
         shutil.copytree(self.cluster.image, place, dirs_exist_ok=True)
         output = place.with_suffix(".log")
-        shared = str(self.template.get("shareProcessNamespace", False)).lower()
-        volumes = [pod, str(names), *self.volumes(), shared]
         trainer = self.cluster.job["spec"]["trainer"]
         isolated = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        inside = ["sh", "-c", CONTAINER, "sh", *volumes, *trainer["command"]]
+        inside = ["sh", "-c", CONTAINER, "sh", pod, str(names), *self.volumes(), *trainer["command"]]
         command = host.command("taskset", "--cpu-list", CORES[number % len(CORES)], *isolated, *inside)
         process = self.stack.enter_context(started(command, place, output, os.environ | self.variables(number)))
         return Pod(host, process, output, self.template["terminationGracePeriodSeconds"])
@@ -173,14 +159,9 @@ class JobSet:
         for each in (*self.container.get("env", []), *trainer.get("env", [])):
             values[each["name"]] = each.get("value") or of_job[each["valueFrom"]["fieldRef"]["fieldPath"]]
         cpus = int(trainer["resourcesPerNode"]["requests"]["cpu"])
-        return values | {
-            "PATH": PATH,
-            "PET_NNODES": str(trainer["numNodes"]),
-            "PET_NPROC_PER_NODE": str(trainer.get("numProcPerNode", cpus)),
-            "PET_NODE_RANK": str(number),
-            "PET_MASTER_ADDR": f"{self.name}-node-0-0.{self.name}",
-            "PET_MASTER_PORT": "29500",
-        }
+        values |= {"PET_NNODES": str(trainer["numNodes"]), "PET_NODE_RANK": str(number), "PATH": PATH}
+        values |= {"PET_MASTER_ADDR": f"{self.name}-node-0-0.{self.name}", "PET_MASTER_PORT": "29500"}
+        return values | {"PET_NPROC_PER_NODE": str(trainer.get("numProcPerNode", cpus))}
 
     def volumes(self) -> tuple[str, str]:
         """Return the folder of runs and the size of /dev/shm, as the container has them."""
@@ -190,8 +171,7 @@ class JobSet:
         mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in self.container["volumeMounts"]}
         shm = "50%" if mounts.pop("/dev/shm", {}).get("emptyDir") == {"medium": "Memory"} else "64m"
         claims = {path: volume.get("persistentVolumeClaim") for path, volume in mounts.items()}
-        if claims != {f"{folder}/runs": {"claimName": claim}}:
-            raise Unknown(f"the volumes {mounts}")
+        assert claims == {f"{folder}/runs": {"claimName": claim}}
         return str(self.runs), shm
 
     def follow(self) -> str:
@@ -202,8 +182,7 @@ class JobSet:
         reason = "BackoffLimitExceeded"
         for rule in self.job["podFailurePolicy"]["rules"]:
             on = rule["onExitCodes"]
-            if (rule["action"], on["operator"], on["containerName"]) != ("FailJob", "In", self.container["name"]):
-                raise Unknown(f"the rule {rule}")
+            assert (rule["action"], on["operator"], on["containerName"]) == ("FailJob", "In", self.container["name"])
             if not {*codes}.isdisjoint(on["values"]):
                 reason = "PodFailurePolicy"
         policy = self.spec["failurePolicy"]
@@ -216,11 +195,9 @@ class JobSet:
 
     def wait(self) -> list[int | None]:
         """Wait until a pod has failed, whereupon the Job deletes the others, or all are done. Returns their codes."""
-        pods = self.pods
-        wait_until(
-            lambda: any(pod.code for pod in pods) or all(pod.code == 0 for pod in pods), 180, lambda: self.output
-        )
-        codes = [pod.code for pod in pods]
+        ran = self.pods
+        wait_until(lambda: any(pod.code for pod in ran) or all(pod.code == 0 for pod in ran), 180, lambda: self.output)
+        codes = [pod.code for pod in ran]
         self.delete()
         return codes
 

@@ -7,11 +7,12 @@ names first, and every find is asked what it is.
 import os
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import PATH
+from tests.support.processes import PATH, write_program
 
 # Open MPI refuses root and more ranks than cores, and ties each rank to one core.
 OPENMPI_ARGUMENTS = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
@@ -32,10 +33,6 @@ def openmpi_command(processes: int, folder: Path) -> list[str]:
     return [*command, "-np", str(processes)]
 
 
-def mpich_command(processes: int) -> list[str]:
-    return [mpich_mpirun() or "mpirun.mpich", "-np", str(processes)]
-
-
 def environment(mpirun: str, folder: Path) -> dict[str, str]:
     """Return variables with which `mpirun` is the one of Open MPI or MPICH, and also runs as root."""
     programs = folder / "bin"
@@ -43,13 +40,13 @@ def environment(mpirun: str, folder: Path) -> dict[str, str]:
     if mpirun == "Open MPI":
         (programs / "mpirun").symlink_to(openmpi_mpirun() or "")  # it goes by its name
     else:
-        (programs / "mpirun").write_text(f'#!/bin/sh\nexec {mpich_mpirun()} "$@"\n')  # it goes by its folder
-        (programs / "mpirun").chmod(0o755)
+        write_program(programs / "mpirun", f'exec {mpich_mpirun()} "$@"')  # it goes by its folder
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     # As many ranks as this on any machine.
     return os.environ | root | {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PATH": f"{programs}:{PATH}"}
 
 
+@cache
 def _find(names: tuple[str, ...], marks: tuple[str, ...]) -> str | None:
     for path in filter(None, map(shutil.which, names)):
         shown = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout

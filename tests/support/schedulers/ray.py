@@ -24,17 +24,13 @@ from generator.check.train.forking import free_ports
 from tests.support.processes import PATH, hang_timeout, started
 
 MARK = "DDP_RAY_CLUSTER"  # the variable by which all processes of a cluster are known
-STORE = 80 * 2**20  # bytes, nearly the minimum of Ray, since nothing is stored
-SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_memory_monitor_refresh_ms": "0",  # other programs may fill the memory
-    "RAY_enable_worker_prestart": "0",
-    # Long timeouts, for a machine that is busy with other tests.
-    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
-    "RAY_agent_register_timeout_ms": "300000",
-    "RAY_worker_register_timeout_seconds": "300",
-    "RAY_worker_niceness": "0",  # otherwise other programs leave them no time
-}
+STORE = 80 * 2**20  # bytes, nearly the least that Ray takes: nothing goes through it
+# Other programs may fill the memory, and would leave it nothing.
+SETTINGS = {"RAY_memory_monitor_refresh_ms": "0", "RAY_worker_niceness": "0"}
+SETTINGS |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_worker_prestart": "0"}
+# All of it starts in time on a machine that is busy with other tests, too.
+SETTINGS |= {"RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300", "RAY_agent_register_timeout_ms": "300000"}
+SETTINGS |= {"RAY_worker_register_timeout_seconds": "300"}
 
 
 class RayCluster:
@@ -97,7 +93,6 @@ class RayCluster:
                 os.kill(driver, signal.SIGKILL)
 
     def run(self, *command: str) -> None:
-        """Run a command of Ray. Raises CalledProcessError if it fails."""
         env = self.variables | {"RAY_ADDRESS": self.address}
         subprocess.run(command, env=env, check=True, capture_output=True, timeout=hang_timeout(60))
 

@@ -2,9 +2,9 @@
 
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.support.processes import PATH, hang_timeout
 from tools.slurm import SlurmCluster, SlurmError
@@ -13,22 +13,18 @@ STATES = "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY 
 ENDED = frozenset(STATES.split())
 
 
-@dataclass(frozen=True)
-class Job:
-    """A job as `scontrol show job` shows it. Codes are from the batch script, and restarts are requeues."""
+class Job(NamedTuple):
+    """What `scontrol show job` tells about one job: the codes are those of the batch script, restarts are requeues."""
 
-    id: int
     state: str
     exit_code: int
     signal: int
     restarts: int
-    fields: Mapping[str, str]
 
 
 class Cluster(SlurmCluster):
     def submit(self, *arguments: str | Path) -> int:
-        answer = self.run("sbatch", "--parsable", *arguments).stdout
-        return int(answer.split(";")[0])
+        return int(self.run("sbatch", "--parsable", *arguments).stdout.split(";")[0])
 
     def launch(self, project: Path, *options: str, request: Sequence[str] = (), **variables: str) -> int:
         """Submit a job by the launch.sh of a project, with options of sbatch, and return its number."""
@@ -41,7 +37,7 @@ class Cluster(SlurmCluster):
         text = self.run("scontrol", "--oneliner", "show", "job", str(job_id)).stdout
         fields = dict(re.findall(r"(?:^|\s)([A-Z][\w/:]*)=(\S*)", text))
         code, number = map(int, fields["ExitCode"].split(":"))
-        return Job(job_id, fields["JobState"], code, number, int(fields["Restarts"]), fields)
+        return Job(fields["JobState"], code, number, int(fields["Restarts"]))
 
     def wait(self, job_id: int, *states: str, timeout: float = 120) -> Job:
         """Wait until a job is in one of these states, or has ended. Raises SlurmError when it is late or cannot be."""

@@ -1,7 +1,6 @@
 """Replaces apex.amp without a GPU: the same calls on CPU tensors, with a loss scale that only falls.
 
-It refuses what apex refuses or silently gets wrong, and records each call. Programs depend on these properties of
-apex, which it shares:
+It refuses what apex refuses or silently gets wrong. What it shares with apex, because programs depend on it:
 
 - scale_loss() without delay_unscale sets gradients aside that are there already, and adds them after the backward pass.
   DistributedDataParallel does not see them then. With delay_unscale they stay, scaled, for the next backward pass.
@@ -16,7 +15,6 @@ apex, which it shares:
 """
 
 import gc
-import json
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -28,6 +26,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+
+handle: Any = None  # of initialize()
 
 
 class Handle:
@@ -90,25 +90,7 @@ def stepped_by(optimizer: Optimizer) -> list[nn.Parameter]:
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
-handle: Handle | None = None
-
-
-def current() -> Handle:
-    """The handle of initialize(), which must have been called."""
-    assert handle is not None, "amp.initialize() comes first"
-    return handle
-
-
-def write_down(call: str, **details: Any) -> None:
-    """Append a call to the record of this rank, where the test wants one."""
-    if "APEX_CALLS" in os.environ:
-        with open(f"{os.environ['APEX_CALLS']}-{os.environ['RANK']}", "a") as file:
-            file.write(json.dumps([call, details]) + "\n")
-
-
-def initialize(
-    models: nn.Module, optimizers: list[Optimizer], *, opt_level: str = "O1"
-) -> tuple[nn.Module, list[Optimizer]]:
+def initialize(models: nn.Module, optimizers: list[Optimizer], *, opt_level: str) -> tuple[nn.Module, list[Optimizer]]:
     """Prepare a model and its optimizers for the level."""
     global handle
     assert handle is None, "amp.initialize() comes once"
@@ -119,7 +101,6 @@ def initialize(
     wrapped = any(issubclass(type(each), DistributedDataParallel) for each in gc.get_objects())
     assert not wrapped, "amp.initialize() comes before DistributedDataParallel"
     handle = Handle(optimizers, opt_level)
-    write_down("initialize", opt_level=opt_level)
     if opt_level == "O1":
         patch_tensors()
     else:
@@ -162,13 +143,12 @@ def cast_model(model: nn.Module) -> None:
                 weight.data = weight.data.half()
     forward = model.forward
     model.forward = lambda batch: forward(batch.half()).float()
+
+    def save_as_float32(module: nn.Module, state: dict[str, Any], *_: Any) -> None:
+        state.update({key: value.float() for key, value in state.items() if value.dtype == torch.float16})
+
     untyped: Any = model
     untyped.register_state_dict_post_hook(save_as_float32)
-
-
-def save_as_float32(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
-    """What state_dict() calls at its end."""
-    state.update({key: value.float() for key, value in state.items() if value.dtype == torch.float16})
 
 
 def patch_zero_grad(handle: Handle, optimizer: Optimizer) -> None:
@@ -188,7 +168,7 @@ def patch_zero_grad(handle: Handle, optimizer: Optimizer) -> None:
 
 
 def patch_step(handle: Handle, optimizer: Optimizer) -> None:
-    """Make step() write down the norm of what it applies, and bring masters back to the weights."""
+    """Make step() write down the norm of what it applies, if that is wanted, and bring masters back to the weights."""
     patched: Any = optimizer
     step = optimizer.step
 
@@ -196,7 +176,9 @@ def patch_step(handle: Handle, optimizer: Optimizer) -> None:
         stepped = stepped_by(optimizer)
         gradients = [each.grad for each in stepped if each.grad is not None]
         assert len(gradients) == len(stepped), "a weight without gradient"
-        write_down("step", norm=nn.utils.get_total_norm(gradients).item(), left_scaled=handle.left_scaled)
+        if "APEX_NORMS" in os.environ:
+            with open(f"{os.environ['APEX_NORMS']}-{os.environ['RANK']}", "a") as file:
+                print(nn.utils.get_total_norm(gradients).item(), file=file)
         step()
         weights = {master: weight for weight, master in handle.halves}
         for master in weights.keys() & set(stepped):
@@ -212,7 +194,6 @@ def skip_next_step(optimizer: Optimizer) -> None:
     step = optimizer.step
 
     def skip_step() -> None:
-        write_down("skip_step")
         patched.step = step
 
     patched.step = skip_step
@@ -221,13 +202,11 @@ def skip_next_step(optimizer: Optimizer) -> None:
 @contextmanager
 def scale_loss(loss: Tensor, optimizers: list[Optimizer], *, delay_unscale: bool = False) -> Iterator[Tensor]:
     """Yield the scaled loss for a backward pass, and unscale the gradients afterwards unless that is delayed."""
-    handle = current()
     assert isinstance(loss, Tensor)
     assert loss.numel() == 1
     assert loss.requires_grad
     assert optimizers == handle.optimizers
     assert isinstance(delay_unscale, bool)
-    write_down("scale_loss", delay_unscale=delay_unscale)
     set_aside: dict[nn.Parameter, Tensor | None] = {}
     if not delay_unscale and not handle.left_scaled:
         handle.make_masters()
@@ -241,22 +220,17 @@ def scale_loss(loss: Tensor, optimizers: list[Optimizer], *, delay_unscale: bool
 
 def master_params(optimizer: Optimizer) -> Iterator[Tensor]:
     """The weights that the optimizer steps."""
-    write_down("master_params")
     for group in optimizer.param_groups:
         yield from group["params"]
 
 
 def state_dict() -> dict[str, Any]:
     """The state of the loss scale."""
-    handle = current()
-    write_down("state_dict")
     return OrderedDict(loss_scaler0={"loss_scale": handle.scale, "unskipped": handle.unskipped})
 
 
 def load_state_dict(state_dict: dict[str, Any]) -> None:
     """Put back what state_dict() gave."""
-    handle = current()
-    write_down("load_state_dict", state=state_dict)
     if state_dict.keys() != {"loss_scaler0"}:
         raise RuntimeError(f"unexpected keys: {', '.join(state_dict)}")
     handle.scale = state_dict["loss_scaler0"]["loss_scale"]
