@@ -58,7 +58,8 @@ def test_an_export_is_as_accurate_as_logged(package: Package, project: Render, w
 
 def test_a_checkpoint_holds_all_that_a_run_needs(whole: Path) -> None:
     saved = checkpoint(whole)
-    assert saved.keys() == {"model", "optimizer", "update", "progress", "config", "code", "ranks", "world_size"}
+    parts = {"model", "scaler", "optimizer", "update", "progress"}
+    assert saved.keys() == {*parts, "config", "code", "ranks", "world_size"}
     assert saved["config"] == json.loads((whole / "config.json").read_text())
     assert saved["config"]["max_steps"] == STEPS
     progress = saved["progress"]

@@ -62,7 +62,7 @@ def take_steps(_: int, project: Path, options: dict[str, Any], optimizer: str) -
     averaging.places_with_infinity = lambda weights: []  # it waits, but before the first step
     with FakeTensorMode(allow_non_fake_inputs=True):
         with gpu:
-            model = train.build_model()
+            model = train.weights.build_model()
         run = SimpleNamespace(config=config, device=gpu, sums=train.meter.MetricAccumulator(gpu, finite_only=True))
         run.training, run.progress = training, train.meter.Progress(config, training.sampler)
         run.optimizer = eval(optimizer) if optimizer else train.task.build_optimizer(model, config)

@@ -57,7 +57,7 @@ def test_what_copier_refuses_is_refused_for_the_same_reason(answers: Any, snapsh
 def test_the_page_on_the_loop_has_the_code_of_copier(answers: dict[str, str], snapshot: Path, project: Render) -> None:
     variants = Variants(Template(snapshot, "source"), NAME)
     files = read_files(project(**answers))
-    key = f"{answers.get('launcher', 'torchrun')}-{answers.get('amp', 'none')}"
+    key = f"{answers.get('launcher', 'torchrun')}-{answers.get('amp', 'torch')}"
     page = (TEMPLATE / "website" / "pages" / "loop.md").read_text()
     for sources in re.findall(r"^```{excerpt} (.*)$", page, re.MULTILINE):
         code = variants.html(sources)
