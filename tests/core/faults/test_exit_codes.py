@@ -1,5 +1,6 @@
 """The exit codes of a project are those that its README lists; the tests beside this one end runs with each of them."""
 
+import gc
 import itertools
 import os
 import re
@@ -13,12 +14,14 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from generator.answers.combinations import Combination, covering
 from tests.conftest import Package, Render
 from tests.support.hardware import see_gpus
 from tests.support.processes import hang_timeout, output_of, wait_until
-from tests.support.ranks import error_in, join, on_compute, run_train, start_ranks
+from tests.support.ranks import error_in, join, on_compute, run_train, start_ranks, train_on_ranks
 from tests.support.training import ON_CPU, module_of
 
 ALLOCATOR = (
@@ -140,6 +143,24 @@ import torch.distributed as dist
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 input(print(store.port, flush=True))
 """
+
+
+def count_models_at_the_end() -> None:
+    """Be a rank that prints how many models DistributedDataParallel wraps when the process group is destroyed."""
+
+    def destroy(destroy: Any = dist.destroy_process_group) -> None:
+        print("wrapped models:", sum(isinstance(each, DistributedDataParallel) for each in gc.get_objects()))
+        destroy()
+
+    vars(dist)["destroy_process_group"] = destroy
+    run_train()
+
+
+def test_no_model_holds_the_process_group_beyond_its_end(project: Render, tmp_path: Path) -> None:
+    """It could abort the process, with exit code 134, while Python ends."""
+    options = ("--max-steps", "1", "--save-every", "1")
+    printed = train_on_ranks(project(), tmp_path / "run", *options, entry=count_models_at_the_end)
+    assert ["wrapped models: 0" in each for each in printed] == [True, True]
 
 
 def test_a_signal_while_a_rank_ends_does_not_change_its_code(project: Render, tmp_path: Path) -> None:
