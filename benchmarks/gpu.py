@@ -35,7 +35,8 @@ class Setting:
 
 SETTINGS = {
     "float32": Setting("none", ("--precision", "float32")),
-    "TF32 convolutions": Setting("none", ("--precision", "tf32-convolutions"), ("--tf32-convolutions",)),  # the default
+    # What amp=none chooses.
+    "TF32 convolutions": Setting("none", ("--precision", "tf32-convolutions"), ("--tf32-convolutions",)),
     "TF32": Setting("none", ("--precision", "tf32"), ("--tf32",)),
     "TF32, channels last": Setting("none", ("--precision", "tf32", "--channels-last"), ("--tf32", "--channels-last")),
     "bfloat16": Setting("torch", ("--precision", "bf16"), ("--bf16",)),
