@@ -174,12 +174,12 @@ def show_help(config: Any, *, all_groups: bool, quiet: bool) -> None:
     """Print the common options or all, in groups that are the bases of their class, and end the process."""
     shown: set[str] = set()
     defaults, groups = defaults_of(config), []
-    for base in config.__bases__:
+    for base in (*config.__bases__, config):  # you may have added options to the class itself
         names = {field.name for field in fields(base) if field.init}
         repeated = [(name, FIXED, None) for name in names & shown]
         group = make_dataclass(base.__name__, repeated, bases=(base,), frozen=True, kw_only=True)
         group.__doc__ = ""  # it would take two lines
-        if names - shown and (all_groups or base in config.COMMON):
+        if names - shown and (all_groups or base in (*config.COMMON, config)):
             values = group(**{name: defaults[name] for name in names - shown})
             groups.append((base.__name__.lower().replace("options", "task"), group, values))
         shown |= names
