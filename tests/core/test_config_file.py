@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +226,13 @@ def test_a_switch_takes_a_value_too(parse: Parse) -> None:
     assert parse("--deterministic", "true").deterministic
     assert parse("--compile=True", "--deterministic=yes", "--lr", 1).compile
     assert not parse("--deterministic", "--deterministic", "false", "--epochs", 1).deterministic
+
+
+def test_options_that_must_be_given_are_named(package: Package) -> None:
+    needed = [("table", Path), ("fold", int)]
+    needy = make_dataclass("Needy", needed, bases=(package("config").Config,), frozen=True, kw_only=True)
+    with pytest.raises(package("runtime.exits").UserError, match=r"^give --table and --fold: there is no default$"):
+        package("runtime.command_line").parse(needy, ["--lr", "1"])
 
 
 @pytest.mark.parametrize("option", ["seed", "bucket-mib", "timeout", "epochs"])

@@ -248,6 +248,8 @@ def in_one_sentence(complaint: str, config: Any) -> str:
     text = " ".join(text.split()).removesuffix(".")
     for pattern, words in PLAIN_WORDS.items():
         text = re.sub(pattern, words, text)
+    if text.startswith("Missing from "):
+        return f"give {' and '.join(re.findall(r'(--[a-z][^ ]*) [^a-z]', text))}: there is no default"
     if not (unknown := re.match("Unrecognized options: (.*)", text)):
         return text
     parts = [part.partition("=")[0] for part in unknown[1].split(", ")]
