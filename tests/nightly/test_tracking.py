@@ -26,6 +26,7 @@ OF_STEPS = ("train/loss", "train/accuracy", "lr", "samples_per_second")
 OF_EPOCHS = ("epoch", *(f"epoch/{part}_{name}" for part in ("train", "validation") for name in ("loss", "accuracy")))
 STEPS_OF_METRIC = dict.fromkeys(OF_STEPS, TRAIN_STEPS) | {name: [22, 44, 50] for name in OF_EPOCHS}
 # These stores only grow: what was recorded after the checkpoint stays, and is not recorded again.
+LOGGERS = ("csv", "tensorboard", "wandb", "mlflow")
 APPEND_ONLY = ["wandb", "mlflow"]
 OFFLINE = {"WANDB_MODE": "offline"}
 TRACED = 5  # steps, with --profile
@@ -57,7 +58,7 @@ def run_of(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return get
 
 
-@pytest.mark.parametrize("logger", ["csv", "tensorboard", "wandb", "mlflow"])
+@pytest.mark.parametrize("logger", LOGGERS)
 def test_each_metric_has_each_step_once_as_metrics_jsonl_has_it(logger: str, run_of: Callable[[str], Path]) -> None:
     history, records = READERS[logger](run_of(logger)), read_jsonl(run_of(logger))
     steps = {name: [step for step, _ in values] for name, values in history.items()}

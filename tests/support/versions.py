@@ -61,7 +61,7 @@ def change_many_files(versions: MadeUp) -> None:
     package, network = "template/{{package_name}}", "class $NAME(nn.Module): $$$BODY"
     for path, edit in {
         "template/train.py.jinja": Rewrite("run.model.eval()", "{}  # no dropout"),
-        f"{package}/config.py.jinja": Rewrite("epochs: PositiveInt = $N", "epochs: PositiveInt = 21", "Config"),
+        f"{package}/config.py.jinja": Rewrite("epochs: PositiveInt = $N", "epochs: PositiveInt = 21", "Training"),
         "partials/tasks/digits/model.py.jinja": Rewrite(network, "# The template's network.\n{}"),
         f"{package}/runtime/checkpoint.py": Rewrite("first_whole($X)", "first_whole([*$X])"),
     }.items():

@@ -208,7 +208,9 @@ def test_tasks_examine_slurm(own_project: Render, slurm_cluster: Cluster, free_p
     code, printed = examine("nowhere", MASTER_ADDR="192.0.2.1", MASTER_PORT=str(free_port))
     assert code == 2, printed
     assert re.search(rf"error: n2: .*rank 0 at 192\.0\.2\.1:{free_port}", printed)
-    assert re.search(rf"error: rank 1 has not come to port {free_port} of n1 within 20 s: see what srun says", printed)
+    assert re.search(
+        rf"error: rank 1 has not connected to port {free_port} of n1 within 20 s: see what srun says", printed
+    )
 
 
 @pytest.mark.parametrize("mpirun", EACH_MPIRUN)

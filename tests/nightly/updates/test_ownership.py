@@ -147,7 +147,7 @@ def test_a_project_of_this_clone_with_changes_is_recorded_as_its_last_commit(mad
     render(project, {}, template=made_up.folder)
     assert "copier update will take these changes for yours" in record_origin(project, made_up.folder)
     put_under_git(project)
-    made_up.replace("template/README.md.jinja", "## What a run leaves\n", "## Files of a run\n")
+    made_up.replace("template/README.md.jinja", "## What a run writes\n", "## Files of a run\n")
     made_up.release("1.1.0")
     update(project)
     assert conflicts(read_files(project)) == []
