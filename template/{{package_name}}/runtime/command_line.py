@@ -132,10 +132,11 @@ def with_defaults_of(options: type) -> Callable[[type[T]], type[T]]:
     """Take from options the defaults of those that other bases of a class have, too; use it below @dataclass."""
 
     def decorate(config: type[T]) -> type[T]:
-        others = [field.name for base in config.__bases__ if base is not options for field in fields(cast(Any, base))]
+        others = {field.name for base in config.__bases__ if base is not options for field in fields(cast(Any, base))}
+        kinds = get_type_hints(config, include_extras=True)
         for field in fields(options):
             if field.name in others:
-                config.__annotations__[field.name] = get_type_hints(config, include_extras=True)[field.name]
+                config.__annotations__[field.name] = kinds[field.name]
                 setattr(config, field.name, copy(field))
         return config
 
@@ -192,8 +193,8 @@ def defaults_of(config: Any) -> dict[str, Any]:
     """Return the default of each option; tyro.MISSING for options that must be given."""
     found = {}
     for field in fields(config):
-        factory = (lambda: tyro.MISSING) if field.default_factory is MISSING else field.default_factory
-        found[field.name] = factory() if field.default is MISSING else field.default
+        default = tyro.MISSING if field.default is MISSING else field.default
+        found[field.name] = default if field.default_factory is MISSING else field.default_factory()
     return found
 
 

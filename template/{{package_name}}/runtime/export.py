@@ -20,10 +20,10 @@ from .buffers import grow_buffers
 from .checkpoint import IF_IT_DOES_NOT_FIT, RUNS, newest_run
 from .command_line import parse_words, words_from
 from .exits import UserError
-from .hooks import optional
 from .placement import uses_gpu
 from .reproducibility import build
 from .storage import atomic_write
+from .task_functions import optional
 from .weights import ABOUT, read_safetensors, read_whole, verify, weights_of, write_safetensors
 
 WEIGHTS = "model.safetensors"

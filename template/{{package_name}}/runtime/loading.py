@@ -28,12 +28,12 @@ from .batches import BatchDataset, can_be_pinned, digest, explained, map_tensors
 from .collectives import check_ranks_agree, on_all_ranks
 from .exits import STOP_SIGNALS, UserError, end_with_parent, in_one_line, is_out_of_memory
 from .heartbeat import OWN_WAIT, STATUS
-from .hooks import check_names
 from .launcher import DistEnv
 from .meter import Progress
 from .placement import own_cores
 from .reproducibility import seed_everything
 from .sampling import Batch, EvaluationSampler, ResumableDistributedSampler, global_micro_batch_size
+from .task_functions import check_names
 
 MOST_PER_CORE = 32  # workers for each core of a rank: a number beyond is a mistake, and would fill the memory
 MOST_WORKERS = 8  # of a rank

@@ -1,4 +1,4 @@
-"""The functions of task.py that a run calls: train.py calls some of them always, and others if they are there."""
+"""The functions of task.py that a run calls: those that it needs, and those that task.py may leave out."""
 
 from collections.abc import Callable
 from difflib import SequenceMatcher
