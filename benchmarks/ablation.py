@@ -45,7 +45,7 @@ class Edit:
         return place
 
 
-GROUP = "runtime/process_group.py"
+GROUP = "runtime/distributed.py"
 EDITS = (
     Edit(
         "BatchNorm's buffers broadcast before every forward pass",
@@ -64,10 +64,10 @@ EDITS = (
     Edit("gradients copied into buckets", GROUP, Rewrite('$OPTIONS["gradient_as_bucket_view"] = True', ""), ALL),
     Edit(
         "the data sample by sample",
-        "runtime/batches.py",
+        "runtime/collation.py",
         Rewrite('hasattr($DATASET, "__getitems__")', "len(indices) == 0", "BatchDataset._load"),
     ),
-    Edit("losses added up in every step", "runtime/meter.py", Rewrite("AT_ONCE = $N", "AT_ONCE = 1")),
+    Edit("losses added up in every step", "runtime/metrics.py", Rewrite("AT_ONCE = $N", "AT_ONCE = 1")),
     Edit(
         "metrics reduced in every step",
         "train.py",

@@ -81,7 +81,7 @@ def joined(rank: int, project: Path, port: int, backend: str = "gloo") -> Iterat
     """Set up a rank as a project does, and meet the other one."""
     torch.set_num_threads(1)
     sys.path.insert(0, str(project))
-    imported("ddp_project.runtime.process_group").schedule_as_batch()
+    imported("ddp_project.runtime.distributed").schedule_as_batch()
     meeting: Record = {"store": dist.TCPStore("127.0.0.1", port, is_master=False), "timeout": timedelta(minutes=5)}
     dist.init_process_group(backend, rank=rank, world_size=settings.RANKS, **meeting)
     yield

@@ -31,7 +31,7 @@ PARTS = 5  # of the steps, whose differences are told
 LOGGERS = ("csv", "tensorboard", "mlflow", "wandb")
 PLAIN, BAR, SIGNS, LOG = "console", "a progress bar on a screen", "signs of life", "the log"
 JUDGING = "judging each step by its gradients"
-OF_A_THREAD = {SIGNS: tuple(f"{PROJECT}.heartbeat:Watchdog.{name}" for name in ("_tell", "_hear"))}
+OF_A_THREAD = {SIGNS: tuple(f"{PROJECT}.watchdog:Watchdog.{name}" for name in ("_tell", "_hear"))}
 CALLS = {
     JUDGING: (f"{UPDATE}:Update.normalize_gradients", f"{UPDATE}:Update.is_finite"),
     LOG: (f"{PROJECT}.tracking:Tracker.log",),
@@ -67,7 +67,7 @@ def measure_on_rank(rank: int, folder: Path, port: int, steps: int) -> None:
         steps_from, progress_bar = run.training.steps_from, run.reporter.progress_bar
         run.training.steps_from = lambda progress: clocked(steps_from(progress), "", taken)
         run.reporter.progress_bar = lambda training: clocked(progress_bar(training), BAR, taken)
-        signs = imported(f"{PROJECT}.heartbeat").Watchdog(rank, RANKS, patience=60)
+        signs = imported(f"{PROJECT}.watchdog").Watchdog(rank, RANKS, patience=60)
         parts: dict[str, list[float]] = {guard: [] for guard in (JUDGING, SIGNS, BAR, LOG)}
         seconds = []
         for part in range(PARTS + 1):

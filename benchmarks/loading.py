@@ -66,7 +66,7 @@ class Benchmark(runner.Benchmark):
 
 def rate(data: Files, workers: int | str, step: Callable[[], object]) -> Record:
     """Train one epoch and return its samples per second, without the first step."""
-    loading = imported("ddp_project.runtime.loading")
+    loading = imported("ddp_project.runtime.data_loading")
     indices = torch.randint(IMAGES, (STEPS, BATCH), generator=torch.Generator().manual_seed(0)).tolist()
     batches = [loading.Batch(chosen, (i,)) for i, chosen in enumerate(indices)]
     loader = loading.PrefetchLoader(data, batches, loading.Config(workers=workers), torch.device("cpu"))

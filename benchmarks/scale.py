@@ -36,7 +36,7 @@ MODULES = (
     "runtime.collectives",
     "runtime.checkpoint",
     "runtime.launcher",
-    "runtime.meter",
+    "runtime.metrics",
     "runtime.sampling",
     "model",
 )
@@ -162,7 +162,7 @@ def checkpoints(network: str, ranks: int, folder: Path) -> Record:
 
 def kept(network: str, run_dir: Path) -> Any:
     """The checkpoints of a run directory: one of each, after what is slow only once."""
-    model = of_project("model").build_model() if NETWORKS[network] == "digits" else norms_of_resnet_50()
+    model = of_project("model").build_model(None) if NETWORKS[network] == "digits" else norms_of_resnet_50()
     made = []
     for folder in (run_dir.with_name("first"), run_dir):
         config = of_project("config").Config(run_dir=folder, keep=1)

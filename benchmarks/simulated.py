@@ -55,4 +55,4 @@ def progress_of(package: Callable[[str], Any], config: Any) -> Any:
     """The progress of a run of a project, before its first step, on 1,437 samples."""
     world = package("runtime.launcher").DistEnv(0, 0, 1, 1)
     sampler = package("runtime.sampling").ResumableDistributedSampler(1437, 64, world, seed=0)
-    return package("runtime.meter").Progress(config, sampler)
+    return package("runtime.metrics").Progress(config, sampler)

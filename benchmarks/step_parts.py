@@ -24,15 +24,15 @@ from .runner import Record, in_turn
 from .trials import render_project
 
 NETWORK = ("torch.nn.parallel:DistributedDataParallel.forward", "torch.nn:Sequential.forward")
-PROJECT, UPDATE = "ddp_project.runtime", "ddp_project.runtime.update"
+PROJECT, UPDATE = "ddp_project.runtime", "ddp_project.runtime.optimization"
 # What none of the others takes is the loop's own.
 PARTS = {
-    "a batch, and its random generators": (f"{PROJECT}.batches:BatchDataset.__getitem__",),
+    "a batch, and its random generators": (f"{PROJECT}.collation:BatchDataset.__getitem__",),
     "forward pass and loss": (*NETWORK, "torch.nn.functional:cross_entropy"),
     "the accuracy": ("ddp_project.task:compute",),
     "checks and sums of what compute() returns": (
         f"{UPDATE}:LossModule.forward",
-        f"{PROJECT}.meter:MetricAccumulator.add",
+        f"{PROJECT}.metrics:MetricAccumulator.add",
     ),
     "backward pass": ("torch.autograd:backward",),
     "the number that corrects uneven counts": (f"{UPDATE}:Update.backward", f"{UPDATE}:Update._correct"),

@@ -95,7 +95,7 @@ def own_project(project: Render, tmp_path: Path) -> Render:
 
 @pytest.fixture(scope="module")
 def package(project: Render) -> Iterator[Callable[..., Any]]:
-    """Return what imports modules of the project of some answers, such as "runtime.loading", until the module ends."""
+    """Return what imports modules of the project of some answers, such as "runtime.metrics", until the module ends."""
 
     def get(module: str, **answers: object) -> Any:
         name = "_".join(["ddp_project", *map(str, answers.values())])

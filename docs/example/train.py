@@ -21,12 +21,12 @@ from ddp_project import task
 from ddp_project.config import Config
 from ddp_project.runtime import (
     checkpoint,
+    data_loading,
+    distributed,
     exits,
-    loading,
-    meter,
-    process_group,
+    metrics,
+    optimization,
     reporting,
-    update,
     weights,
 )
 
@@ -36,25 +36,25 @@ class Run:
 
     def __init__(self, config: Config, env: launcher.DistEnv, device: torch.device) -> None:
         """Build all parts; restore the checkpoint if --resume asks for one. Every rank runs this."""
-        self.training, self.validation = loading.load(config, env, device)
+        self.training, self.validation = data_loading.load(config, env, device)
         config, saved = checkpoint.create_run_dir(config)  # refuses to mix two runs
         self.config, self.device = config, device
         reporting.set_up_log(config, env, device)
         model = weights.initial_model(config, env, saved)  # the same on all ranks
-        self.model = process_group.place(model, config, device)  # not wrapped: its state_dict has plain keys
+        self.model = distributed.place(model, config, device)  # not wrapped: its state_dict has plain keys
         self.optimizer = task.build_optimizer(self.model, config)
-        self.scaler = update.GradScaler(device.type, enabled=config.precision == "fp16")
+        self.scaler = optimization.GradScaler(device.type, enabled=config.precision == "fp16")
         # task.compute() on the same model, wrapped: its backward pass averages the gradients over the ranks.
-        loss_module = update.LossModule(task.compute, self.model, config, device)
-        self.ddp = process_group.wrap(loss_module, config)
-        self.update = update.Update(self.ddp, self.optimizer, config, device)
+        loss_module = optimization.LossModule(task.compute, self.model, config, device)
+        self.ddp = distributed.wrap(loss_module, config)
+        self.update = optimization.Update(self.ddp, self.optimizer, config, device)
 
-        self.progress = meter.Progress(config, self.training.sampler)
+        self.progress = metrics.Progress(config, self.training.sampler)
         self.checkpoints = checkpoint.Checkpoints(
             config, self.progress, self.model, scaler=self.scaler, optimizer=self.optimizer, update=self.update
         )
         self.checkpoints.restore(saved)
-        self.sums = meter.MetricAccumulator(device, finite_only=True)  # of what was trained since the last record
+        self.sums = metrics.MetricAccumulator(device, finite_only=True)  # of what was trained since the last record
         self.reporter = reporting.Reporter(config, env, self.checkpoints)  # log, progress bar, logger and profiler
         self.stop = exits.StopSignals(config.max_hours)
 
@@ -79,12 +79,12 @@ def main(config: Config, env: launcher.DistEnv, device: torch.device) -> exits.E
     return exits.ExitCode.DONE
 
 
-def train_step(run: Run, micro_batches: loading.MicroBatches) -> None:
+def train_step(run: Run, micro_batches: data_loading.MicroBatches) -> None:
     """Take one optimizer step on some micro-batches, together with all other ranks."""
     for i, batch in enumerate(micro_batches, start=1):
         # Only the last backward pass averages over the ranks; no_sync() must hold the others' forward pass too.
         with nullcontext() if i == len(micro_batches) else run.ddp.no_sync():
-            with update.autocast(run.config, run.device):
+            with optimization.autocast(run.config, run.device):
                 means = run.ddp(batch)  # calls task.compute()
             run.update.backward(run.scaler.scale(means["loss"].sum), means["loss"].count, len(micro_batches))
         run.sums.add(means)
@@ -127,14 +127,14 @@ def finish_step(run: Run) -> None:
 @torch.no_grad()
 def evaluate(run: Run) -> None:
     """Evaluate on all ranks, each sample once, and record the epoch."""
-    sums = meter.MetricAccumulator(run.device)
+    sums = metrics.MetricAccumulator(run.device)
     run.model.eval()
-    with run.update.evaluating(), update.autocast(run.config, run.device):
+    with run.update.evaluating(), optimization.autocast(run.config, run.device):
         for batch, counts in run.validation:
-            sums.add(meter.checked(task.compute(run.model, batch)), counts=counts)
+            sums.add(metrics.checked(task.compute(run.model, batch, run.config)), counts=counts)
     run.model.train()
     run.reporter.log_evaluation(run.progress, sums.reduce()[0])
 
 
 if __name__ == "__main__":
-    sys.exit(process_group.launch(main, CONFIG))
+    sys.exit(distributed.launch(main, CONFIG))

@@ -85,7 +85,7 @@ def test_an_export_is_the_best_checkpoint(project: Render, run_dir: Path, packag
     folder = run_dir / "export"
     assert output_of([sys.executable, "export.py", run_dir], project(), os.environ, timeout=60) == f"{folder}\n"
     best, build_model = checkpoint(run_dir, "best.pt"), package("model").build_model
-    expected, found = build_model().eval(), build_model().eval()
+    expected, found = build_model(None).eval(), build_model(None).eval()
     expected.load_state_dict(best["model"])
     found.load_state_dict(load_file(folder / "model.safetensors"))
     with np.load(project() / "ddp_project" / "digits.npz") as digits:
@@ -291,7 +291,7 @@ def test_a_run_begins_with_weights_of_a_run_or_an_export(
 def test_files_of_other_programs_are_loaded(
     name: str, weights: Any, package: Package, trained: Path, tmp_path: Path, logged: Logged
 ) -> None:
-    tensors, model, path = checkpoint(trained)["model"], package("model").build_model(), tmp_path / name
+    tensors, model, path = checkpoint(trained)["model"], package("model").build_model(None), tmp_path / name
     SAVED[name](tensors, path)
     weights.load_what_fits(model, path)
     assert differences(dict(model.state_dict()), dict(tensors)) == []
@@ -302,7 +302,7 @@ def test_what_does_not_fit_is_named_and_the_rest_is_loaded(
     weights: Any, package: Package, trained: Path, tmp_path: Path, logged: Logged
 ) -> None:
     """Some weights have another name, some another shape, and many are no part of the model."""
-    source, model = checkpoint(trained)["model"], package("model").build_model()
+    source, model = checkpoint(trained)["model"], package("model").build_model(None)
     fresh = {name: value.clone() for name, value in model.state_dict().items() if name.startswith("classifier")}
     others = source | {"classifier.2.weight": torch.zeros(3, 256), "head.bias": source["classifier.2.bias"]}
     others |= {f"layer{number}": torch.zeros(1) for number in range(50)}

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 
-def build_model() -> nn.Module:
+def build_model(config: object) -> nn.Module:
     return Network()
 
 
@@ -178,5 +178,5 @@ def write_as_version_1(run_dir: Path, saved: dict[str, Any]) -> None:
 def test_a_usual_network_needs_no_exchange(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
     collectives = package("runtime.collectives")
     monkeypatch.setattr(collectives, "gather", lambda value: pytest.fail("an exchange"))
-    assert collectives.unequal_buffers(package("model").build_model()) == {}
+    assert collectives.unequal_buffers(package("model").build_model(None)) == {}
     assert collectives.unequal_buffers(torch.nn.BatchNorm1d(3, track_running_stats=False)) == {}

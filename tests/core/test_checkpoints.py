@@ -82,14 +82,14 @@ def draws() -> list[float]:
 
 @pytest.mark.parametrize("drawn", [0, 1, 2])
 def test_all_generators_go_on_where_they_were(drawn: int, project: Render) -> None:
-    reproducibility = module_of(project() / "ddp_project" / "runtime" / "reproducibility.py")
-    reproducibility.seed_generators(3)
+    seeding = module_of(project() / "ddp_project" / "runtime" / "seeding.py")
+    seeding.seed_generators(3)
     for _ in range(drawn):
         draws()
-    states = reproducibility.generator_states(torch.device("cpu"))
+    states = seeding.generator_states(torch.device("cpu"))
     expected = draws()
-    reproducibility.seed_generators(4)
-    reproducibility.set_generator_states(states)
+    seeding.seed_generators(4)
+    seeding.set_generator_states(states)
     assert draws() == expected
 
 
@@ -144,7 +144,7 @@ def test_a_gpu_loads_without_a_copy_in_memory(whole: Path, package: Package, mon
     module, config = package("runtime.checkpoint"), package("config").Config(run_dir=whole)
     monkeypatch.setattr(module.copy, "deepcopy", Mock(side_effect=AssertionError("copied")))
     for device, copied in {"cuda" if HAS_GPU else "meta": False, "cpu": True}.items():
-        model = package("model").build_model().to(device)
+        model = package("model").build_model(None).to(device)
         optimizer = torch.optim.AdamW(model.parameters())
         checkpoints = module.Checkpoints(config, progress_of(package, config), model, optimizer=optimizer)
         with one_of(1), pytest.raises(AssertionError, match="copied") if copied else nullcontext():

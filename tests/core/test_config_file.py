@@ -23,7 +23,7 @@ READ_BACK = """
 import json, sys
 from pathlib import Path
 from ddp_project.config import Config
-from ddp_project.runtime.command_line import as_plain_dict, parse
+from ddp_project.runtime.cli import as_plain_dict, parse
 from ddp_project.runtime.export import config_of
 
 given = parse(Config, sys.argv[1:])
@@ -80,8 +80,8 @@ SHOWN = [
 
 @pytest.fixture
 def parse(package: Package) -> Parse:
-    command_line, config = package("runtime.command_line"), package("config")
-    return lambda *words: command_line.parse(config.Config, [*map(str, words)])
+    cli, config = package("runtime.cli"), package("config")
+    return lambda *words: cli.parse(config.Config, [*map(str, words)])
 
 
 @pytest.fixture
@@ -102,11 +102,11 @@ def test_help_shows_the_common_options_on_a_screen_or_two_and_all_if_asked(
     task: str, package: Package, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the defaults of options.py; an option of these that must be given has none."""
-    command_line, config = package("runtime.command_line", task=task), package("config", task=task)
+    cli, config = package("runtime.cli", task=task), package("config", task=task)
     shown = {}
     for words in (["--help"], ["--epochs", "3", "-h", "all"]):
         with pytest.raises(SystemExit, match=r"^0$"):
-            command_line.parse(config.Config, words)
+            cli.parse(config.Config, words)
         shown[len(words)] = capsys.readouterr().out
     assert len(shown[1].splitlines()) <= 80
     names = [f"--{field.name.replace('_', '-')}" for field in fields(config.Config)]
@@ -232,7 +232,7 @@ def test_options_that_must_be_given_are_named(package: Package) -> None:
     needed = [("table", Path), ("fold", int)]
     needy = make_dataclass("Needy", needed, bases=(package("config").Config,), frozen=True, kw_only=True)
     with pytest.raises(package("runtime.exits").UserError, match=r"^give --table and --fold: there is no default$"):
-        package("runtime.command_line").parse(needy, ["--lr", "1"])
+        package("runtime.cli").parse(needy, ["--lr", "1"])
 
 
 @pytest.mark.parametrize("option", ["seed", "bucket-mib", "timeout", "epochs"])
@@ -257,7 +257,7 @@ def test_a_foreign_option_gets_its_name(words: str, meant: str, refused: Refused
     assert said.endswith(f": did you mean {meant}?")
     assert said.startswith(f"there is no option {re.split('[ =]', words)[0]}: ")
     known = {field.name for field in fields(package("config").Config)}
-    named = package("runtime.command_line").OTHER_NAMES
+    named = package("runtime.cli").OTHER_NAMES
     assert named.keys() <= known
     assert not {other for names in named.values() for other in names.split()} & known
 

@@ -19,7 +19,7 @@ from tests.support.processes import output_of, scaled, write_program
 from tests.support.ranks import train_on_ranks
 
 CONFIG = SimpleNamespace(device="cpu", backend="auto", workers="auto", run_dir=Path("auto"))
-machine, doctor = of_package("runtime.machine"), of_package("runtime.doctor")
+machine, doctor = of_package("runtime.doctor_node"), of_package("runtime.doctor")
 
 
 def test_a_sound_machine_has_no_findings_and_no_traces(project: Render, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_the_sweep_of_wandb_that_a_page_shows_is_one_of_the_project(launcher: st
     assert sweep["metric"]["name"] == "epoch/validation_accuracy"
     given = sweep["parameters"].items()
     options = [f"--{name}={values.get('min', values.get('values', [0])[0])}" for name, values in given]
-    program = "from ddp_project.runtime.command_line import parse; from ddp_project.config import Config; parse(Config)"
+    program = "from ddp_project.runtime.cli import parse; from ddp_project.config import Config; parse(Config)"
     subprocess.run([sys.executable, "-c", program, *options], cwd=place, check=True)
     words = (place / "sweep.py").read_text()
     assert f"LAUNCH = {json.dumps(sweep['command'][:-1])}" in words, "it starts a run as sweep.py does"

@@ -37,13 +37,13 @@ def test_all_ranks_have_equally_many_batches(ranks: int, size: int, package: Pac
 
 def evaluate_together() -> None:
     """Be a rank whose compute() exchanges something with all ranks, and whose sample without weight gives NaN."""
-    mean, samples = project_module("runtime.meter").Mean, int(os.environ["SAMPLES"])
+    mean, samples = project_module("runtime.metrics").Mean, int(os.environ["SAMPLES"])
 
     def make(compute: Any) -> Any:
-        def compute_together(model: Any, batch: Any) -> Any:
+        def compute_together(model: Any, batch: Any, config: Any) -> Any:
             together = torch.cat(gather_together(model(batch[0])))  # as contrastive losses do it
             assert len(together) == dist.get_world_size() * len(batch[0])
-            means = compute(model, batch)
+            means = compute(model, batch, config)
             if model.training:
                 return means | {"seen": mean(0, 1)}
             return means | {"seen": mean(len(batch[0]) * (float("nan") if dist.get_rank() >= samples else 1.0), 1)}

@@ -189,7 +189,7 @@ def test_the_line_names_the_devices_the_build_and_the_remedy(
     case: Any, hardware: Any, package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda, hip, files, devices, build, remedy = case
-    placement = package("runtime.placement")
+    placement = package("runtime.devices")
     lay(tmp_path, files)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.version, "hip", hip)
@@ -203,7 +203,7 @@ def test_auto_is_a_rank_for_each_gpu(
     kind: str, ranks: int, hardware: Any, package: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of devices of another kind, torchrun would start a rank for each, and all would compute on the CPU."""
-    placement, launcher = package("runtime.placement"), package("runtime.launcher")
+    placement, launcher = package("runtime.devices"), package("runtime.launcher")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: kind == "cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3 * (kind == "cuda"))
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device(kind))

@@ -28,7 +28,7 @@ def loading(package: Package) -> Iterator[ModuleType]:
     """The module of the default project, on a rank that has six cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(CORES)
-    yield package("runtime.loading")
+    yield package("runtime.data_loading")
     torch.set_num_threads(before)
 
 
@@ -117,7 +117,7 @@ def test_a_gpu_copies_in_a_stream_of_its_own_for_which_the_step_waits(loading: M
     [*loading.PrefetchLoader(elsewhere, [loading.Batch([1, 2], (0,))], loading.Config(), GPU)]
     assert asked[:2] == ["training: copy 3", "training: copy 4"]
     asked.clear()
-    batches = importlib.import_module("ddp_project.runtime.batches")
+    batches = importlib.import_module("ddp_project.runtime.collation")
     batches.PinnedBatch(elsewhere.make([1, 2])).pin_memory()  # as the loader does it, with workers
     assert asked == []
 

@@ -117,19 +117,19 @@ def nested_loops(setting: Setting) -> list[tuple[Any, ...]]:
 
 def flat_loop(setting: Setting, package: Package, train: Any, saved: Any, signal: int | None) -> Any:
     """What main() of train.py records and saves from a checkpoint on, its last one, and its exit code."""
-    loading, meter = package("runtime.loading"), package("runtime.meter")
+    data_loading, metrics = package("runtime.data_loading"), package("runtime.metrics")
     options = {name: value for name, value in vars(setting).items() if name != "steps"}
     config = package("config").Config(**options, global_batch_size=2, workers=0)
     world = package("runtime.launcher").DistEnv(0, 0, 1, 1)
     sampler = package("runtime.sampling").ResumableDistributedSampler(2 * setting.steps + 1, 2, world, 0)
     events: list[tuple[Any, ...]] = []
     own: list[int] = []
-    progress = meter.Progress(config, sampler)
+    progress = metrics.Progress(config, sampler)
     if saved:
         progress.load_state_dict(saved)
 
     def reduce(*_: Any) -> tuple[Any, list[float]]:
-        total = meter.Mean(float(sum(own)), 1.0)
+        total = metrics.Mean(float(sum(own)), 1.0)
         own.clear()
         return {"loss": total}, [signal is not None and progress.step >= signal, 0, 0]
 
@@ -150,7 +150,7 @@ def flat_loop(setting: Setting, package: Package, train: Any, saved: Any, signal
         own.append(progress.step + 1)
         progress.advance(micro_batches.samples, 0.1)
 
-    training = loading.TrainingLoader([0] * sampler.samples, sampler, config, torch.device("cpu"))
+    training = data_loading.TrainingLoader([0] * sampler.samples, sampler, config, torch.device("cpu"))
     run = SimpleNamespace(config=config, progress=progress, training=training, model=torch.nn.Identity())
     run.sums = SimpleNamespace(reduce=reduce)
     run.update = SimpleNamespace(skipped_steps=[0, 0], report=lambda *_: None)

@@ -56,7 +56,7 @@ class Saved:
     """Saves an optimizer after some steps, and loads what was saved into another one."""
 
     def __init__(self, package: Package, model: nn.Module, build: Build) -> None:
-        self.kind = package("runtime.optimizer_state").OptimizerState
+        self.kind = package("runtime.state").OptimizerState
         self.model, self.optimizer = model, build(model)
         part = self.kind(model, self.optimizer)
         stepped(model, self.optimizer)
@@ -156,7 +156,7 @@ def test_what_cannot_go_on_is_refused_in_one_line(before: Build, now: Build, wor
 
 
 def test_several_optimizers_go_on_each_by_names(package: Package) -> None:
-    optimizers = package("runtime.update").Optimizers
+    optimizers = package("runtime.optimization").Optimizers
 
     def build(model: nn.Module) -> Any:
         return optimizers(*(AdamW([weight]) for weight in model.parameters()))
@@ -214,7 +214,7 @@ VALUES = {
 def test_what_can_be_plain_is_read_again(name: str, package: Package, tmp_path: Path) -> None:
     value, expected = VALUES[name]
     expected = value if expected is None else expected
-    torch.save(package("runtime.plain").plain(value, "part"), tmp_path / "saved.pt")
+    torch.save(package("runtime.state").plain(value, "part"), tmp_path / "saved.pt")
     found = torch.load(tmp_path / "saved.pt", weights_only=True)
     assert differences(found, expected) == []
     assert type(found) is type(expected)
@@ -224,10 +224,10 @@ def test_what_can_be_plain_is_read_again(name: str, package: Package, tmp_path: 
 @pytest.mark.parametrize(("value", "words"), NOT_PLAIN)
 def test_what_cannot_is_refused_by_its_place(value: Any, words: str, package: Package) -> None:
     with pytest.raises(package("runtime.exits").UserError, match=rf"optimizer/param_groups/0/schedule {words}, which"):
-        package("runtime.plain").plain({"param_groups": [{"schedule": value}]}, "optimizer")
+        package("runtime.state").plain({"param_groups": [{"schedule": value}]}, "optimizer")
     for own in (defaultdict(int, a=1), MappingProxyType({"a": 1}), np.ones(2)):  # a module gets its types back
         with pytest.raises(package("runtime.exits").UserError, match=r"model/1\._extra_state/seen is a "):
-            package("runtime.plain").plain({"1._extra_state": {"seen": own}}, "model")
+            package("runtime.state").plain({"1._extra_state": {"seen": own}}, "model")
 
 
 def test_what_cannot_be_saved_is_refused_before_the_first_step(own_project: Render, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.support.hardware import see_gpus
 from tests.support.ranks import error_in, join, project_module, run_train, train_on_ranks
 
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-placement = of_package("runtime.placement")
+placement = of_package("runtime.devices")
 RECORDERS = [
     ("2.13.0", "nccl", {}, {}),  # which records by itself, and warns of the older name
     ("2.11.0", "gloo", {}, {}),
@@ -158,7 +158,7 @@ def test_the_precision_is_one_that_the_gpu_has(
     amp: str, has_bf16: bool, wanted: str, chosen: str, package: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU before the A100 emulates bfloat16, which torch counts as support unless it is told not to."""
-    placement = package("runtime.placement", amp=amp)
+    placement = package("runtime.devices", amp=amp)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=1: has_bf16 or including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     with pytest.raises(placement.UserError, match=chosen) if "Tesla" in chosen else nullcontext():
@@ -189,7 +189,7 @@ def test_each_rank_uses_the_gpu_that_it_is_given(project: Render, tmp_path: Path
 
 def tell_threads() -> None:
     def main(config: Any, world: Any, device: torch.device) -> int:
-        print("threads:", torch.get_num_threads(), "cores:", project_module("runtime.placement").own_cores())
+        print("threads:", torch.get_num_threads(), "cores:", project_module("runtime.devices").own_cores())
         torch.distributed.barrier()
         return 0
 
@@ -238,7 +238,7 @@ def test_ranks_that_cannot_meet_say_why(project: Render, tmp_path: Path) -> None
 def test_the_flight_recorder_is_on_where_torch_does_not_turn_it_on(
     version: str, backend: str, user: dict[str, str], expected: dict[str, str], package: Package
 ) -> None:
-    process_group, told = package("runtime.process_group"), torch.torch_version.TorchVersion(version)
+    process_group, told = package("runtime.distributed"), torch.torch_version.TorchVersion(version)
     with patch.dict(os.environ), patch.object(torch, "__version__", told):
         for name in SIZES:
             os.environ.pop(name, None)

@@ -37,7 +37,7 @@ TRACES: dict[Choice, str] = {
     ("task", "tabular"): r"diabetes",
     ("launcher", "torchrun"): r"torchrun|distributed\.run\b",
     ("launcher", "spawn"): r"spawn(?!_key)|--nproc(?!-)|config\.nproc",
-    ("launcher", "launch"): r"distributed\.launch|--local-rank",
+    ("launcher", "launch"): r"torch\.distributed\.launch|--local-rank",
     ("launcher", "slurm"): r"slurm|srun|sbatch",
     ("launcher", "mpirun"): r"mpirun|mpich|open.mpi|\bOMPI_|\bPMI_",
     ("launcher", "kubernetes"): r"kube|\bPET_|docker build",

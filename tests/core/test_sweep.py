@@ -49,15 +49,15 @@ def study_in(folder: Path) -> optuna.Study:
 @pytest.fixture
 def sweep(package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweep]:
     """Sweeps with the stand-in in tmp_path, whose launches of each trial end with these codes."""
-    sweeping, handler = package("runtime.sweeping"), signal.getsignal(signal.SIGTERM)
+    module, handler = package("runtime.sweep"), signal.getsignal(signal.SIGTERM)
     (tmp_path / "stand_in.py").write_text(STAND_IN)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweeping, "POLL", 0.01)
+    monkeypatch.setattr(module, "POLL", 0.01)
 
     def run(*codes: str) -> int:
         monkeypatch.setattr(sys, "argv", ["sweep.py", "--trials", str(len(codes))])
         launch, pruner = [sys.executable, "stand_in.py"], optuna.pruners.NopPruner()
-        return int(sweeping.main(lambda trial: [f"--codes={codes[trial.number]}"], launch, pruner))
+        return int(module.main(lambda trial: [f"--codes={codes[trial.number]}"], launch, pruner))
 
     yield run
     signal.signal(signal.SIGTERM, handler)

@@ -148,7 +148,7 @@ def with_adamw(model: nn.Module, config: Any) -> Optimizer:
 
 def with_two(model: Any, config: Any) -> Any:
     optimizers = with_adamw(model.features, config), with_sgd(model.classifier, config)
-    return project_module("runtime.update").Optimizers(*optimizers)
+    return project_module("runtime.optimization").Optimizers(*optimizers)
 
 
 def spoil_a_step() -> None:
@@ -169,7 +169,7 @@ def spoil_a_step() -> None:
     def work(*arguments: Any) -> int:
         program.train_step = watched
         code: int = program.main(*arguments)
-        seen = {"states": states, "sum": large_sum(program.meter)}
+        seen = {"states": states, "sum": large_sum(program.metrics)}
         torch.save(seen, f"{os.environ['SEEN']}-{torch.distributed.get_rank()}.pt")
         return code
 
@@ -183,11 +183,11 @@ def state_of(run: Any) -> dict[str, list[Tensor]]:
     return {name: [each.detach().float().clone() for each in tensors] for name, tensors in parts.items()}
 
 
-def large_sum(meter: Any) -> float:
+def large_sum(metrics: Any) -> float:
     """The sum over two batches, and over the ranks, of numbers that float32 cannot add."""
-    sums = meter.MetricAccumulator(torch.device("cpu"))
+    sums = metrics.MetricAccumulator(torch.device("cpu"))
     for number in (LARGE, 1.0):
-        sums.add({"loss": meter.Mean(torch.tensor(number), 1)})
+        sums.add({"loss": metrics.Mean(torch.tensor(number), 1)})
     return float(sums.reduce()[0]["loss"].sum)
 
 

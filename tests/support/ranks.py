@@ -74,9 +74,9 @@ def on_compute(work: Callable[[Any, Any], object]) -> None:
     """Let something be done with the model and the batch each time before the task computes."""
 
     def make(compute: Any) -> Any:
-        def compute_then(model: Any, batch: Any) -> Any:
+        def compute_then(model: Any, batch: Any, config: Any) -> Any:
             work(model, batch)
-            return compute(model, batch)
+            return compute(model, batch, config)
 
         return compute_then
 
@@ -85,8 +85,8 @@ def on_compute(work: Callable[[Any, Any], object]) -> None:
 
 def join(main: Callable[[Any, Any, torch.device], int] | None, **options: object) -> None:
     """Join the other ranks as train.py does, and run main() with these options, or with the command line."""
-    process_group, config = project_module("runtime.process_group"), project_module("config").Config
-    chosen = config(**options) if options else project_module("runtime.command_line").parse(config)
+    process_group, config = project_module("runtime.distributed"), project_module("config").Config
+    chosen = config(**options) if options else project_module("runtime.cli").parse(config)
     sys.exit(process_group.run_rank(main, chosen, process_group.read_dist_env()))
 
 

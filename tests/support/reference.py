@@ -32,7 +32,7 @@ MODEL = f"""
 from torch import nn
 
 
-def build_model() -> nn.Module:
+def build_model(config: object) -> nn.Module:
     return nn.Sequential(nn.Linear({FEATURES}, 8), nn.Tanh(), nn.Linear(8, {CLASSES}))
 """
 # BatchNorm takes a bias before it away again: its gradient would be rounding alone, which AdamW makes large.

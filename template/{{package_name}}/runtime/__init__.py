@@ -6,21 +6,22 @@ is read before torch.
 
 import sys
 from importlib import import_module
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .cli import NonNegativeFloat as NonNegativeFloat
+    from .cli import NonNegativeInt as NonNegativeInt
+    from .cli import NonNegativeIntOrAuto as NonNegativeIntOrAuto
+    from .cli import OptionalPath as OptionalPath
+    from .cli import PositiveInt as PositiveInt
+    from .cli import Seconds as Seconds
+    from .cli import UnitFloat as UnitFloat
     from .collectives import reduce_tensor as reduce_tensor
-    from .command_line import NonNegativeFloat as NonNegativeFloat
-    from .command_line import NonNegativeInt as NonNegativeInt
-    from .command_line import NonNegativeIntOrAuto as NonNegativeIntOrAuto
-    from .command_line import OptionalPath as OptionalPath
-    from .command_line import PositiveInt as PositiveInt
-    from .command_line import Seconds as Seconds
-    from .command_line import UnitFloat as UnitFloat
     from .exits import UserError as UserError
-    from .meter import Mean as Mean
-    from .update import Optimizers as Optimizers
+    from .metrics import Mean as Mean
+    from .optimization import Optimizers as Optimizers
 else:
 
     def __getattr__(name):
@@ -33,14 +34,17 @@ else:
 
 NAMES = {
     "collectives": "reduce_tensor",
-    "command_line": "NonNegativeFloat NonNegativeInt NonNegativeIntOrAuto OptionalPath PositiveInt Seconds UnitFloat",
+    "cli": "NonNegativeFloat NonNegativeInt NonNegativeIntOrAuto OptionalPath PositiveInt Seconds UnitFloat",
     "exits": "UserError",
-    "meter": "Mean",
-    "update": "Optimizers",
+    "metrics": "Mean",
+    "optimization": "Optimizers",
 }
 
 if sys.platform == "win32":
     print("error: this project needs Linux or macOS: use WSL", file=sys.stderr)
+    sys.exit(2)
+if Path(__file__).with_name("heartbeat.py").exists():
+    print("error: runtime/ has modules of version 1: UPDATING.md says how to move to version 2", file=sys.stderr)
     sys.exit(2)
 
 

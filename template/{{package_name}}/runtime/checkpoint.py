@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..config import Config
-from .buffers import buffers_of, grow_buffers, largest_values, ruined, set_buffer, shapes_of
+from .cli import AUTO, NEWEST, as_plain_dict
 from .collectives import (
     FROM_RANK_0,
     averaged_buffers,
@@ -32,15 +32,24 @@ from .collectives import (
     on_rank_zero,
     unequal_buffers,
 )
-from .command_line import AUTO, NEWEST, as_plain_dict
 from .exits import Diverged, UserError
-from .heartbeat import RECORDS, STATUS
 from .launcher import job_name
-from .meter import Progress
-from .optimizer_state import OptimizerState
-from .plain import plain, reason_of, some
-from .reproducibility import generator_states, provenance, set_generator_states
+from .metrics import Progress
+from .seeding import generator_states, provenance, set_generator_states
+from .state import (
+    OptimizerState,
+    buffers_of,
+    grow_buffers,
+    largest_values,
+    plain,
+    reason_of,
+    ruined,
+    set_buffer,
+    shapes_of,
+    some,
+)
 from .storage import HashedFile, Manifest, atomic_write, link_atomically, lock, sha256_of_json, sync_folder
+from .watchdog import RECORDS, STATUS
 
 RUNS = Path("runs")
 STARTS = "starts"  # a file of the run directory

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..config import Config
-from .buffers import buffers_of, fingerprint, persistent_buffers
 from .exits import UserError
-from .reproducibility import code_digests
+from .seeding import code_digests
+from .state import buffers_of, fingerprint, persistent_buffers
 
 FROM_RANK_0 = ("run_dir", "resume")  # options that no other rank uses
 

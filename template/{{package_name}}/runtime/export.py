@@ -16,12 +16,11 @@ from torch import nn
 from .. import task
 from ..config import Config
 from ..model import build_model
-from .buffers import grow_buffers
 from .checkpoint import IF_IT_DOES_NOT_FIT, RUNS, newest_run
-from .command_line import parse_words, words_from
+from .cli import parse_words, words_from
+from .devices import uses_gpu
 from .exits import UserError
-from .placement import uses_gpu
-from .reproducibility import build
+from .state import grow_buffers
 from .storage import atomic_write
 from .task_functions import optional
 from .weights import ABOUT, read_safetensors, read_whole, verify, weights_of, write_safetensors
@@ -76,7 +75,7 @@ def load_model(folder: Path | str, device: torch.device | str = "cpu") -> nn.Mod
         raise UserError(f"{folder} does not hold {WEIGHTS} and {ABOUT}: export.py writes them")
     verify(weights)
     said, tensors = json.loads(about.read_text()), read_safetensors(weights)
-    model = build(build_model, config_of(said.get("options", {})))
+    model = build_model(config_of(said.get("options", {})))
     grow_buffers(model, said.get("grown_buffers", {}), tensors)
     try:
         model.load_state_dict(tensors)

@@ -16,8 +16,8 @@ from .checkpoint import read_checkpoint, weights_file
 from .collectives import on_all_ranks, on_rank_zero
 from .exits import UserError, in_one_line
 from .launcher import DistEnv
-from .plain import some
-from .reproducibility import build, seed_everything
+from .seeding import seed_everything
+from .state import some
 from .storage import Manifest, atomic_write, sha256_of
 
 ABOUT = "model.json"  # next to the weights of an export: what made them
@@ -121,7 +121,7 @@ def initial_model(config: Config, env: DistEnv, saved: Sequence[Path]) -> nn.Mod
     Raises UserError on every rank if the file cannot be read, or if nothing in it fits.
     """
     with seed_everything(config.seed, env.rank):
-        model = build(build_model, config)
+        model = build_model(config)
     if config.init_from and not saved:
         path = weights_file(Path(config.init_from))
         on_rank_zero(lambda: verify(path))

@@ -28,7 +28,7 @@ from tests.support.ranks import error_in, start_ranks, wrap
 CPU = torch.device("cpu")
 BIG = 1 << 20  # floats, of which each sample has as many
 TIMEOUT = 10  # seconds, which is also the time in which ranks must meet
-loading = of_package("runtime.loading")
+loading = of_package("runtime.data_loading")
 
 
 class OneByOne(Dataset[Any]):

@@ -49,7 +49,7 @@ def train_on_a_slow_disk() -> None:
 
 def train_while_saving() -> None:
     """What a rank does whose disk takes 5 steps for each file that it must have."""
-    here = project_module("runtime.heartbeat").STATUS
+    here = project_module("runtime.watchdog").STATUS
 
     def wait_for_steps(descriptor: int) -> None:
         until, patience = min(here.step + 5, 20), time.monotonic() + hang_timeout(30)
@@ -71,7 +71,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(project: Render, tmp_pat
 
 def fail_while_saving() -> None:
     """What a rank does whose task is wrong, as on all ranks, after the first save, while a slow disk still takes it."""
-    file, here = project_module("runtime.storage").HashedFile, project_module("runtime.heartbeat").STATUS
+    file, here = project_module("runtime.storage").HashedFile, project_module("runtime.watchdog").STATUS
     write = file.write
 
     def write_slowly(file: Any, data: Any) -> int:

@@ -118,7 +118,7 @@ def test_a_task_of_slurm_that_refuses_keeps_its_code(project: Render) -> None:
 # signal, or the answer of a store in which a thread hangs when main() has ended.
 LATE = """
 import os, runpy, sys, time
-from ddp_project.runtime.heartbeat import Watchdog
+from ddp_project.runtime.watchdog import Watchdog
 
 store = int(os.environ.get("STORE", 0))
 

@@ -75,7 +75,7 @@ def train_what_fails() -> None:
     if "sample" in os.environ["FAILS"]:
         wrap("data.load_data", lambda load: lambda config: tuple(map(dataset, load(config))))
     if "forward" in os.environ["FAILS"]:
-        wrap("model.build_model", lambda build: FailingModel)
+        wrap("model.build_model", lambda build: lambda config: FailingModel())
     run_in_session()
 
 

@@ -44,7 +44,7 @@ NONSENSE = [
 # Appended to task.py: a penalty on slopes, in evaluations too. The first of these keeps a table for the training.
 PENALISED = """
 
-def penalised(model: nn.Module, batch: Any, compute: Any = compute) -> dict[str, Mean]:
+def penalised(model: nn.Module, batch: Any, config: Any, compute: Any = compute) -> dict[str, Mean]:
     images, labels = batch
     with torch.enable_grad():
         inputs = images.clone().requires_grad_()
@@ -52,7 +52,7 @@ def penalised(model: nn.Module, batch: Any, compute: Any = compute) -> dict[str,
     if not model.training and not table:
         table.append(model(images).mean(dim=0))
     penalty = slopes.square().sum() + sum((next(model.parameters()).mean() * each).sum() for each in table)
-    means = compute(model, batch)
+    means = compute(model, batch, config)
     loss = means["loss"]
     return means | {"loss": Mean(loss.sum + 1e-3 * penalty, loss.count), "slope": Mean(slopes.abs().sum(), len(labels))}
 

@@ -42,7 +42,7 @@ def test_a_mistake_is_found(name: str, own_project: Render, tmp_path: Path) -> N
 
 def test_an_epoch_that_begins_anew_is_found_and_the_command_shows_how_to_repeat_it(own_project: Render) -> None:
     place = own_project(logging="csv")
-    FORGOTTEN.apply(place / "ddp_project" / "runtime" / "loading.py")
+    FORGOTTEN.apply(place / "ddp_project" / "runtime" / "data_loading.py")
     failed = CliRunner().invoke(app, ["chaos", str(place), "--faults", str(AT_MOST)])
     assert failed.exit_code == 1, failed.output
     command = shlex.split(failed.stdout)

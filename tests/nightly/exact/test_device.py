@@ -30,9 +30,9 @@ ON_FLOAT32 = (*ON_DEVICE, "--precision", "float32")
 # Appended to task.py: each step takes 4 GiB and keeps them.
 HOARDING = """
 
-def hoarding(model: nn.Module, batch: Any, compute: Any = compute) -> dict[str, Mean]:
+def hoarding(model: nn.Module, batch: Any, config: Any, compute: Any = compute) -> dict[str, Mean]:
     hoard.append(torch.empty(2**32, dtype=torch.uint8, device=batch[0].device))
-    return compute(model, batch)
+    return compute(model, batch, config)
 
 
 hoard: list[torch.Tensor] = []
@@ -59,7 +59,7 @@ def test_uneven_counts_arrive_there(accum_steps: int, project: Render, orders: O
 
 def train_in_spite_of_it() -> None:
     """What a rank does that does not look whether another has its GPU."""
-    wrap("runtime.placement.problem_of", lambda problem_of: lambda places, gpus: None)
+    wrap("runtime.devices.problem_of", lambda problem_of: lambda places, gpus: None)
     run_train()
 
 
@@ -92,7 +92,7 @@ def test_what_cannot_work_together_is_told(
 @NEEDS_GPU
 def test_statistics_take_few_kernels(package: Package) -> None:
     model = nn.Sequential(*(nn.BatchNorm2d(4) for _ in range(LAYERS))).cuda()
-    statistics = package("runtime.update").BatchNormSnapshot(model)
+    statistics = package("runtime.optimization").BatchNormSnapshot(model)
     bad = torch.tensor(False, device="cuda")
     statistics.restore_if(bad)
     with profile(activities=[ProfilerActivity.CUDA]) as seen:

@@ -23,7 +23,7 @@ BY_LENGTH, BY_OPTION = (f"run.update.backward($$$LOSS, {by})" for by in ("len($N
 BATCH, DROP = "EvaluationSampler($SAMPLES{}, $SIZE, env)", " - $SAMPLES % env.world_size"
 ONCE, SAVED = "nullcontext() if $I == {} else $NO_SYNC", "$M.Checkpoints($$$PARTS,"
 OWN_COUNTS, REDUCE = "({} if self.finite_only else $C)", "MetricAccumulator.reduce"
-FILES = ("checkpoint", "loading", "meter", "sampling", "storage")
+FILES = ("checkpoint", "data_loading", "metrics", "sampling", "storage")
 CHECKPOINT, LOADING, METER, SAMPLING, STORAGE = (f"ddp_project/runtime/{name}.py" for name in FILES)
 # By the test that must fail: mistakes, each with the file and the edit.
 MISTAKES: dict[str, dict[str, tuple[str, ...]]] = {

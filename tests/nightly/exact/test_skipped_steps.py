@@ -31,14 +31,14 @@ load_data = with_a_bright_sample
 # and appended to model.py: a batch that has it gives infinite gradients.
 OVERFLOW = '''
 
-def overflowing(build: Any = build_model) -> nn.Module:
+def overflowing(config: Any, build: Any = build_model) -> nn.Module:
     """Let the gradients of some batches overflow."""
 
     def watch(network: nn.Module, images: Any, logits: Any) -> None:
         if network.training and images[0].max() > 5:
             logits.register_hook(lambda gradient: gradient * float("inf"))
 
-    network = build()
+    network = build(config)
     network.register_forward_hook(watch)
     return network
 

@@ -43,7 +43,7 @@ def test_files_that_are_renamed_dropped_conditional_or_taken_from_the_owner(made
     (template / ".gitignore").unlink()
     package = made_up.folder / PACKAGE
     runtime = package / "runtime"
-    (runtime / "heartbeat.py").rename(runtime / "{% if amp != 'none' %}heartbeat.py{% endif %}.jinja")
+    (runtime / "watchdog.py").rename(runtime / "{% if amp != 'none' %}watchdog.py{% endif %}.jinja")
     settings = made_up.folder / "copier.yml"
     kept = [line for line in settings.read_text().splitlines(keepends=True) if "/model.py" not in line]
     settings.write_text("".join(kept))
@@ -52,7 +52,7 @@ def test_files_that_are_renamed_dropped_conditional_or_taken_from_the_owner(made
     assert f"files: .gitignore {lost}" in wrong
     assert f"files: launch.sh {lost}" in wrong
     assert "files: ddp_project/model.py was the owner's, and is not any more" in wrong
-    conditional = "files: ddp_project/runtime/heartbeat.py is not written for digits-torchrun-auto-none-false-console: "
+    conditional = "files: ddp_project/runtime/watchdog.py is not written for digits-torchrun-auto-none-false-console: "
     assert [line for line in wrong if line.startswith(conditional)]
 
 
@@ -89,7 +89,7 @@ def test_answers_that_are_forgotten(made_up: MadeUp, workers: Workers) -> None:
     ]
 
 
-@pytest.mark.parametrize(("file", "edit"), [("loading.py", ASKS_MORE), ("meter.py", BEGINS_ANEW)])
+@pytest.mark.parametrize(("file", "edit"), [("data_loading.py", ASKS_MORE), ("metrics.py", BEGINS_ANEW)])
 def test_runs_that_cannot_go_on(file: str, edit: Rewrite, made_up: MadeUp, workers: Workers) -> None:
     edit.apply(made_up.folder / PACKAGE / "runtime" / file)
     assert f"{RESUMED}: the updated project " in found(made_up, workers, "history", "resume")

@@ -11,11 +11,11 @@ from copier.errors import DirtyLocalWarning
 
 from generator.answers.questions import read_ownership
 from generator.cli.render import record_origin
-from generator.render.git import run
+from generator.render.git import conflicts, run
 from generator.render.project import ANSWERS_FILE, NAME, read_files, render
 from generator.update import replay
 from generator.update.history import NEXT
-from generator.update.replay import commit_all, conflicts, copy_project, put_under_git, update
+from generator.update.replay import commit_all, copy_project, put_under_git, update
 from tests.conftest import Render
 from tests.support.versions import MadeUp, replace
 from tools.rewriting import Rewrite
@@ -86,8 +86,8 @@ def test_an_update_does_to_each_file_what_the_table_says(everything_changed: Mad
 @pytest.mark.parametrize(
     ("path", "before", "after", "edit"),
     [
-        ("ddp_project/runtime/update.py", "amp=torch", "none", line_after("super().load_state_dict(state_dict)")),
-        ("ddp_project/runtime/update.py", "amp=apex", "torch", line_after("from apex import amp")),
+        ("ddp_project/runtime/optimization.py", "amp=torch", "none", line_after("super().load_state_dict(state_dict)")),
+        ("ddp_project/runtime/optimization.py", "amp=apex", "torch", line_after("from apex import amp")),
         ("ddp_project/runtime/tracking.py", "logging=wandb", "console", line_after("self.run = wandb.init($$$A)")),
         ("launch.sh", "launcher=slurm", "spawn", partial(replace, old=BATCH, new=BATCH + OWNERS_LINE)),
     ],

@@ -31,7 +31,7 @@ NO_FALL, UNSAVED = "the loss does not fall", SAVED.format("")
 REDUCE_ALONE = "{}\nif env.rank == 1:\n    collectives.reduce_tensor(torch.zeros(1))"
 # By the stage and the file: the mistakes.
 MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
-    ("resume", "ddp_project/runtime/loading.py"): {
+    ("resume", "ddp_project/runtime/data_loading.py"): {
         "the sampler is not told the epoch": edited("$SAMPLER.set_epoch($$$A)", "pass", OTHER_WEIGHTS),
         "a resumed epoch begins anew": edited("$S.set_epoch($EPOCH, skip=$X)", "$S.set_epoch($EPOCH)", OTHER_WEIGHTS),
     },
@@ -74,7 +74,7 @@ MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
         "records are never written out": edited("$W.add_scalar($$$A)", "pass", rf"{STEPS} \[\]", logging="tensorboard"),
         "records have no step": edited("$RUN.log($M, step=$STEP)", "$RUN.log($M)", STEPS, logging="wandb"),
     },
-    ("train", "ddp_project/runtime/meter.py"): {
+    ("train", "ddp_project/runtime/metrics.py"): {
         "rank 0 logs its own loss": edited(COUNTS, "($COUNTS if self.finite_only else {})", "over all ranks", REDUCE),
         "rank 0 logs its own evaluation": edited(
             COUNTS, "({} if self.finite_only else $COUNTS)", "epoch/validation_loss at step 3", REDUCE
@@ -90,7 +90,7 @@ MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
     ("resume", "ddp_project/runtime/checkpoint.py"): {
         "the generators are not put back": edited("set_generator_states($X)", "pass", OTHER_WEIGHTS),
     },
-    ("resume", "ddp_project/runtime/meter.py"): {
+    ("resume", "ddp_project/runtime/metrics.py"): {
         "progress is forgotten": edited(
             "vars(self).update($X)", "pass", "optimizer steps, where 2 were to be taken", "Progress.load_state_dict"
         ),

@@ -119,14 +119,6 @@ ResumeFrom = Annotated[
 
 FIXED: Any = tyro.conf.Fixed[Any]  # type: ignore[misc]  # an option that --help does not show
 
-# As options.py of projects of version 1 imports them.
-Count = PositiveInt
-CountOrZero = NonNegativeInt
-CountOrAuto = NonNegativeIntOrAuto
-Amount = NonNegativeFloat
-Share = UnitFloat
-File = OptionalPath
-
 
 def with_defaults_of(options: type) -> Callable[[type[T]], type[T]]:
     """Take from options the defaults of those that other bases of a class have, too; use it below @dataclass."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from ..config import Config
 from .collectives import gather, reduce_tensor
 from .exits import UserError
-from .heartbeat import STATUS
 from .sampling import ResumableDistributedSampler
+from .watchdog import STATUS
 
 NUMBERS = (Tensor, float, int)
 AT_ONCE = 64  # batches that are added up together: to do so in every step would cost 1 % of a step of 3 ms

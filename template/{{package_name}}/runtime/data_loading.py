@@ -24,16 +24,16 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from .. import data
 from ..config import Config
-from .batches import BatchDataset, can_be_pinned, digest, explained, map_tensors, numbered, remedy
+from .collation import BatchDataset, can_be_pinned, digest, explained, map_tensors, numbered, remedy
 from .collectives import check_ranks_agree, on_all_ranks
+from .devices import own_cores
 from .exits import STOP_SIGNALS, UserError, end_with_parent, in_one_line, is_out_of_memory
-from .heartbeat import OWN_WAIT, STATUS
 from .launcher import DistEnv
-from .meter import Progress
-from .placement import own_cores
-from .reproducibility import seed_everything
+from .metrics import Progress
 from .sampling import Batch, EvaluationSampler, ResumableDistributedSampler, global_micro_batch_size
+from .seeding import seed_everything
 from .task_functions import check_names
+from .watchdog import OWN_WAIT, STATUS
 
 MOST_PER_CORE = 32  # workers for each core of a rank: a number beyond is a mistake, and would fill the memory
 MOST_WORKERS = 8  # of a rank

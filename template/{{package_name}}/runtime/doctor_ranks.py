@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..config import Config
-from . import collectives, machine, process_group
+from . import collectives, distributed, doctor_node
+from .devices import unused_devices
 from .exits import ExitCode, UserError
-from .heartbeat import STATUS
 from .launcher import DistEnv
-from .placement import unused_devices
+from .watchdog import STATUS
 
 TIMEOUT = 60  # seconds that a rank may wait for another, which may import torch slowly, unless --timeout says
 TIMES = 3  # of each measurement, of which the fastest counts
@@ -29,7 +29,7 @@ class Fault(UserError):
 
 def examine_ranks(config: Config) -> int:
     """Start the ranks, or join them, and let them exchange. Returns the exit code: 2 if a run would fail."""
-    return process_group.launch(exchange, replace(config, timeout=config.timeout or TIMEOUT))
+    return distributed.launch(exchange, replace(config, timeout=config.timeout or TIMEOUT))
 
 
 def exchange(config: Config, env: DistEnv, device: torch.device) -> ExitCode:
@@ -38,7 +38,7 @@ def exchange(config: Config, env: DistEnv, device: torch.device) -> ExitCode:
         collectives.check_ranks_agree(config)
         unused = unused_devices(config.device) if device.type == "cpu" and env.local_rank == 0 else ""
         if findings := [f"error: {found}" for found in collectives.gather(unused) if found]:
-            machine.print_findings(findings if env.is_rank_zero else [])
+            doctor_node.print_findings(findings if env.is_rank_zero else [])
             return ExitCode.REFUSED
         rows = [*pairs(env, device), *together(config, env, device)]
         average_gradients(config, env, device)
@@ -111,7 +111,7 @@ def average_gradients(config: Config, env: DistEnv, device: torch.device) -> Non
     """Let DistributedDataParallel average gradients as in a run. Raises UserError if they are wrong."""
     STATUS.phase = "the average of gradients"
     layer = nn.Linear(1, 1, bias=False, device=device)
-    ddp = process_group.wrap(layer, replace(config, compile=False))
+    ddp = distributed.wrap(layer, replace(config, compile=False))
     ddp(numbers(1, env, device)[None]).sum().backward()
     assert layer.weight.grad is not None
     refuse_wrong(float(layer.weight.grad), (env.world_size + 1) / 2)
