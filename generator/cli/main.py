@@ -11,7 +11,7 @@ from generator.cli.check import check
 from generator.cli.diff import diff
 from generator.cli.matrix import matrix
 from generator.cli.render import new, render
-from generator.cli.updates import fleet, release_check, update_check
+from generator.cli.updates import fleet, migrate, release_check, update_check
 
 
 def docs() -> None:
@@ -20,7 +20,7 @@ def docs() -> None:
 
 
 app = typer.Typer(help=__doc__, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (docs, new, check, chaos, diff, matrix, render, fleet, update_check, release_check):
+for command in (docs, new, check, chaos, diff, matrix, render, fleet, migrate, update_check, release_check):
     app.command()(command)
 
 

@@ -1,4 +1,4 @@
-"""The commands `ddp-template update-check`, `release-check` and `fleet`."""
+"""The commands `ddp-template update-check`, `release-check`, `fleet` and `migrate`."""
 
 import json
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from generator.render.workers import Workers
 from generator.update.fleet import CLEAN, CONFLICTS, IMPOSSIBLE, NOTHING, Report, examine_all
 from generator.update.gate import PAIRS, PARTS, STRENGTH, Gate, Part
 from generator.update.history import check_release, read_releases, steps_of_release
+from generator.update.migrate import move_project
 from generator.update.replay import ROOM
 
 STYLES = {NOTHING: "green", CLEAN: "green", CONFLICTS: "yellow", IMPOSSIBLE: "red"}
@@ -120,6 +121,27 @@ def fleet(
         if json_file:
             json_file.write_text(json.dumps([asdict(report) for report in reports], indent=2) + "\n")
     raise typer.Exit(1 if any(report.state in (CONFLICTS, IMPOSSIBLE) for report in reports) else 0)
+
+
+def migrate(
+    project: Annotated[
+        Path, typer.Argument(metavar="PATH", help="Folder of a project that `copier update` has updated.")
+    ],
+) -> None:
+    """Move an updated project of version 1 to the modules and imports of version 2, with its owner's edits.
+
+    Exit code 0: all is moved; 1: something is left to do by hand, a line for each; 2: nothing was changed.
+    """
+    term_as_ctrl_c()
+    with errors_in_one_line():
+        plan = move_project(project)
+    for line in plan.told:
+        typer.echo(line)
+    for line in plan.left:
+        typer.echo(f"left to do: {line}", err=True)
+    if not (plan.told or plan.left or plan.deleted):
+        typer.echo("nothing to move")
+    raise typer.Exit(1 if plan.left else 0)
 
 
 def show_reports(reports: Sequence[Report], *, changes: bool) -> None:

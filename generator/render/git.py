@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plumbum import local
 
-from generator.render.project import RenderError
+from generator.render.project import RenderError, Tree
 
 # maintenance and gc work in the background, and can disturb who deletes a repository.
 CONFIG = {
@@ -35,6 +35,8 @@ SETTINGS = {
     "GIT_COMMITTER_EMAIL": "nobody@example.com",
 }
 
+MARKERS = (b"<<<<<<< ", b">>>>>>> ")  # of a conflict
+
 
 class GitError(RenderError):
     """git refuses, or is not there. The message is one line that says why."""
@@ -59,6 +61,12 @@ def git(folder: Path, *arguments: str, environment: Mapping[str, str] = {}) -> b
 
 def run(folder: Path, *arguments: str) -> str:
     return git(folder, *arguments).decode().strip()
+
+
+def conflicts(tree: Tree) -> list[str]:
+    """Return the paths of files with conflicts that nobody has resolved."""
+    marked = [path for path, (_, text) in tree.items() if any(line.startswith(MARKERS) for line in text.splitlines())]
+    return [path for path in tree if path in marked or path.endswith(".rej")]
 
 
 def compare_folders(old: Path, new: Path, *options: str) -> str:

@@ -60,7 +60,7 @@ def assert_understood(answers: Mapping[str, Any], recorded: Mapping[str, Any]) -
 def run_copier(
     destination: Path,
     answers: Mapping[str, Any],
-    template: Path,
+    template: Path | str,
     *,
     defaults: Mapping[str, Any] = NAME,
     quiet: bool = True,

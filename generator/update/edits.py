@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
-from generator.render.git import run
-from generator.update.replay import MARKERS, commit_all, copy_project, is_text, put_under_git, update
+from generator.render.git import MARKERS, run
+from generator.update.migrate import merge
+from generator.update.replay import commit_all, copy_project, is_text, put_under_git, update
 
 SETTINGS_OF_TEMPLATE = "_subdirectory: template\n_templates_suffix: .jinja\n"
 OLD, NEW = "v1", "v2"
@@ -183,6 +184,18 @@ def carry_edits(edits: Sequence[Edit], folder: Path) -> list[str]:
     update(project, NEW)
     judged = ((edit, judge(edit, project)) for edit in edits)
     return [f"{edit}: {wrong}" for edit, wrong in judged if wrong]
+
+
+def merge_edits(edits: Sequence[Edit], folder: Path) -> list[str]:
+    """Merge all edits of files that have moved as `migrate` does it, and say which are gone or in another place."""
+    wrong = []
+    for edit in edits:
+        merged = merge(edit.edited, edit.file.old, edit.file.new)
+        if merged is not None:  # else its owner gets it beside the package
+            (folder / edit.path).parent.mkdir(parents=True)
+            (folder / edit.path).write_text(merged)
+            wrong += [f"{edit}: {words}" for words in [judge(edit, folder)] if words]
+    return wrong
 
 
 def judge(edit: Edit, project: Path) -> str:

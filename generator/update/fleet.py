@@ -11,12 +11,13 @@ import yaml
 
 from generator.answers.questions import TEMPLATE, questions_in
 from generator.diff.versions import Watch
-from generator.render.git import GitError, git, run
+from generator.render.git import GitError, conflicts, git, hermetic_git, run
 from generator.render.project import ANSWERS_FILE, RenderError, read_files
 from generator.render.scratch import scratch_folder
 from generator.render.workers import Workers
 from generator.update.history import NEXT, History, clone_history, read_releases
-from generator.update.replay import ROOM, commit_all, conflicts, update
+from generator.update.migrate import is_to_be_moved, move_project
+from generator.update.replay import ROOM, commit_all, update
 
 # What an update would do, from the best to the worst.
 NOTHING, CLEAN, CONFLICTS, IMPOSSIBLE = "nothing to do", "clean", "conflicts", "impossible"
@@ -75,8 +76,13 @@ def try_update(report: Report, project: Path, history: History, target: str, fol
     before = conflicts(read_files(copy))
     update(copy, target)
     report.conflicts = [path for path in conflicts(read_files(copy)) if path not in before]
+    left: list[str] = []
+    if not report.conflicts and is_to_be_moved(copy):
+        with hermetic_git(folder):
+            left = move_project(copy).left
+        report.reason = "; ".join(filter(None, [report.reason, "`ddp-template migrate` must follow the update", *left]))
     report.changes = changes_in(copy)
-    report.state = CONFLICTS if report.conflicts else CLEAN if report.changes else NOTHING
+    report.state = CONFLICTS if report.conflicts or left else CLEAN if report.changes else NOTHING
 
 
 def clone_project(project: Path, folder: Path) -> Path:

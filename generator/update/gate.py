@@ -29,8 +29,9 @@ from generator.render.project import ANSWERS_FILE, RenderError, read_files, reco
 from generator.render.snapshot import snapshot_of_revision, take_snapshot
 from generator.render.workers import Workers
 from generator.update import replay
-from generator.update.edits import ChangedFile, carry_edits, choose_edits, repeats_in
+from generator.update.edits import ChangedFile, carry_edits, choose_edits, merge_edits, repeats_in
 from generator.update.history import CHANGES, NEXT, clone_history, read_releases, tells_of_checkpoints
+from generator.update.migrate import moved_paths
 
 T = TypeVar("T")
 
@@ -211,6 +212,7 @@ class Gate:
     def try_edits(self, part: Part) -> None:
         """Edit the old versions' text files that updates have changed, in all places, and update them."""
         changed: dict[ChangedFile, None] = {}
+        moved: dict[ChangedFile, None] = {}
         for carried in self.carried:
             if carried.other_texts or carried.route not in self.direct:
                 continue
@@ -219,10 +221,20 @@ class Gate:
                 old, new = before[path][1], after[path][1]
                 if old != new and replay.is_text(old) and replay.is_text(new):
                     changed.setdefault(ChangedFile(path, old.decode(), new.decode(), str(carried)))
-        edits = choose_edits(changed)
-        groups = [(edits[i::GROUPS], self.folder / "edits" / str(i)) for i in range(min(GROUPS, len(edits)))]
-        self.wait_for(part, {self.workers.submit(carry_edits, *group): "edited" for group in groups})
-        part.cases = len(edits)
+            for was, now in moved_paths(carried.folder / "new"):
+                if was in before:
+                    sides = before[was][1].decode(), after[now][1].decode()
+                    moved.setdefault(ChangedFile(now, *sides, str(carried)))
+        jobs = {}
+        for carry, files in ((carry_edits, changed), (merge_edits, moved)):
+            edits = choose_edits(files)
+            part.cases += len(edits)
+            for i in range(min(GROUPS, len(edits))):
+                folder = self.folder / carry.__name__ / str(i)
+                jobs[self.workers.submit(carry, edits[i::GROUPS], folder)] = "edited"
+        cases = part.cases
+        self.wait_for(part, jobs)
+        part.cases = cases
 
     def try_resume(self, part: Part) -> None:
         """Go on with what projects of all versions have trained."""

@@ -12,11 +12,11 @@ import copier
 
 from generator.answers.combinations import Combination, text
 from generator.answers.questions import Ownership, Question, read_ownership
-from generator.render.git import hermetic_git, run
+from generator.render.git import conflicts, hermetic_git, run
 from generator.render.project import RenderError, Tree, read_files, recorded_answers, run_copier
+from generator.update.migrate import Plan, is_to_be_moved, move_project
 
 ROOM = 2 * 2**30  # bytes, for many projects and their updates
-MARKERS = (b"<<<<<<< ", b">>>>>>> ")
 # The answer that an update refuses to change: the owner's files are in its folder.
 KEPT_ANSWER = "package_name"
 # Answers to questions that take any text.
@@ -65,11 +65,6 @@ def update_again(project: Path) -> list[str]:
     return [f"a second update: {words}" for words in differing(read_files(project), before)]
 
 
-def conflicts(tree: Tree) -> list[str]:
-    marked = [path for path, (_, text) in tree.items() if any(line.startswith(MARKERS) for line in text.splitlines())]
-    return [path for path in tree if path in marked or path.endswith(".rej")]
-
-
 def differing(one: Tree, other: Tree) -> list[str]:
     """Say which files two trees do not share, or not with the same bytes and mode."""
     words = []
@@ -106,6 +101,7 @@ def carry(template: Path, route: Route, answers: Answers, folder: Path) -> list[
     shutil.copytree(old, new)
     put_under_git(new)
     before: Tree = {}
+    plan = Plan()
     for version in route[1:]:
         before = read_files(new)
         try:
@@ -114,6 +110,11 @@ def carry(template: Path, route: Route, answers: Answers, folder: Path) -> list[
             return [f"the update to {version} is refused: {error}"]
         if left := conflicts(read_files(new)):
             return [f"the update to {version} leaves a conflict in {path}, which nobody has edited" for path in left]
+        if is_to_be_moved(new):
+            with hermetic_git(folder):
+                plan = move_project(new)
+            if plan.left:
+                return [f"after the update to {version}, a move leaves to do: {words}" for words in plan.left]
         commit_all(new)
     recorded, answers = recorded_answers(old), recorded_answers(new)
     changed = [key for key in recorded if key in answers and recorded[key] != answers[key]]
@@ -121,7 +122,7 @@ def carry(template: Path, route: Route, answers: Answers, folder: Path) -> list[
     owned = read_ownership(template, **answers)
     fresh = fresh_copy(template, route[-1], answers, folder / "fresh")
     # What a version between has written for the owner is the owner's since then.
-    expected = with_kept_files(fresh, before | read_files(old), owned)
+    expected = plan.applied(with_kept_files(fresh, before | read_files(old), owned))
     words += [f"after the update {difference}" for difference in differing(read_files(new), expected)]
     return words + update_again(new)
 

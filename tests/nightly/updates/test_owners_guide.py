@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from generator.render.git import run
+from generator.render.git import conflicts, run
 from generator.render.project import read_files
-from generator.update.replay import commit_all, conflicts, copy_project, put_under_git
+from generator.update.history import NEXT, clone_history, read_releases
+from generator.update.replay import commit_all, copy_project, put_under_git, update
 from tests.support.processes import output_of
 from tests.support.projects.edits import EDITS, another_data_set, another_model
 from tests.support.projects.instructions import read_guide
@@ -88,6 +89,20 @@ def test_a_template_that_has_moved_is_updated_from(project: Path, made_up: MadeU
     answers = yaml.safe_load((project.parent / "project-update" / ".copier-answers.yml").read_text())
     assert (answers["_commit"], answers["_src_path"]) == ("v1.1.0", str(moved))
     assert "Warning" not in printed  # of former answers that are not there, as Copier prints it
+
+
+def test_a_project_of_version_1_is_moved(shell: Shell, tmp_path: Path) -> None:
+    history, project = clone_history(tmp_path / "history", read_releases()), tmp_path / "project"
+    copy_project(history.folder, "v1.1.0", {}, project)
+    put_under_git(project)
+    Rewrite("F.cross_entropy($$$A)", "{} * 1.0", "compute").apply(project / "ddp_project" / "task.py")
+    commit_all(project)
+    update(project, NEXT)
+    guide = read_guide(project)
+    _install, move = guide.migrate.splitlines()
+    shell(f"set -e\n{move}\n{guide.finish}test $? = 0", project)  # which runs the project's tests
+    assert "* 1.0" in (project / "ddp_project" / "task.py").read_text()
+    assert run(project, "status", "--porcelain") == ""
 
 
 def conflicting(project: Path, versions: MadeUp) -> None:

@@ -13,6 +13,7 @@ class Guide(NamedTuple):
     take_over: str
     give_up: str
     in_place: str
+    migrate: str
     rename: str
     move: str
 
