@@ -33,7 +33,7 @@ def test_a_fresh_project_passes_its_own_tests(answers: Any, own_project: Render,
 
 
 def test_the_checks_of_the_projects_own_ci_pass(own_project: Render, pytestconfig: pytest.Config) -> None:
-    place = own_project()  # test_every_combination.py asks the same tools about all others
+    place = own_project()  # test_combinations.py asks the same tools about all others
     (job,) = yaml.safe_load((place / ".github" / "workflows" / "ci.yml").read_text())["jobs"].values()
     _, install, *checks, tests = [shlex.split(step["run"]) for step in job["steps"] if "run" in step]
     assert install[-6:] == ["pip", "install", "-e", ".", "--group", "dev"]

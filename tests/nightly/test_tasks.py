@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from generator.answers.combinations import Combination
 from generator.check.train.samples import samples_of
 from tests.cold.test_launchers import OF_ONE_MACHINE, assert_passed
-from tests.conftest import Render
+from tests.conftest import Measured, Render
 from tests.support.cli import check_report
 from tests.support.processes import output_of
 from tests.support.training import assert_same_weights, checkpoint, train
@@ -79,6 +80,16 @@ def test_every_launcher_trains_stops_and_resumes_a_task_whose_export_predicts(
         assert_same_weights(checkpoint(result["folder"] / "cold"), checkpoint(spawned["folder"] / "cold"))
 
 
-def test_every_combination_passes_with_every_task(tmp_path: Path, legal: list[Combination]) -> None:
+def test_every_combination_passes_and_each_task_ends_on_two_numbers(
+    tmp_path: Path, legal: list[Combination], measured: Measured
+) -> None:
     combinations = check_report(tmp_path / "check.json", timeout=1800)
     assert {each["name"] for each in combinations} == {each.name for each in legal}
+    numbers: dict[tuple[str, bool], set[str]] = defaultdict(set)
+    for each in combinations:
+        numbers[each["answers"]["task"], each["answers"]["amp"] == "torch"].add(each["weights"])
+    assert len(numbers) == 2 * len(PROMISED)
+    assert all(len(weights) == 1 for weights in numbers.values()), "one number in float32, and one in float16"
+    measured(
+        "launchers", "projects that end on two numbers a task, one in float32 and one in float16", len(combinations)
+    )

@@ -20,6 +20,13 @@ from .exits import UserError
 from .storage import HashedFile
 
 OF_LAYERS = ("running_mean", "running_var", "num_batches_tracked")  # of torch: their shapes stay
+NAMED = 10  # names of tensors in a line, at most
+READ = (type(None), bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device, torch.Size)
+# Not to be turned on in the middle of a run: they need state from the first step on. SGD can begin late.
+NEED_STATE = ("amsgrad", "centered", "momentum")
+ADVICE = "--init-from begins a new run with the weights alone"
+
+State = dict[str, Any]
 
 
 def places_of_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
@@ -53,7 +60,7 @@ def running_buffers(model: nn.Module) -> list[tuple[nn.Module, str]]:
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Return all that there are, by name."""
+    """Return all persistent buffers by name."""
     statistics, others = buffers_of(model)
     return statistics | {name: buffer for name, buffer in others.items() if buffer is not None}
 
@@ -114,10 +121,6 @@ def ruined(before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
         return 2 * math.isnan(value) + math.isinf(value)
 
     return [name for name, was in before.items() if badness(now.get(name, 0.0)) > badness(was)]
-
-
-NAMED = 10  # names of tensors in a line, at most
-READ = (type(None), bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device, torch.Size)
 
 
 def plain(value: Any, place: str) -> Any:
@@ -198,13 +201,6 @@ def some(names: Collection[str]) -> str:
     """Return the first names, and how many there are if not all are shown."""
     shown = ", ".join(sorted(names)[:NAMED])
     return shown if len(names) <= NAMED else f"{shown}, ... ({len(names)} in all)"
-
-
-# Not to be turned on in the middle of a run: they need state from the first step on. SGD can begin late.
-NEED_STATE = ("amsgrad", "centered", "momentum")
-ADVICE = "--init-from begins a new run with the weights alone"
-
-State = dict[str, Any]
 
 
 def names_of(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:

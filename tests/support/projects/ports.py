@@ -178,10 +178,7 @@ def double(project: Path) -> None:
         Rewrite("return $X", "return ($X).double()", function).apply(project / place)
 
 
-# Edits that go together, so that few runs try all.
-TOGETHER = (
-    (other_defaults, smoothing_in_training, metric_without_samples, scheduler, attention),
-    (rows_of_dicts, asks_for_the_rank, several_optimizers),
-    (another_best, adafactor, double),
-)
-PORTS: dict[str, Callable[[Path], None]] = {port.__name__: port for ports in TOGETHER for port in ports}
+# Edits that one project can have together.
+TOGETHER = (other_defaults, smoothing_in_training, metric_without_samples, scheduler, attention)
+OTHERS = (rows_of_dicts, asks_for_the_rank, several_optimizers, another_best, adafactor, double)
+PORTS: dict[str, Callable[[Path], None]] = {port.__name__: port for port in (*TOGETHER, *OTHERS)}
