@@ -24,7 +24,7 @@ from .runner import Record, in_turn
 from .trials import render_project
 
 NETWORK = ("torch.nn.parallel:DistributedDataParallel.forward", "torch.nn:Sequential.forward")
-PROJECT, UPDATE = "ddp_project.runtime", "ddp_project.runtime.optimization"
+PROJECT, UPDATE = "ddp_project.runtime", "ddp_project.runtime.optimizer_step"
 # What none of the others takes is the loop's own.
 PARTS = {
     "a batch, and its random generators": (f"{PROJECT}.collation:BatchDataset.__getitem__",),

@@ -4,7 +4,7 @@ One process:    python train.py
 Two processes:  NPROC_PER_NODE=2 ./launch.sh
 After a stop:   the same command with --resume
 
-Start reading at main(). What is trained is in ddp_project/task.py, the options are in options.py and config.py there.
+Start reading at main(). ddp_project/task.py has the loss, the metrics and the optimizer.
 """
 
 from ddp_project.runtime import launcher
@@ -25,7 +25,7 @@ from ddp_project.runtime import (
     distributed,
     exits,
     metrics,
-    optimization,
+    optimizer_step,
     reporting,
     weights,
 )
@@ -43,18 +43,18 @@ class Run:
         model = weights.initial_model(config, env, saved)  # the same on all ranks
         self.model = distributed.place(model, config, device)  # not wrapped: its state_dict has plain keys
         self.optimizer = task.build_optimizer(self.model, config)
-        self.scaler = optimization.GradScaler(device.type, enabled=config.precision == "fp16")
+        self.scaler = optimizer_step.GradScaler(device.type, enabled=config.precision == "fp16")
         # task.compute() on the same model, wrapped: its backward pass averages the gradients over the ranks.
-        loss_module = optimization.LossModule(task.compute, self.model, config, device)
+        loss_module = optimizer_step.LossModule(task.compute, self.model, config, device)
         self.ddp = distributed.wrap(loss_module, config)
-        self.update = optimization.Update(self.ddp, self.optimizer, config, device)
+        self.update = optimizer_step.Update(self.ddp, self.optimizer, config, device)
 
         self.progress = metrics.Progress(config, self.training.sampler)
         self.checkpoints = checkpoint.Checkpoints(
             config, self.progress, self.model, scaler=self.scaler, optimizer=self.optimizer, update=self.update
         )
         self.checkpoints.restore(saved)
-        self.sums = metrics.MetricAccumulator(device, finite_only=True)  # of what was trained since the last record
+        self.sums = metrics.MetricAccumulator(device, finite_only=True)  # of metrics since the last reduction
         self.reporter = reporting.Reporter(config, env, self.checkpoints)  # log, progress bar, logger and profiler
         self.stop = exits.StopSignals(config.max_hours)
 
@@ -82,14 +82,14 @@ def main(config: Config, env: launcher.DistEnv, device: torch.device) -> exits.E
 def train_step(run: Run, micro_batches: data_loading.MicroBatches) -> None:
     """Take one optimizer step on some micro-batches, together with all other ranks."""
     for i, batch in enumerate(micro_batches, start=1):
-        # Only the last backward pass averages over the ranks; no_sync() must hold the others' forward pass too.
+        # DDP averages gradients in the last micro-batch alone. no_sync() must hold the forward pass, too.
         with nullcontext() if i == len(micro_batches) else run.ddp.no_sync():
-            with optimization.autocast(run.config, run.device):
+            with optimizer_step.autocast(run.config, run.device):
                 means = run.ddp(batch)  # calls task.compute()
             run.update.backward(run.scaler.scale(means["loss"].sum), means["loss"].count, len(micro_batches))
         run.sums.add(means)
     run.scaler.unscale_(run.optimizer)
-    norm = run.update.normalize_gradients()  # exact for uneven counts
+    norm = run.update.normalize_gradients()  # over all ranks, exact for uneven counts
     if run.config.clip_norm:
         torch.nn.utils.clip_grads_with_norm_(run.update.weights, run.config.clip_norm, norm)
     lr = float(task.lr_at(run.progress.step, run.training.total_steps, run.config))
@@ -102,9 +102,9 @@ def train_step(run: Run, micro_batches: data_loading.MicroBatches) -> None:
 
 
 def reduce_and_log(run: Run) -> None:
-    """Reduce sums, skipped steps and stop signals over the ranks: the only other collective of the loop.
+    """Reduce sums of metrics, skipped steps and stop signals over the ranks, in one collective.
 
-    Sums that are not logged yet carry over: where a run is saved, stopped and resumed changes no record.
+    A checkpoint keeps sums that are not logged yet, so a stop changes no record.
     """
     progress = run.progress
     totals, [stops, *skipped_steps] = run.sums.reduce(run.stop.received, run.update.skipped_steps)
@@ -129,7 +129,7 @@ def evaluate(run: Run) -> None:
     """Evaluate on all ranks, each sample once, and record the epoch."""
     sums = metrics.MetricAccumulator(run.device)
     run.model.eval()
-    with run.update.evaluating(), optimization.autocast(run.config, run.device):
+    with run.update.evaluating(), optimizer_step.autocast(run.config, run.device):
         for batch, counts in run.validation:
             sums.add(metrics.checked(task.compute(run.model, batch, run.config)), counts=counts)
     run.model.train()

@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 # Modules of runtime/ in version 1, and what they are called since version 2.
 MODULES = {
-    "averaging": "optimization",
+    "averaging": "optimizer_step",
     "command_line": "cli",
     "exchange": "doctor_ranks",
     "heartbeat": "watchdog",
@@ -19,7 +19,7 @@ MODULES = {
     "process_group": "distributed",
     "reproducibility": "seeding",
     "sweeping": "sweep",
-    "update": "optimization",
+    "update": "optimizer_step",
 }
 # Names in these modules.
 NAMES = {

@@ -58,7 +58,7 @@ def take_steps(_: int, project: Path, options: dict[str, Any], optimizer: str) -
     config = train.Config(accum_steps=2, clip_norm=1.0, **options)
     training, _validation = train.data_loading.load(config, train.launcher.DistEnv(0, 0, 1, 1), gpu)
     train.metrics.AT_ONCE = 4
-    averaging: Any = sys.modules[train.optimization.ExponentialMovingAverage.__module__]
+    averaging: Any = sys.modules[train.optimizer_step.ExponentialMovingAverage.__module__]
     averaging.places_with_infinity = lambda weights: []  # it waits, but before the first step
     with FakeTensorMode(allow_non_fake_inputs=True):
         with gpu:
@@ -66,11 +66,11 @@ def take_steps(_: int, project: Path, options: dict[str, Any], optimizer: str) -
         run = SimpleNamespace(config=config, device=gpu, sums=train.metrics.MetricAccumulator(gpu, finite_only=True))
         run.training, run.progress = training, train.metrics.Progress(config, training.sampler)
         run.optimizer = eval(optimizer) if optimizer else train.task.build_optimizer(model, config)
-        run.ddp = train.optimization.LossModule(train.task.compute, model, config, gpu)
+        run.ddp = train.optimizer_step.LossModule(train.task.compute, model, config, gpu)
         run.ddp.no_sync = nullcontext
         wrapped: Any = SimpleNamespace(module=run.ddp, _check_reducer_finalized=lambda: None)
-        run.update = train.optimization.Update(wrapped, run.optimizer, config, gpu)
-        run.scaler = train.optimization.GradScaler(gpu.type, enabled=config.precision == "fp16")
+        run.update = train.optimizer_step.Update(wrapped, run.optimizer, config, gpu)
+        run.scaler = train.optimizer_step.GradScaler(gpu.type, enabled=config.precision == "fp16")
         for _step, micro_batches in zip(range(4), training.steps_from(run.progress), strict=False):
             loaded = train.data_loading.MicroBatches(iter([*micro_batches]), len(micro_batches), 0)
             with Operations() as operations:

@@ -156,7 +156,7 @@ def test_what_cannot_go_on_is_refused_in_one_line(before: Build, now: Build, wor
 
 
 def test_several_optimizers_go_on_each_by_names(package: Package) -> None:
-    optimizers = package("runtime.optimization").Optimizers
+    optimizers = package("runtime.optimizer_step").Optimizers
 
     def build(model: nn.Module) -> Any:
         return optimizers(*(AdamW([weight]) for weight in model.parameters()))

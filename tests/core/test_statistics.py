@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.conftest import of_package
 
 LAYERS = 53  # of ResNet-50
-update = of_package("runtime.optimization")
+update = of_package("runtime.optimizer_step")
 
 
 class Kernels(TorchDispatchMode):

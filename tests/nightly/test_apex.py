@@ -148,7 +148,7 @@ def with_adamw(model: nn.Module, config: Any) -> Optimizer:
 
 def with_two(model: Any, config: Any) -> Any:
     optimizers = with_adamw(model.features, config), with_sgd(model.classifier, config)
-    return project_module("runtime.optimization").Optimizers(*optimizers)
+    return project_module("runtime.optimizer_step").Optimizers(*optimizers)
 
 
 def spoil_a_step() -> None:

@@ -53,7 +53,7 @@ given = Subset.__getitems__
 Subset.__getitems__ = told
 load_data = telling
 """
-# optimization.py then keeps counts and decisions on the device, which fused optimizers can do on a CPU, too.
+# optimizer_step.py then keeps counts and decisions on the device, which fused optimizers can do on a CPU, too.
 AS_ON_A_GPU = Rewrite('self.on_cpu = device.type == "cpu"', "self.on_cpu = False")
 
 

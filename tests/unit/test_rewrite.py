@@ -105,7 +105,7 @@ def test_what_is_gone_is_named_with_its_place() -> None:
     wrong = dangling(PurePath("pkg/own.py"), rewrite(PurePath("pkg/task.py"), text, RUNTIME), RUNTIME)
     assert wrong == [
         "pkg/own.py:2: metrics has no Totals",
-        "pkg/own.py:3: runtime has no optimization",
+        "pkg/own.py:3: runtime has no optimizer_step",
         "pkg/own.py:4: exits has no nothing",
     ]
     assert not MODULES.keys() & MODULES.values()

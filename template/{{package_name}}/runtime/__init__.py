@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .collectives import reduce_tensor as reduce_tensor
     from .exits import UserError as UserError
     from .metrics import Mean as Mean
-    from .optimization import Optimizers as Optimizers
+    from .optimizer_step import Optimizers as Optimizers
 else:
 
     def __getattr__(name):
@@ -37,7 +37,7 @@ NAMES = {
     "cli": "NonNegativeFloat NonNegativeInt NonNegativeIntOrAuto OptionalPath PositiveInt Seconds UnitFloat",
     "exits": "UserError",
     "metrics": "Mean",
-    "optimization": "Optimizers",
+    "optimizer_step": "Optimizers",
 }
 
 if sys.platform == "win32":

@@ -94,7 +94,7 @@ def spoiled(project: Render, orders: list[list[int]], tmp_path: Path) -> Callabl
         (place / "ddp_project" / "data.py").write_text(reference.DATA + SPOILED.replace("SAMPLE", str(sample)))
         (place / "ddp_project" / "model.py").write_text(model)
         if on_device:
-            AS_ON_A_GPU.apply(place / "ddp_project" / "runtime" / "optimization.py")
+            AS_ON_A_GPU.apply(place / "ddp_project" / "runtime" / "optimizer_step.py")
         return Program(place, tmp_path / "run", AVERAGED | options | {"save_every": 1, "keep": 99})
 
     return get
@@ -127,7 +127,7 @@ def test_a_step_that_is_left_out_leaves_the_average_as_it_was(variant: Any, spoi
 def test_tied_and_frozen_weights_and_several_optimizers_are_averaged(spoiled: Callable[..., Program]) -> None:
     program = spoiled({}, {"find_unused_parameters": None}, False, TIED)
     task = program.project / "ddp_project" / "task.py"
-    extend(task, imports="from .runtime.optimization import Optimizers\n\n")
+    extend(task, imports="from .runtime.optimizer_step import Optimizers\n\n")
     Rewrite("AdamW($$$A)", TWO, "build_optimizer").apply(task)
     run_all([[program]])
     last = assert_no_bad_step_is_averaged(program.run_dir)

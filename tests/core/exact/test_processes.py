@@ -73,7 +73,7 @@ def test_uneven_counts_arrive_there_too(
 
 def test_uneven_counts_arrive_there_as_on_a_gpu(uneven: Path, orders: list[list[int]], tmp_path: Path) -> None:
     """Over stops, too, after which a run ends as one without them, bit for bit. Clipping would hide a wrong divisor."""
-    AS_ON_A_GPU.apply(uneven / "ddp_project" / "runtime" / "optimization.py")
+    AS_ON_A_GPU.apply(uneven / "ddp_project" / "runtime" / "optimizer_step.py")
     whole = Program(uneven, tmp_path / "whole", OPTIONS | {"accum_steps": 3, "clip_norm": 0.0})
     stopped = stopped_at(whole, 4, 7)
     run_all([[whole], stopped])

@@ -47,7 +47,7 @@ class Sharp(AdamW):
 built: dict[str, Any] = {{}}
 model_py.build_model, build_optimizer, lr_at = changed_model, changed_optimizer, later
 '''
-IMPORTS = "from . import model as model_py\nfrom .runtime.optimization import Optimizers\n\n"
+IMPORTS = "from . import model as model_py\nfrom .runtime.optimizer_step import Optimizers\n\n"
 SOMETIMES = f"""network.sometimes = nn.Linear(10, 10)
     network.classifier.register_forward_hook(lambda _, __, x: network.sometimes(x) if {RANK} == 1 else x)"""
 SPARSE = """table = network.table = nn.Parameter(torch.ones(3, 10))

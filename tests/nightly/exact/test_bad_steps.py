@@ -60,7 +60,7 @@ def program(own_project: Render, tmp_path: Path) -> Any:
         if optimizer:
             Rewrite("AdamW($$$A)", optimizer).apply(project / "ddp_project" / "task.py")
         if on_device:
-            AS_ON_A_GPU.apply(project / "ddp_project" / "runtime" / "optimization.py")
+            AS_ON_A_GPU.apply(project / "ddp_project" / "runtime" / "optimizer_step.py")
         return Program(project, tmp_path / "run", OPTIONS)
 
     return get

@@ -92,7 +92,7 @@ def test_what_cannot_work_together_is_told(
 @NEEDS_GPU
 def test_statistics_take_few_kernels(package: Package) -> None:
     model = nn.Sequential(*(nn.BatchNorm2d(4) for _ in range(LAYERS))).cuda()
-    statistics = package("runtime.optimization").BatchNormSnapshot(model)
+    statistics = package("runtime.optimizer_step").BatchNormSnapshot(model)
     bad = torch.tensor(False, device="cuda")
     statistics.restore_if(bad)
     with profile(activities=[ProfilerActivity.CUDA]) as seen:

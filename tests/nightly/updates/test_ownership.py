@@ -24,6 +24,8 @@ OldProject = Callable[..., Path]
 OWNERS_LINE = "# The owner's line.\n"
 BATCH = "#SBATCH --nodes=1\n"
 
+STEP = "ddp_project/runtime/optimizer_step.py"
+
 
 def line_after(pattern: str) -> Callable[[Path], None]:
     return Rewrite(pattern, f"{{}}\n{OWNERS_LINE.rstrip()}").apply
@@ -86,8 +88,8 @@ def test_an_update_does_to_each_file_what_the_table_says(everything_changed: Mad
 @pytest.mark.parametrize(
     ("path", "before", "after", "edit"),
     [
-        ("ddp_project/runtime/optimization.py", "amp=torch", "none", line_after("super().load_state_dict(state_dict)")),
-        ("ddp_project/runtime/optimization.py", "amp=apex", "torch", line_after("from apex import amp")),
+        (STEP, "amp=torch", "none", line_after("super().load_state_dict(state_dict)")),
+        (STEP, "amp=apex", "torch", line_after("from apex import amp")),
         ("ddp_project/runtime/tracking.py", "logging=wandb", "console", line_after("self.run = wandb.init($$$A)")),
         ("launch.sh", "launcher=slurm", "spawn", partial(replace, old=BATCH, new=BATCH + OWNERS_LINE)),
     ],

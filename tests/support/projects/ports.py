@@ -165,7 +165,7 @@ def adafactor(project: Path) -> None:
 
 def several_optimizers(project: Path) -> None:
     """Train with one optimizer for matrices, and another one with a separate learning rate for the rest."""
-    extend(project / TASK, imports="from ddp_project.runtime.optimization import Optimizers\n")
+    extend(project / TASK, imports="from ddp_project.runtime.optimizer_step import Optimizers\n")
     parts = "[each for each in model.parameters() if each.dim() {} 1]"
     slow = f'{{"params": {parts.format("<=")}, "lr_scale": 0.1}}'
     optimizer(project, f"Optimizers(AdamW({parts.format('>')}), torch.optim.SGD([{slow}], momentum=0.9))")
