@@ -18,7 +18,7 @@ from generator.chaos.job import launch, loader_workers
 from generator.chaos.nemesis import OPTIONS, Nemesis
 from generator.chaos.schedule import TRAINING, Fault, Schedule, Start
 from generator.chaos.surroundings import Data, Surroundings, cpu_quota, failing_disk, shared_memory
-from tests.conftest import Render
+from tests.conftest import Measured, Render
 from tests.support.chaos import befall, forked
 from tests.support.processes import scaled, wait_until
 
@@ -59,7 +59,9 @@ def surroundings(tmp_path: Path) -> Iterator[Surroundings]:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux alone can limit another process")
-def test_what_keeps_batches_from_coming_is_named(surroundings: Surroundings, project: Render, tmp_path: Path) -> None:
+def test_what_keeps_batches_from_coming_is_named(
+    surroundings: Surroundings, project: Render, tmp_path: Path, measured: Measured
+) -> None:
     place, around = project(logging="csv"), surroundings
     there = [Need.LOADER, *([Need.SHM] if around.shm else []), *([Need.QUOTA] if around.quota else [])]
     kinds = [kind for kind in possible_faults(*there) if KINDS[kind].need in there]
@@ -71,6 +73,8 @@ def test_what_keeps_batches_from_coming_is_named(surroundings: Surroundings, pro
     verdict = nemesis.run(Schedule(0, [Start(2, {"workers": "1"}, [fault]) for fault in faults]))
     assert not verdict.wrong, "\n".join([*map(str, verdict.results), *verdict.wrong])
     assert [fault.kind for fault in verdict.happened] == kinds
+    for kind, victim in zip(kinds, cycle(["every rank", "one rank"])):
+        measured("batches", f"{kind}, for {victim} (times)", 1)
 
 
 def test_a_process_that_loads_data_for_a_spawned_rank_is_killed(project: Render, tmp_path: Path) -> None:
