@@ -34,7 +34,8 @@ def verdicts(project: Render, tmp_path_factory: pytest.TempPathFactory) -> dict[
             trial.first_use = uses.get(str(trial.combination["logging"]))
         named = {id(trial): name for name, trial in trials.items()}
         trained = {named[id(trial)]: done for trial, done in train_all(run_case, trials.values(), 2)}
-    return {name: [*all_failures(trained[name], trained["{}"])] for name in trials}
+    clean = trained[repr({"amp": "none"})]
+    return {name: [*all_failures(trained[name], clean)] for name in trials}
 
 
 def make_trial(folder: Path, project: Path, answers: dict[str, object]) -> TrainingCase:
