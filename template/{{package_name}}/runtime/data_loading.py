@@ -48,9 +48,8 @@ def load(config: Config, env: DistEnv, device: torch.device) -> "tuple[TrainingL
     """
     check_names()
     STATUS.phase = "in load_data() of data.py"
-    OWN_WAIT.what = (lambda: "load_data() of data.py") if config.timeout else None  # which may have much to do
-    training, validation = on_all_ranks(lambda: checked(data.load_data(config)))
-    STATUS.phase, OWN_WAIT.what = "comparing samples", None
+    training, validation = on_all_ranks(partial(load_own, config))
+    STATUS.phase = "comparing samples"
     digests = partial(digests_of, {"training": training, "validation": validation}, config)
     check_ranks_agree(config, digests if env.world_size > 1 else dict, training=training, validation=validation)
     STATUS.phase = "starting"
@@ -60,6 +59,15 @@ def load(config: Config, env: DistEnv, device: torch.device) -> "tuple[TrainingL
     sampler = ResumableDistributedSampler(len(training), micro_batch, env, config.seed)
     shard = EvaluationSampler(len(validation), micro_batch // env.world_size, env)
     return TrainingLoader(training, sampler, config, device), EvaluationLoader(validation, shard, config, device)
+
+
+def load_own(config: Config) -> tuple[Any, Any]:
+    """Return the datasets of this rank. Without --timeout, load_data() may take as long as it needs."""
+    OWN_WAIT.what = (lambda: "load_data() of data.py") if config.timeout else None
+    try:
+        return checked(data.load_data(config))
+    finally:
+        OWN_WAIT.what = None  # from here on this rank waits for others
 
 
 def checked(returned: Any) -> tuple[Any, Any]:

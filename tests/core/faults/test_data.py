@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,29 @@ def test_data_that_cannot_be_dealt_out_is_refused(kind: str, project: Render, tm
 def test_other_data_is_accepted(kind: str, project: Render, tmp_path: Path) -> None:
     options = ("--max-steps", "1", "--workers", "0")
     train_on_ranks(project(), tmp_path / "run", *options, entry=train_on_it, env={"KIND": kind})
+
+
+def freeze_one_rank() -> None:
+    """Be a rank of which the second one is frozen in load_data()."""
+
+    def make(load: Any) -> Any:
+        def load_or_freeze(config: Any) -> Any:
+            if os.environ["RANK"] == "1":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return load(config)
+
+        return load_or_freeze
+
+    wrap("data.load_data", make)
+    run_train()
+
+
+def test_a_rank_that_is_frozen_in_load_data_is_named_by_the_others(project: Render, tmp_path: Path) -> None:
+    one, other = start_ranks(project(), tmp_path / "run", "--timeout", "4", entry=freeze_one_rank)
+    try:
+        assert "error: rank 1 is silent: it was " in error_in([one.ends_with(69, timeout=60)])
+    finally:
+        other.kill()
 
 
 @pytest.mark.parametrize(("processes", "workers"), [(1, 0), (2, 0), (2, 1)])
