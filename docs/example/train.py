@@ -82,7 +82,7 @@ def main(config: Config, env: launcher.DistEnv, device: torch.device) -> exits.E
 def train_step(run: Run, micro_batches: data_loading.MicroBatches) -> None:
     """Take one optimizer step on some micro-batches, together with all other ranks."""
     for i, batch in enumerate(micro_batches, start=1):
-        # DDP averages gradients in the last micro-batch alone. no_sync() must hold the forward pass, too.
+        # DDP averages gradients in the last micro-batch alone. no_sync() must also hold the forward pass.
         with nullcontext() if i == len(micro_batches) else run.ddp.no_sync():
             with optimizer_step.autocast(run.config, run.device):
                 means = run.ddp(batch)  # calls task.compute()

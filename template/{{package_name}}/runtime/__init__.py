@@ -43,8 +43,8 @@ NAMES = {
 if sys.platform == "win32":
     print("error: this project needs Linux or macOS: use WSL", file=sys.stderr)
     sys.exit(2)
-if Path(__file__).with_name("heartbeat.py").exists():
-    print("error: runtime/ has modules of version 1: UPDATING.md says how to move to version 2", file=sys.stderr)
+if Path(__file__).with_name("heartbeat.py").exists():  # an update leaves files that have another name since version 2
+    print("error: modules of version 1 are left: `ddp-template migrate .` moves them (UPDATING.md)", file=sys.stderr)
     sys.exit(2)
 
 

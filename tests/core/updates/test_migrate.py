@@ -58,7 +58,7 @@ def help_of(project: Path, code: int) -> str:
 
 
 def test_a_project_moves_with_its_edits(project: Path) -> None:
-    assert "UPDATING.md says how to move to version 2" in help_of(project, 2)
+    assert "`ddp-template migrate .` moves them (UPDATING.md)" in help_of(project, 2)
     done = ddp_template("migrate", project, code=1)
     said = done.output.splitlines()
     assert "your edits of pkg/runtime/reproducibility.py are in pkg/runtime/seeding.py now" in said
