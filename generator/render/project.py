@@ -87,8 +87,21 @@ def run_copier(
 
 
 def recorded_answers(project: Path) -> dict[str, Any]:
-    answers = yaml.safe_load((project / ANSWERS_FILE).read_text())
+    return own_answers(yaml.safe_load((project / ANSWERS_FILE).read_text()))
+
+
+def own_answers(answers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answers to questions, without what Copier notes about itself."""
     return {key: value for key, value in answers.items() if not key.startswith("_")}
+
+
+def parse_answers(content: bytes) -> dict[str, Any]:
+    """Return what a file of answers says; nothing if it is none."""
+    try:
+        answers = yaml.safe_load(content)
+    except yaml.YAMLError:
+        answers = None
+    return answers if isinstance(answers, dict) else {}
 
 
 def name_source(project: Path, source: str) -> None:

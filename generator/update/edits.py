@@ -191,7 +191,7 @@ def merge_edits(edits: Sequence[Edit], folder: Path) -> list[str]:
     wrong = []
     for edit in edits:
         merged = merge(edit.edited, edit.file.old, edit.file.new)
-        if merged is not None:  # else its owner gets it beside the package
+        if merged is not None:  # else it goes to a folder outside of the package
             (folder / edit.path).parent.mkdir(parents=True)
             (folder / edit.path).write_text(merged)
             wrong += [f"{edit}: {words}" for words in [judge(edit, folder)] if words]

@@ -11,13 +11,12 @@ import yaml
 
 from generator.answers.questions import TEMPLATE, questions_in
 from generator.diff.versions import Watch
-from generator.render.git import GitError, conflicts, git, hermetic_git, run
-from generator.render.project import ANSWERS_FILE, RenderError, read_files
+from generator.render.git import GitError, conflicts, git, run
+from generator.render.project import ANSWERS_FILE, RenderError, parse_answers, read_files
 from generator.render.scratch import scratch_folder
 from generator.render.workers import Workers
 from generator.update.history import NEXT, History, clone_history, read_releases
-from generator.update.migrate import is_to_be_moved, move_project
-from generator.update.replay import ROOM, commit_all, update
+from generator.update.replay import ROOM, commit_all, move, update
 
 # What an update would do, from the best to the worst.
 NOTHING, CLEAN, CONFLICTS, IMPOSSIBLE = "nothing to do", "clean", "conflicts", "impossible"
@@ -59,11 +58,8 @@ def examine(project: Path, history: History, target: str, folder: Path) -> Repor
 def try_update(report: Report, project: Path, history: History, target: str, folder: Path) -> None:
     """Update a copy, and complete the report. Raises RenderError if that is impossible."""
     copy = clone_project(project, folder)
-    try:
-        answers = yaml.safe_load((copy / ANSWERS_FILE).read_text())
-    except (yaml.YAMLError, UnicodeDecodeError):
-        answers = None
-    if not isinstance(answers, dict) or "_commit" not in answers:
+    answers = parse_answers((copy / ANSWERS_FILE).read_bytes())
+    if "_commit" not in answers:
         raise RenderError(f"{ANSWERS_FILE} names no version (_commit): Copier wrote one, and it was edited")
     report.version = str(answers["_commit"])
     base = find_base(report.version, answers, history)
@@ -76,13 +72,12 @@ def try_update(report: Report, project: Path, history: History, target: str, fol
     before = conflicts(read_files(copy))
     update(copy, target)
     report.conflicts = [path for path in conflicts(read_files(copy)) if path not in before]
-    left: list[str] = []
-    if not report.conflicts and is_to_be_moved(copy):
-        with hermetic_git(folder):
-            left = move_project(copy).left
-        report.reason = "; ".join(filter(None, [report.reason, "`ddp-template migrate` must follow the update", *left]))
+    moved = None if report.conflicts else move(copy)
+    if moved:
+        told = ["`ddp-template migrate` must follow the update", *moved.left]
+        report.reason = "; ".join(filter(None, [report.reason, *told]))
     report.changes = changes_in(copy)
-    report.state = CONFLICTS if report.conflicts or left else CLEAN if report.changes else NOTHING
+    report.state = CONFLICTS if report.conflicts or (moved and moved.left) else CLEAN if report.changes else NOTHING
 
 
 def clone_project(project: Path, folder: Path) -> Path:

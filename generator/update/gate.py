@@ -225,16 +225,15 @@ class Gate:
                 if was in before:
                     sides = before[was][1].decode(), after[now][1].decode()
                     moved.setdefault(ChangedFile(now, *sides, str(carried)))
-        jobs = {}
+        jobs, cases = {}, 0
         for carry, files in ((carry_edits, changed), (merge_edits, moved)):
             edits = choose_edits(files)
-            part.cases += len(edits)
+            cases += len(edits)
             for i in range(min(GROUPS, len(edits))):
                 folder = self.folder / carry.__name__ / str(i)
                 jobs[self.workers.submit(carry, edits[i::GROUPS], folder)] = "edited"
-        cases = part.cases
         self.wait_for(part, jobs)
-        part.cases = cases
+        part.cases = cases  # of edits, not of jobs
 
     def try_resume(self, part: Part) -> None:
         """Go on with what projects of all versions have trained."""

@@ -10,12 +10,18 @@ import tempfile
 from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Any
-
-import yaml
 
 from generator.render.git import GitError, conflicts, git, run
-from generator.render.project import ANSWERS_FILE, RenderError, Tree, read_files, recorded_answers, run_copier
+from generator.render.project import (
+    ANSWERS_FILE,
+    RenderError,
+    Tree,
+    own_answers,
+    parse_answers,
+    read_files,
+    recorded_answers,
+    run_copier,
+)
 from generator.update.rewrite import MODULES, Runtime, dangling, rewrite
 
 # Files of version 1, by what they are called now; * is the package.
@@ -52,7 +58,8 @@ def move_project(project: Path) -> Plan:
 
 
 def plan_for(project: Path) -> Plan:
-    answers = read_answers((project / ANSWERS_FILE).read_text() if (project / ANSWERS_FILE).is_file() else "")
+    file = project / ANSWERS_FILE
+    answers = parse_answers(file.read_bytes() if file.is_file() else b"")
     package = str(answers.get("package_name", ""))
     if not package or not (project / package / "runtime" / "watchdog.py").is_file():
         raise RenderError(f"{project} is no project of version 2: copier update comes first")
@@ -62,7 +69,7 @@ def plan_for(project: Path) -> Plan:
     moved = [(old, new) for old, new in moved_paths(project) if (project / old).is_file()]
     if moved:
         with tempfile.TemporaryDirectory() as folder:
-            base = write_version_1(project, Path(folder) / "base")
+            base = write_version_1(project, package, Path(folder) / "base")
             for old, new in moved:
                 move(plan, project, base, old, new)
     rewrite_files(plan, project, package)
@@ -80,22 +87,13 @@ def moved_paths(project: Path) -> list[tuple[str, str]]:
     return [(old.replace("*", package), new.replace("*", package)) for old, new in MOVED.items()]
 
 
-def read_answers(text: str) -> dict[str, Any]:
-    try:
-        answers = yaml.safe_load(text)
-    except yaml.YAMLError:
-        answers = None
-    return answers if isinstance(answers, dict) else {}
-
-
-def write_version_1(project: Path, place: Path) -> Path:
+def write_version_1(project: Path, package: str, place: Path) -> Path:
     """Write the project that the last version 1 had written for its answers, as git remembers them."""
     for commit in ["HEAD", *run(project, "log", "--format=%H", "--", ANSWERS_FILE).split()]:
-        answers = read_answers(run(project, "show", f"{commit}:./{ANSWERS_FILE}"))
+        answers = parse_answers(git(project, "show", f"{commit}:./{ANSWERS_FILE}"))
         version, source = str(answers.get("_commit")), str(answers.get("_src_path"))
-        own = {key: value for key, value in answers.items() if not key.startswith("_")}
-        run_copier(place, own, source, version=version)
-        if not (place / own["package_name"] / "runtime" / "watchdog.py").exists():
+        run_copier(place, own_answers(answers), source, version=version)
+        if not (place / package / "runtime" / "watchdog.py").exists():
             return place
         shutil.rmtree(place)
     raise RenderError(f"git has no commit of {ANSWERS_FILE} with version 1, so it is unknown what was edited")

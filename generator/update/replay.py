@@ -55,6 +55,14 @@ def update(project: Path, version: str | None = None, answers: Mapping[str, Any]
             raise UpdateError(in_one_line(error)) from error
 
 
+def move(project: Path) -> Plan | None:
+    """Move a project that an update has brought to version 2, as its owner does; None if there is nothing to move."""
+    if not is_to_be_moved(project):
+        return None
+    with hermetic_git(project.parent):
+        return move_project(project)
+
+
 def in_one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -110,9 +118,8 @@ def carry(template: Path, route: Route, answers: Answers, folder: Path) -> list[
             return [f"the update to {version} is refused: {error}"]
         if left := conflicts(read_files(new)):
             return [f"the update to {version} leaves a conflict in {path}, which nobody has edited" for path in left]
-        if is_to_be_moved(new):
-            with hermetic_git(folder):
-                plan = move_project(new)
+        if moved := move(new):
+            plan = moved
             if plan.left:
                 return [f"after the update to {version}, a move leaves to do: {words}" for words in plan.left]
         commit_all(new)

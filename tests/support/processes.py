@@ -20,8 +20,6 @@ REFERENCE = 0.02  # seconds of the work on an idle core of the reference machine
 
 INTERRUPT = b"\x03"  # Ctrl-C, as a terminal gets it
 
-# What a test starts in an environment of its own leaves no bytecode, either, in the projects that tests share.
-NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # with this Python first
 
 Command = Sequence[str | Path]
@@ -68,10 +66,15 @@ def wait_for_line(file: Path, text: str, limit: float = 60) -> str:
     return wait_until(lambda: next((line for line in lines() if text in line), None), limit, lambda: "\n".join(lines()))
 
 
+def without_bytecode(env: Env) -> Env:
+    """Return an environment of a test's own, which leaves no bytecode in the projects that tests share."""
+    return None if env is None else {"PYTHONDONTWRITEBYTECODE": "1"} | dict(env)
+
+
 @contextmanager
 def started(command: Command, folder: Path, output: Path, env: Env = None) -> Iterator[subprocess.Popen[bytes]]:
     """Start a program in a session of its own, whose output goes to a file. Kills what is left of it at the end."""
-    env = None if env is None else NO_BYTECODE | dict(env)
+    env = without_bytecode(env)
     with open(output, "wb") as file:
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=file, stderr=file, start_new_session=True)
     try:
@@ -126,7 +129,7 @@ def run_in_terminal(command: Command, folder: Path, env: Env, *, interrupt: floa
 def output_of(command: Command, folder: Path, env: Env = None, *, code: int | None = 0, timeout: float = 300) -> str:
     """Run a command and return all that it printed. Fails where it ends with another exit code (None: any will do)."""
     both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    env = None if env is None else NO_BYTECODE | dict(env)
+    env = without_bytecode(env)
     done = subprocess.run(command, cwd=folder, env=env, timeout=hang_timeout(timeout), **both)
     assert code is None or done.returncode == code, f"exit code {done.returncode}:\n{done.stdout}"
     return str(done.stdout)

@@ -3,7 +3,10 @@
 from pathlib import PurePath
 
 import pytest
+import yaml
 
+from generator.answers.questions import TEMPLATE
+from generator.update.migrate import MOVED
 from generator.update.rewrite import MODULES, Runtime, dangling, rewrite
 
 NOW: dict[str, set[str]] = {
@@ -109,6 +112,11 @@ def test_what_is_gone_is_named_with_its_place() -> None:
         "pkg/own.py:4: exits has no nothing",
     ]
     assert not MODULES.keys() & MODULES.values()
+
+
+def test_copier_leaves_every_file_that_moves() -> None:
+    patterns = yaml.safe_load((TEMPLATE / "copier.yml").read_text())["_exclude"]
+    assert {f"/{old}" for old in MOVED} == {pattern for pattern in patterns if "{" not in pattern}
 
 
 def test_who_lacks_the_options_is_named() -> None:
