@@ -19,6 +19,8 @@ class Interrupt:
     def find_spec(self, name, *where):
         if name == os.environ["MODULE"]:
             os.kill(os.getpid(), 2)
+        if name + ".__set_name__" == os.environ["MODULE"]:  # as Python 3.11 says it, where a class is made
+            raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
 
 sys.meta_path.insert(0, Interrupt())
 sys.path.insert(0, "")
@@ -27,6 +29,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 INTERRUPTS = [
     ("train.py", "tyro", "interrupted", -signal.SIGINT),
+    ("train.py", "tyro.__set_name__", "interrupted", 130),
     ("train.py", "torch", NOTHING_SAVED, 130),
     ("train.py", "ddp_project.model", NOTHING_SAVED, 130),
     ("export.py", "torch", "interrupted", -signal.SIGINT),

@@ -49,11 +49,15 @@ if Path(__file__).with_name("heartbeat.py").exists():  # an update leaves files 
 
 
 def show_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Show the traceback of an error that nobody has caught; Ctrl-C is none."""
-    if issubclass(kind, KeyboardInterrupt):
-        print("interrupted", file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, traceback)
+    """Show the traceback of an error that nobody has caught; Ctrl-C is none, also where an import has made it another."""
+    cause: BaseException | None = error
+    while cause and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return sys.__excepthook__(kind, error, traceback)
+    print("interrupted", file=sys.stderr)
+    if cause is not error:  # of Ctrl-C itself, Python makes the exit code
+        sys.exit(130)
 
 
 sys.excepthook = show_error

@@ -4,6 +4,7 @@ import atexit
 import ctypes
 import json
 import logging
+import multiprocessing
 import os
 import sys
 import threading
@@ -104,6 +105,13 @@ def end_process(rank: int, end: str, code: ExitCode) -> None:
     STATUS.end = end
     print(f"error: rank {rank}: {end.partition(' ')[2]}", file=sys.stderr, flush=True)
     time.sleep(SILENT)
+    exit_now(code)
+
+
+def exit_now(code: int) -> None:
+    """Exit without Python's clean-up, and end the processes that load data: one that hangs as it starts would stay."""
+    for process in multiprocessing.active_children():
+        process.kill()
     os._exit(code)
 
 
@@ -111,7 +119,7 @@ def leave_before_python_ends(code: int) -> None:
     """If a thread still waits for the store, end this process as Python begins to: an answer would abort it then."""
     if any(thread.name == __name__ for thread in threading.enumerate()):  # which Python 3.14 would let hang
         print(end="", flush=True)
-        atexit.register(os._exit, code)
+        atexit.register(exit_now, code)
 
 
 class Watchdog:

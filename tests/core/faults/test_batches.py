@@ -178,9 +178,15 @@ class Hanging(Dataset[Any]):
         return self.digits[index]
 
 
+def freeze(rank: int, worker: int) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def train_what_hangs() -> None:
     if "load_data" in os.environ["HANGS"]:
         wrap("data.load_data", lambda load: lambda config: threading.Event().wait())
+    elif "worker" in os.environ["HANGS"]:
+        wrap("runtime.data_loading.outlive_signals", lambda outlive: freeze)
     else:
         wrap("data.load_data", lambda load: lambda config: tuple(map(Hanging, load(config))))
     run_in_session()
@@ -197,6 +203,20 @@ def test_what_never_comes_ends_a_run(what: str, workers: int, size: int, project
     assert re.match(rf"error: rank {size - 1}: it has waited {TIMEOUT} s for {waited}, after step", error), error
     for rank in first:
         assert "error: rank 1 has ended: LoaderLost it has waited" in rank.ends_with(69, timeout=30)
+
+
+def test_a_worker_that_hangs_as_it_starts_does_not_outlive_its_rank(project: Render, tmp_path: Path) -> None:
+    """The kernel ends with their rank those that have begun; this one has not asked it to."""
+    options, hangs = ("--workers", "1", "--timeout", str(TIMEOUT)), {"HANGS": "a worker"}
+    run = {"processes": 1, "env": hangs, "entry": train_what_hangs}
+    [rank] = start_ranks(project(), tmp_path / "run", *options, **run)  # type: ignore[arg-type]
+    itself = psutil.Process(rank.process.pid)
+    wait_until(
+        lambda: any(each.status() == psutil.STATUS_STOPPED for each in itself.children()), told=rank.output.read_text
+    )
+    workers = itself.children()
+    assert f"it has waited {TIMEOUT} s for samples" in rank.ends_with(69, timeout=30)
+    wait_until(lambda: not any(each.is_running() for each in workers), limit=10)
 
 
 @pytest.mark.parametrize("pause", [0, 2])
