@@ -49,7 +49,7 @@ if Path(__file__).with_name("heartbeat.py").exists():  # an update leaves files 
 
 
 def show_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Show the traceback of an error that nobody has caught; Ctrl-C is none, also where an import has made it another."""
+    """Show the traceback of an error that nobody has caught; Ctrl-C is none, also if an import has made it another."""
     cause: BaseException | None = error
     while cause and not isinstance(cause, KeyboardInterrupt):
         cause = cause.__cause__ or cause.__context__
