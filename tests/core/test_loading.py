@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from tests.conftest import Package
 
@@ -45,7 +45,9 @@ class OneByOne(Dataset[Any]):
 
 
 class Whole(OneByOne):
-    """The same, which can return many at once: as what make() makes of their indices."""
+    """The same in memory, which can return many at once: as what make() makes of their indices."""
+
+    in_memory = True
 
     def __init__(self, make: Callable[[list[int]], Any] = torch.tensor) -> None:
         super().__init__()
@@ -62,12 +64,43 @@ def test_data_outside_memory_has_workers_on_spare_cores(loading: ModuleType, mon
         return int(loading.PrefetchLoader(dataset, [loading.Batch([0], (0,))], loading.Config(**options), CPU).workers)
 
     assert workers(Whole()) == workers(Subset(Subset(Whole(), range(9)), range(3))) == 0
+    assert workers(TensorDataset(torch.zeros(3))) == 0
     assert workers(OneByOne()) == workers(Subset(OneByOne(), range(3))) == CORES - 1
     assert (workers(Whole(), workers=2), workers(OneByOne(), workers=0)) == (2, 0)
     monkeypatch.setattr(loading, "MOST_WORKERS", 3)
     assert workers(OneByOne()) == 3
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert workers(OneByOne()) == 0
+
+
+class OfEpoch(OneByOne):
+    """Samples that say for which epoch they were loaded."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(self.epoch)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_is_told_the_epoch_and_its_samples_are_collated(workers: int, loading: ModuleType) -> None:
+    dataset = ConcatDataset([OneByOne(), Subset(OfEpoch(), range(9))])
+    sampler = loading.ResumableDistributedSampler(73, 73, loading.DistEnv(0, 0, 1, 1), 0)
+    loader = loading.PrefetchLoader(dataset, sampler, loading.Config(workers=workers), CPU, sorted)
+    for epoch in (0, 3, 1):
+        sampler.set_epoch(epoch)
+        assert [*loader] == [sorted([*range(64), *9 * [epoch]])]
+
+
+def test_an_error_in_collate_names_its_line(loading: ModuleType) -> None:
+    loader = loading.PrefetchLoader(OneByOne(), [loading.Batch([3, 4], (0,))], loading.Config(workers=0), CPU, "x".join)
+    with pytest.raises(
+        RuntimeError, match=r"one of samples 3, 4 cannot be loaded: TypeError sequence item 0: .* \(at "
+    ):
+        next(iter(loader))
 
 
 def test_a_whole_batch_that_is_a_list_is_refused(loading: ModuleType) -> None:

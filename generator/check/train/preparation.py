@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -96,12 +96,20 @@ class FirstSamples(Subset[Any]):
 
 
 def first_part(load_data: Any) -> Any:
-    """Wrap a function that returns two datasets: of each its first samples remain."""
+    """Wrap a function that returns two datasets, or Data: of each set its first samples remain."""
+
+    def first(sets: Any, number: int) -> Any:
+        if isinstance(sets, dict):
+            return {name: FirstSamples(each, number) for name, each in sets.items()}
+        return sets and FirstSamples(sets, number)
 
     @functools.wraps(load_data)
-    def load_part(*options: Any) -> list[Any]:
-        parts = zip(load_data(*options), FIRST, strict=True)
-        return [FirstSamples(dataset, number) for dataset, number in parts]
+    def load_part(*options: Any) -> Any:
+        loaded, (training, others) = load_data(*options), FIRST
+        if isinstance(loaded, tuple | list):
+            return [first(loaded[0], training), first(loaded[1], others)]
+        evaluation, test = first(loaded.evaluation, others), first(loaded.test, others)
+        return replace(loaded, train=first(loaded.train, training), evaluation=evaluation, test=test)
 
     return load_part
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .exits import UserError as UserError
     from .metrics import Mean as Mean
     from .optimizer_step import Optimizers as Optimizers
+    from .sampling import Data as Data
 else:
 
     def __getattr__(name):
@@ -38,6 +39,7 @@ NAMES = {
     "exits": "UserError",
     "metrics": "Mean",
     "optimizer_step": "Optimizers",
+    "sampling": "Data",
 }
 
 if sys.platform == "win32":

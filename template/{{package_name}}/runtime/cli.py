@@ -281,6 +281,23 @@ def words_of(file: Path, config: Any) -> list[str]:
         raise UserError(f"--config {file}: {error}") from None
 
 
+def words_of_run(words: Sequence[str]) -> list[str]:
+    """Return the options of a run, with its weights as those to begin with, and then the other words.
+
+    The first word is its folder, or a checkpoint in it, unless it is an option: then it is the newest run.
+    """
+    if {"-h", "--help"} & {*words}:
+        return [*words]
+    if words and not words[0].startswith("-"):
+        path, words = Path(words[0]), words[1:]
+    else:
+        from .checkpoint import newest_run  # not at the top: it imports torch
+
+        path = newest_run() or Path("runs")
+    run_dir, weights = (path.parent.parent, path) if path.is_file() else (path, path / "checkpoints" / "best.pt")
+    return [f"--config={run_dir / 'config.json'}", *words, f"--init-from={weights}"]
+
+
 def words_from(found: Mapping[Any, Any], config: Any) -> list[str]:
     """Return options and their values as words of a command line. Raises UserError if there are others."""
     defaults = defaults_of(config)

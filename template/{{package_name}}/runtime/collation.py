@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate, get_worker_info
+from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate, get_worker_info
 
 from .. import data
 from .exits import UserError, in_one_line, is_out_of_memory
@@ -183,13 +183,19 @@ def received(sent: bytes) -> PinnedBatch:
 class BatchDataset(Dataset[Any]):
     """Loads whole batches, with the random generators seeded for each.
 
-    So augmentation is the same after a resume and with any number of workers, and dropout is not affected.
+    So augmentation is the same after a resume and with any number of workers, and dropout is not affected. A dataset
+    with set_epoch(epoch) is told each epoch of the training, also where a worker has it.
     """
 
-    def __init__(self, dataset: Dataset[Any]) -> None:
+    def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | None = None) -> None:
         self.dataset = dataset
+        self.collate = collate
+        self.epoch: int | None = None
 
     def __getitem__(self, batch: Batch) -> Any:
+        if batch.epoch != self.epoch:
+            set_epoch(self.dataset, batch.epoch)
+            self.epoch = batch.epoch
         before = torch.get_rng_state()
         seed = hash(batch.rng_key)
         # torch.manual_seed() would seed the GPUs too, which takes 100 times as long.
@@ -215,7 +221,19 @@ class BatchDataset(Dataset[Any]):
         if fetched is None or (isinstance(fetched, list) and len(fetched) != len(indices)):
             found = "None" if fetched is None else f"a list of {len(fetched)} for {len(indices)} indices"
             raise UserError(f"data.py: __getitems__ returned {found}: return a tuple or dict for a whole batch")
-        return collated(fetched, indices) if isinstance(fetched, list) else fetched
+        if not isinstance(fetched, list):
+            return fetched
+        own = self.collate
+        return loaded(lambda _: own(fetched), indices) if own else collated(fetched, indices)
+
+
+def set_epoch(dataset: Any, epoch: int | None) -> None:
+    """Tell a dataset which epoch of the training begins, and the datasets that it is made of."""
+    if hasattr(dataset, "set_epoch"):
+        dataset.set_epoch(epoch)
+    inner = getattr(dataset, "datasets", ()) if isinstance(dataset, ConcatDataset) else ()
+    for each in (dataset.dataset,) if isinstance(dataset, Subset) else inner:
+        set_epoch(each, epoch)
 
 
 def loaded(load: Callable[[Any], Any], indices: Any) -> Any:

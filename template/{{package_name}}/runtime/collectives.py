@@ -181,14 +181,14 @@ def check_weights_agree(model: nn.Module, largest: dict[str, float]) -> None:
         raise UserError(f"ranks have different weights: {found}; {advice}")
 
 
-def check_ranks_agree(config: Config, digests: Callable[[], dict[str, str | None]] = dict, **datasets: Sized) -> None:
+def check_ranks_agree(config: Config, digests: Callable[[], dict[str, str | None]] = dict, /, **sets: Sized) -> None:
     """Compare this rank with all others, in one exchange. Raises UserError on every rank if one differs.
 
-    The message names each difference to rank 0, and the first rank that has it. Of samples of the datasets, digests()
+    The message names each difference to rank 0, and the first rank that has it. Of samples of the sets, digests()
     returns digests: if they differ, they are made once more, as samples that are new each time tell nothing.
     """
     own = digests()
-    (first, _), *rest = of_ranks = gather((description(config, datasets), own))
+    (first, _), *rest = of_ranks = gather((description(config, sets), own))
     others = [other for other, _ in rest]
     found: dict[str, str] = {}
     for rank, other in enumerate(others, start=1):
@@ -203,10 +203,10 @@ def check_ranks_agree(config: Config, digests: Callable[[], dict[str, str | None
         raise UserError(f"{wrong}: load_data() must return all samples on every rank, which gets its part of them")
 
 
-def description(config: Config, datasets: dict[str, Sized]) -> dict[str, str]:
+def description(config: Config, sets: dict[str, Sized]) -> dict[str, str]:
     """Return what this rank runs with: options, lengths of the data, versions, and the code as short digests."""
     chosen = {name: value for name, value in asdict(config).items() if name not in FROM_RANK_0}
     options = {f"--{name.replace('_', '-')}": value for name, value in chosen.items()}
-    lengths = {f"the length of the {name} set": len(dataset) for name, dataset in datasets.items()}
+    lengths = {f"the length of the {name} set": len(each) for name, each in sets.items()}
     versions = {"Python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
     return {what: str(value) for what, value in (options | lengths | versions | code_digests()).items()}

@@ -7,19 +7,20 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, pairwise
 from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
 from pickle import PicklingError
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from .. import data
@@ -30,52 +31,96 @@ from .devices import own_cores
 from .exits import STOP_SIGNALS, UserError, end_with_parent, in_one_line, is_out_of_memory
 from .launcher import DistEnv
 from .metrics import Progress
-from .sampling import Batch, EvaluationSampler, ResumableDistributedSampler, global_micro_batch_size
+from .sampling import Batch, Data, EvaluationSampler, ResumableDistributedSampler, global_micro_batch_size
 from .seeding import seed_everything
 from .task_functions import check_names
 from .watchdog import OWN_WAIT, STATUS
 
 MOST_PER_CORE = 32  # workers for each core of a rank: a number beyond is a mistake, and would fill the memory
 MOST_WORKERS = 8  # of a rank
+Collate = Callable[[list[Any]], Any] | None
 PERIOD = 20.0  # seconds of training, after which the log may say how much of them went into waiting for data
 
 
-def load(config: Config, env: DistEnv, device: torch.device) -> "tuple[TrainingLoader, EvaluationLoader]":
+class Loaders(NamedTuple):
+    """This rank's part of the datasets of data.py."""
+
+    training: "TrainingLoader"
+    evaluation: "dict[str, EvaluationLoader]"  # by the name of the set, in the order of load_data()
+    test: "dict[str, EvaluationLoader]"
+
+
+def load(config: Config, env: DistEnv, device: torch.device) -> Loaders:
     """Deal the datasets of data.py out to the ranks.
 
     Raises UserError if data is missing, if the ranks differ, if the batch cannot be split, or if task.py has a
     misspelt name.
     """
+    data = agreed_data(config, env)
+    micro_batch = global_micro_batch_size(config, env, len(data.train))
+    sampler = ResumableDistributedSampler(len(data.train), micro_batch, env, config.seed)
+    training = TrainingLoader(data.train, sampler, config, device, data.collate)
+    return Loaders(training, *loaders_to_evaluate(data, config, env, device))
+
+
+def agreed_data(config: Config, env: DistEnv) -> Data:
+    """Return what load_data() returns, the same on all ranks. Raises UserError as load() does."""
     check_names()
     STATUS.phase = "in load_data() of data.py"
-    training, validation = on_all_ranks(partial(load_own, config))
+    data = on_all_ranks(partial(load_own, config))
+    datasets = {"training": data.train, **data.evaluation, **data.test}
     STATUS.phase = "comparing samples"
-    digests = partial(digests_of, {"training": training, "validation": validation}, config)
-    check_ranks_agree(config, digests if env.world_size > 1 else dict, training=training, validation=validation)
+    digests = partial(digests_of, datasets, data.collate, config)
+    check_ranks_agree(config, digests if env.world_size > 1 else dict, **datasets)
     STATUS.phase = "starting"
-    if not len(validation):
-        raise UserError("data.py: the validation set is empty: load_data() must return samples to evaluate on")
-    micro_batch = global_micro_batch_size(config, env, len(training))
-    sampler = ResumableDistributedSampler(len(training), micro_batch, env, config.seed)
-    shard = EvaluationSampler(len(validation), micro_batch // env.world_size, env)
-    return TrainingLoader(training, sampler, config, device), EvaluationLoader(validation, shard, config, device)
+    for name in (*data.evaluation, *data.test):
+        if not len(datasets[name]):
+            raise UserError(f"data.py: the {name} set is empty: load_data() must return samples to evaluate on")
+    return data
 
 
-def load_own(config: Config) -> tuple[Any, Any]:
+def loaders_to_evaluate(
+    data: Data, config: Config, env: DistEnv, device: torch.device
+) -> "tuple[dict[str, EvaluationLoader], dict[str, EvaluationLoader]]":
+    """Return loaders of the evaluation sets and of the test sets, whose batches are about as large as in training."""
+    size = max(1, config.global_batch_size // config.accum_steps // env.world_size)
+
+    def loaders(sets: dict[str, Any]) -> dict[str, EvaluationLoader]:
+        shards = {name: EvaluationSampler(len(each), size, env) for name, each in sets.items()}
+        return {name: EvaluationLoader(sets[name], shards[name], config, device, data.collate) for name in sets}
+
+    return loaders(data.evaluation), loaders(data.test)
+
+
+def load_own(config: Config) -> Data:
     """Return the datasets of this rank. Without --timeout, load_data() may take as long as it needs."""
     OWN_WAIT.what = (lambda: "load_data() of data.py") if config.timeout else None
     try:
-        return checked(data.load_data(config))
+        returned: Any = data.load_data(config)
+        return checked(returned)
     finally:
         OWN_WAIT.what = None  # from here on this rank waits for others
 
 
-def checked(returned: Any) -> tuple[Any, Any]:
-    """Return what load_data() has returned. Raises UserError if it is not what load_data() must return."""
-    if not isinstance(returned, tuple | list) or len(returned) != 2:
-        found = f"{len(returned)} things" if isinstance(returned, tuple | list) else type(returned).__name__
-        raise UserError(f"data.py: load_data() must return two datasets, to train and to validate on, not {found}")
-    for name, dataset in zip(("training", "validation"), returned, strict=True):
+def checked(returned: Any) -> Data:
+    """Return what load_data() has returned, with all sets by name. Raises UserError if it is not what it must return.
+
+    A pair is a training set and an evaluation set.
+    """
+    if not isinstance(returned, Data):
+        if not isinstance(returned, tuple | list) or len(returned) != 2:
+            found = f"{len(returned)} things" if isinstance(returned, tuple | list) else type(returned).__name__
+            wanted = "Data(train=..., evaluation=...), or two datasets, to train and to validate on"
+            raise UserError(f"data.py: load_data() must return {wanted}, not {found}")
+        returned = Data(*returned)
+    whole: Data = returned
+    evaluation, test = by_name(whole.evaluation, "validation"), by_name(whole.test, "test")
+    named = [("training", whole.train), *evaluation.items(), *test.items()]
+    names = [name for name, _ in named]
+    if not evaluation or len({"train", *names}) <= len(names):
+        wanted = "one to evaluate on, and each with a name of its own, which train and training are not"
+        raise UserError(f"data.py: load_data() must return sets, {wanted}; it returned {', '.join(names)}")
+    for name, dataset in named:
         inner = dataset
         while isinstance(inner, Subset):
             inner = inner.dataset
@@ -86,10 +131,17 @@ def checked(returned: Any) -> tuple[Any, Any]:
             len(dataset)
         except Exception as error:
             raise UserError(f"data.py: the {name} set has no length: {in_one_line(error)}") from error
-    return returned[0], returned[1]
+    return replace(whole, evaluation=evaluation, test=test)
 
 
-def digests_of(datasets: dict[str, Any], config: Config) -> dict[str, str | None]:
+def by_name(sets: Any, name: str) -> dict[str, Any]:
+    """Return datasets by their names; this is the name of one alone, and None is none."""
+    if isinstance(sets, Mapping):
+        return {str(each): dataset for each, dataset in sets.items()}
+    return {} if sets is None else {name: sets}
+
+
+def digests_of(datasets: dict[str, Any], collate: Collate, config: Config) -> dict[str, str | None]:
     """Return a digest of the first, middle and last sample of each set; None if one cannot be loaded.
 
     If workers load the data, one loads these samples: workers would inherit files that this process opens.
@@ -102,19 +154,20 @@ def digests_of(datasets: dict[str, Any], config: Config) -> dict[str, str | None
         with suppress(Exception), seed_everything(config.seed, 0):
             workers = min(1, workers_for(dataset, config))
             forked = "fork" if workers and sys.platform == "linux" else None  # which starts soonest
-            loaded = [each.batch for each in loader_of(dataset, batches, workers, multiprocessing_context=forked)]
+            loader = loader_of(BatchDataset(dataset, collate), batches, workers, multiprocessing_context=forked)
+            loaded = [each.batch for each in loader]
             if not any(isinstance(each, Exception) for each in loaded):
                 digests[name] = digest(loaded)
     OWN_WAIT.what = None
     return digests
 
 
-def loader_of(dataset: Dataset[Any], sampler: Iterable[Batch], workers: int, **options: Any) -> DataLoader[Any]:
+def loader_of(dataset: BatchDataset, sampler: Iterable[Batch], workers: int, **options: Any) -> DataLoader[Any]:
     """Return PyTorch's loader of the whole batches that a sampler yields."""
     signals = partial(outlive_signals, os.getpid())
     options |= {"generator": torch.Generator()}  # else each epoch would draw from the global RNG
     options |= {"batch_size": None, "num_workers": workers, "worker_init_fn": signals}
-    return DataLoader(BatchDataset(dataset), sampler=sampler, **options)
+    return DataLoader(dataset, sampler=sampler, **options)
 
 
 class PrefetchLoader:
@@ -122,8 +175,10 @@ class PrefetchLoader:
 
     phase = "evaluating"
 
-    def __init__(self, dataset: Dataset[Any], sampler: Iterable[Batch], config: Config, device: torch.device) -> None:
-        self.dataset = BatchDataset(dataset)
+    def __init__(
+        self, dataset: Any, sampler: Iterable[Batch], config: Config, device: torch.device, collate: Collate = None
+    ) -> None:
+        self.dataset = BatchDataset(dataset, collate)
         self.sampler: Any = sampler
         self.arrived = 0  # batches
         self.device = device
@@ -133,7 +188,7 @@ class PrefetchLoader:
         self.loader: DataLoader[Any] | None = None  # without workers, it would only take 40 us of each step
         if self.workers:
             pinned = device.type == "cuda"
-            self.loader = loader_of(dataset, sampler, self.workers, persistent_workers=True, pin_memory=pinned)
+            self.loader = loader_of(self.dataset, sampler, self.workers, persistent_workers=True, pin_memory=pinned)
 
     def __iter__(self) -> Iterator[Any]:
         STATUS.phase = self.phase
@@ -217,9 +272,14 @@ class TrainingLoader(PrefetchLoader):
     phase = "loading data"
 
     def __init__(
-        self, dataset: Dataset[Any], sampler: ResumableDistributedSampler, config: Config, device: torch.device
+        self,
+        dataset: Any,
+        sampler: ResumableDistributedSampler,
+        config: Config,
+        device: torch.device,
+        collate: Collate = None,
     ) -> None:
-        super().__init__(dataset, sampler, config, device)
+        super().__init__(dataset, sampler, config, device, collate)
         self.sampler: ResumableDistributedSampler = sampler
         self.accum_steps = config.accum_steps
         self.total_steps = config.epochs * len(self)
@@ -255,13 +315,13 @@ class TrainingLoader(PrefetchLoader):
 
 
 class EvaluationLoader(PrefetchLoader):
-    """This rank's part of the validation set: each batch, and whether it counts, or only takes part in collectives."""
+    """This rank's part of a set: each batch, and whether it counts, or only takes part in collectives."""
 
     def __iter__(self) -> Iterator[tuple[Any, bool]]:
         return zip(super().__iter__(), (batch.counts for batch in self.sampler), strict=True)
 
 
-def workers_for(dataset: Dataset[Any], config: Config) -> int:
+def workers_for(dataset: Any, config: Config) -> int:
     """Return how many processes load a dataset for this rank. Raises UserError if they are too many for the node."""
     if isinstance(config.workers, int):
         most = MOST_PER_CORE * own_cores()
@@ -270,8 +330,9 @@ def workers_for(dataset: Dataset[Any], config: Config) -> int:
         return config.workers
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
-    # What returns whole batches has them in memory: passing them between processes takes longer than making them.
-    return 0 if hasattr(dataset, "__getitems__") else min(MOST_WORKERS, own_cores() - 1)
+    # To pass what lies in memory from one process to another would take longer than to load it.
+    in_memory = getattr(dataset, "in_memory", isinstance(dataset, TensorDataset))
+    return 0 if in_memory else min(MOST_WORKERS, own_cores() - 1)
 
 
 # An iterator that cannot be made has none, and would print a traceback when it is deleted.

@@ -132,7 +132,7 @@ class Progress:
     samples_in_epoch: int = 0  # trained in the current epoch, over all ranks
     samples_of_epoch: int = 0  # of the training set that the epoch deals out
     samples_seen: int = 0  # trained in the whole run, over all ranks
-    best: float = math.nan  # value of the metric that decides, on the validation set
+    best: float = math.nan  # value of the metric that decides, on the first set to evaluate on
     best_metrics: dict[str, float] = field(default_factory=dict)  # all metrics then, and the step
     since_best: int = 0  # evaluations
     of_epoch: ReducedMetrics = field(default_factory=dict)  # of the current epoch, without losses that are not finite

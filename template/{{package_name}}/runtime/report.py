@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 
 from .exits import UserError, finish
@@ -22,16 +22,18 @@ PAGE = "report.html"
 MOST = 60  # metrics to draw
 WIDTH, HEIGHT, LEFT = 640, 190, 64  # of a chart, and the room for its labels (pixels)
 # By the prefix of a record's name: what it was taken of, and the dashes of its curve.
-KINDS = {"epoch/validation_": ("validation", "none"), "epoch/train_": ("epoch", "7 4"), "train/": ("training", "2 3")}
+KINDS = {"epoch/train_": ("epoch", "7 4"), "train/": ("training", "2 3")}
+# The dashes of each set that is evaluated on, in turn.
+DASHES = {"none": "Solid", "14 3": "Long dashes", "14 3 2 3": "Dashes with a dot", "14 3 2 3 2 3": "Dashes with two"}
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f7f7f")  # one for each run, in turn
-LEGEND = "<p>Solid: validation. Dashed: training, over an epoch. Dotted: training, since the record before.</p>"
+LEGEND = "Dashed: training, over an epoch. Dotted: training, since the record before."
 Curve = tuple[int, str, list[tuple[int, float]]]  # which run, of which record, steps and values
 TOP = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
 STYLE = """
 :root { color-scheme: light dark; background: canvas; font: 15px/1.5 system-ui, sans-serif }
 section { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 1em 2em }
 figure { margin: 0 } svg { width: 100% } svg text { font-size: 11px; fill: currentColor; text-anchor: end }
-path { fill: none; stroke-width: 1.8 } circle { opacity: 0 } circle:hover { opacity: 1 }
+path { fill: none; stroke-width: 1.8; stroke-linecap: round } circle { opacity: 0 } circle:hover { opacity: 1 }
 line { stroke: currentColor; opacity: .2 } .mark { opacity: 1; stroke-width: 2; stroke-dasharray: 1 3 }
 .other { font-weight: bold } .scroll { overflow-x: auto } th, td { text-align: left; padding-right: 1em }
 """
@@ -46,6 +48,14 @@ class History:
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # by record: steps and values
     marks: list[tuple[int, str]] = field(default_factory=list)  # steps at which it was resumed or has ended, and how
     options: dict[str, object] = field(default_factory=dict)
+    sets: list[str] = field(default_factory=lambda: ["validation"])  # that are evaluated on
+
+    def split(self, name: str) -> tuple[str, str, str]:
+        """Return the metric of a record, what it was taken of, and the dashes of its curve."""
+        sets = zip(self.sets, cycle(DASHES))
+        kinds = KINDS | {f"epoch/{each}_": (each, dashes) for each, dashes in sets}
+        prefix = max(filter(name.startswith, kinds), key=len, default="")
+        return name.removeprefix(prefix), *kinds.get(prefix, ("", "none"))
 
 
 def read_history(run_dir: Path, recorded: Thinned | None = None) -> History:
@@ -61,6 +71,7 @@ def read_history(run_dir: Path, recorded: Thinned | None = None) -> History:
         if "about" in record:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record["time"]))
             history.started = f"{when}: {record['about']}"
+            history.sets = record.get("sets", history.sets)
         if event not in ("started", "done"):
             history.marks.append((step, event))
         for name, value in metrics_in(record).items():
@@ -68,12 +79,6 @@ def read_history(run_dir: Path, recorded: Thinned | None = None) -> History:
     for curve in history.curves.values():
         curve.sort(key=lambda point: point[0])  # clocks of nodes differ
     return history
-
-
-def split(name: str) -> tuple[str, str, str]:
-    """Return the metric of a record, what it was taken of, and the dashes of its curve."""
-    prefix = next((prefix for prefix in KINDS if name.startswith(prefix)), "")
-    return name.removeprefix(prefix), *KINDS.get(prefix, ("", "none"))
 
 
 def number(value: float) -> str:
@@ -103,7 +108,7 @@ def chart(metric: str, curves: Sequence[Curve], runs: Sequence[History]) -> str:
         text = f"<title>{escape(name)}: {what} at step {step:,}</title>"
         parts.append(f'<line class="mark" x1="{x}" x2="{x}" y1="0" y2="{HEIGHT}">{text}</line>')
     for i, name, curve in curves:
-        _, kind, dashes = split(name)
+        _, kind, dashes = runs[i].split(name)
         label = escape(f"{runs[i].name} {kind}".rstrip())
         colour, line, pen = COLOURS[i % len(COLOURS)], "", "M"
         for step, value in curve:
@@ -111,7 +116,7 @@ def chart(metric: str, curves: Sequence[Curve], runs: Sequence[History]) -> str:
                 pen = "M"  # a gap
                 continue
             x, y = place(step, value)
-            line, pen = f"{line}{pen}{x},{y}", "L"
+            line, pen = f"{line}{pen}{x},{y}{'h0' if pen == 'M' else ''}", "L"  # also one point alone is seen
             text = f"<title>{label}, step {step:,}: {number(value)}</title>"
             parts.append(f'<circle cx="{x}" cy="{y}" r="5" fill="{colour}">{text}</circle>')
         parts.append(f'<path d="{line}" stroke="{colour}" stroke-dasharray="{dashes}"/>')
@@ -125,6 +130,13 @@ def about(runs: Sequence[History]) -> Iterator[str]:
         marks = ", ".join(f"{what} at step {step:,}" for step, what in run.marks) or "neither stopped nor resumed"
         colour = f'<span style="color: {COLOURS[i % len(COLOURS)]}" aria-hidden="true">&#9632;</span>'
         yield f"<p>{colour} <b>{escape(run.name)}</b> {escape(run.started)}; {marks}</p>"
+
+
+def legend(runs: Sequence[History]) -> str:
+    """Return what the dashes of the curves mean."""
+    sets = dict.fromkeys(each for run in runs for each in run.sets)
+    named = " ".join(f"{how}: {escape(name)}." for name, how in zip(sets, cycle(DASHES.values())))
+    return f"<p>{named} {LEGEND}</p>"
 
 
 def options_table(runs: Sequence[History]) -> Iterator[str]:
@@ -145,14 +157,14 @@ def write_page(run_dirs: Sequence[Path], page: Path, recorded: Thinned | None = 
     metrics: dict[str, list[Curve]] = {}
     for i, run in enumerate(runs):
         for name, curve in run.curves.items():
-            metrics.setdefault(split(name)[0], []).append((i, name, curve))
+            metrics.setdefault(run.split(name)[0], []).append((i, name, curve))
     metrics.pop("epoch", None)
     charts = "".join(chart(metric, curves, runs) for metric, curves in islice(metrics.items(), MOST))
     more = f"<p>{FILE} has {len(metrics) - MOST:,} metrics more.</p>" if len(metrics) > MOST else ""
     table = f"<div class=scroll tabindex=0><table>{''.join(options_table(runs))}</table></div>"
     head = f"{TOP}<title>{escape(', '.join(run.name for run in runs))}</title><style>{STYLE}</style>"
     with atomic_write(page, sync=False) as file:
-        text = f"{head}<main>{''.join(about(runs))}{LEGEND}<section>{charts}</section>{more}{table}</main>"
+        text = f"{head}<main>{''.join(about(runs))}{legend(runs)}<section>{charts}</section>{more}{table}</main>"
         file.write(text.encode(errors="backslashreplace"))  # names may hold what is no text
 
 

@@ -1,8 +1,9 @@
-"""Which rank gets which samples, in which order."""
+"""What load_data() of data.py returns, and which rank gets which of its samples, in which order."""
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -15,12 +16,23 @@ from .permutation import Permutation
 COMPUTED_AT_ONCE = 1 << 14  # samples of the order: one by one, each would take 200 times as long
 
 
+@dataclass
+class Data:
+    """The datasets, each with __len__ and __getitem__(index), and how batches are made of them."""
+
+    train: Any
+    evaluation: Any  # a dataset, or several by name: the first one decides which checkpoint is the best
+    test: Any = None  # the same; evaluated once, with the best weights, when the run is complete
+    collate: Callable[[list[Any]], Any] | None = None  # makes a batch of samples; None: as PyTorch's default_collate()
+
+
 class Batch(NamedTuple):
     """What a sampler yields: the samples to load, and what makes their augmentation repeatable."""
 
     indices: list[int]
     rng_key: tuple[int, ...]  # seeds the generators: another one for every batch of the training
     counts: bool = True  # else it only takes part, in an evaluation of fewer samples than ranks
+    epoch: int | None = None  # of the training
 
 
 class ResumableDistributedSampler(Sampler[Batch]):
@@ -60,7 +72,7 @@ class ResumableDistributedSampler(Sampler[Batch]):
         for i in range(0, len(self), at_once):
             starts = first + self.global_micro_batch_size * np.arange(i, min(i + at_once, len(self)))
             for start, indices in zip(starts.tolist(), order[starts[:, None] + np.arange(size)].tolist(), strict=True):
-                yield Batch(indices, (self.seed, self.epoch, start))
+                yield Batch(indices, (self.seed, self.epoch, start), epoch=self.epoch)
 
 
 class EvaluationSampler(Sampler[Batch]):

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from ..config import Config
 from ..model import build_model
-from .checkpoint import read_checkpoint, weights_file
+from .checkpoint import IF_IT_DOES_NOT_FIT, read_checkpoint, weights_file
 from .collectives import on_all_ranks, on_rank_zero
 from .exits import UserError, in_one_line
 from .launcher import DistEnv
 from .seeding import seed_everything
-from .state import some
+from .state import grow_buffers, some
 from .storage import Manifest, atomic_write, sha256_of
 
 ABOUT = "model.json"  # next to the weights of an export: what made them
@@ -127,6 +127,21 @@ def initial_model(config: Config, env: DistEnv, saved: Sequence[Path]) -> nn.Mod
         on_rank_zero(lambda: verify(path))
         on_all_ranks(lambda: load_what_fits(model, path))
     return model
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Load the weights of a checkpoint, averaged ones if it has them. All ranks call it, and rank 0 reads the file."""
+
+    def read() -> tuple[Weights, Any]:
+        checkpoint, _ = read_whole(path)
+        return weights_of(checkpoint)[0], checkpoint.get("grown_buffers", {})
+
+    weights, grown = on_rank_zero(read)
+    try:
+        grow_buffers(model, grown, weights)
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise UserError(f"{path} does not fit this program: {in_one_line(error):.300}; {IF_IT_DOES_NOT_FIT}") from error
 
 
 def load_what_fits(model: nn.Module, path: Path) -> None:

@@ -17,9 +17,10 @@ from tests.support.ranks import error_in, run_train, start_ranks, train_on_ranks
 
 FETCHED = 3  # samples of each set that are compared
 STREAM = "is a stream (Stream): return one with __len__ and __getitem__ that has all samples on every rank"
+RETURN = "load_data() must return Data(train=..., evaluation=...), or two datasets, to train and to validate on"
 REFUSED = {
-    "one set": "load_data() must return two datasets, to train and to validate on, not Digits",
-    "three sets": "load_data() must return two datasets, to train and to validate on, not 3 things",
+    "one set": f"{RETURN}, not Digits",
+    "three sets": f"{RETURN}, not 3 things",
     "a stream": f"the training set {STREAM}",
     "a part of a stream": f"the validation set {STREAM}",
     "no samples": "the training set is empty",

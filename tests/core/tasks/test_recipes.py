@@ -23,6 +23,7 @@ TITLES = [
     "Gradient checkpointing",
     "Images from a folder",
     "Regression, where the lowest is best",
+    "Several evaluation sets and a test set",
     "Tokens with padding",
     "Weight decay and a learning rate for each group of parameters",
 ]

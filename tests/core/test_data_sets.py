@@ -1,0 +1,112 @@
+"""load_data() may return several sets to evaluate on, and a test set, which is evaluated once, at the end of a run."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Package, Render
+from tests.support.processes import output_of
+from tests.support.ranks import train_on_ranks
+from tests.support.training import ON_CPU
+
+OWN_DATA = """
+
+from torch.utils.data import Subset
+from .runtime import Data
+
+load_pair = load_data
+
+
+def load_data(config):
+    train, rest = load_pair(config)
+    evaluation = {"validation": Subset(rest, range(100)), "validation_b": Subset(rest, range(100, 171))}
+    return Data(train, evaluation, test=Subset(rest, range(171, 360)))
+"""
+PARTS = {"validation": (0, 100), "validation_b": (100, 171), "test": (171, 360)}
+OPTIONS = ("--epochs", "3", "--global-batch-size", "96")
+
+
+def expected(project: Path, run_dir: Path, step: int) -> dict[str, tuple[float, float]]:
+    """Return loss and accuracy of each set, by plain PyTorch, of the weights that a checkpoint has."""
+    program = f"""
+import json, torch
+from torch.nn import functional as F
+from ddp_project import data, model
+weights = torch.load("{run_dir}/checkpoints/step-{step:08d}.pt", weights_only=True)["model"]
+network = model.build_model(None)
+network.load_state_dict(weights)
+rest = data.load_pair(None)[1]
+found = {{}}
+for name, (first, end) in {PARTS}.items():
+    images, labels = rest.__getitems__([*range(first, end)])
+    with torch.no_grad():
+        logits = network.eval()(images)
+    accuracy = (logits.argmax(dim=1) == labels).double().mean().item()
+    found[name] = F.cross_entropy(logits, labels).item(), accuracy
+print(json.dumps(found))
+"""
+    found = json.loads(output_of([sys.executable, "-c", program], project))
+    return {name: tuple(values) for name, values in found.items()}
+
+
+@pytest.fixture
+def with_sets(own_project: Render) -> Path:
+    """A project with two sets to evaluate on and a test set, of which the best weights are those of the first epoch."""
+    project = own_project()
+    for file, text in (("data.py", OWN_DATA), ("task.py", "\n\nHIGHER_IS_BETTER = False\n")):
+        with open(project / "ddp_project" / file, "a") as module:
+            module.write(text)
+    return project
+
+
+def test_every_set_is_evaluated_and_the_test_set_with_the_best_weights(with_sets: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    train_on_ranks(with_sets, run_dir, *OPTIONS)
+    result = json.loads((run_dir / "result.json").read_text())
+    best, last = result["best"]["step"], result["step"]
+    assert best < last, "else the best weights would also be the last ones"
+    of_best, of_last = expected(with_sets, run_dir, best), expected(with_sets, run_dir, last)
+    assert (result["test"]["loss"], result["test"]["accuracy"]) == pytest.approx(of_best["test"], rel=1e-5)
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    evaluated = {record["step"]: record for record in records if "epoch" in record}
+    for step, of_step in ((best, of_best), (last, of_last)):
+        for name in ("validation", "validation_b"):
+            seen = [evaluated[step][f"epoch/{name}_{metric}"] for metric in ("loss", "accuracy")]
+            assert tuple(seen) == pytest.approx(of_step[name], rel=1e-5)
+    assert result["best"]["validation_b/accuracy"] == evaluated[best]["epoch/validation_b_accuracy"]
+    assert [record["step"] for record in records if "test/loss" in record] == [last]
+    page = (run_dir / "report.html").read_text()
+    assert "Solid: validation. Long dashes: validation_b." in page
+    assert "<b>b_accuracy</b>" not in page, "it is accuracy, of another set"
+
+    for ranks in (1, 3):  # which need not divide the batch
+        command = [sys.executable, "evaluate.py", str(run_dir), *ON_CPU]
+        if ranks > 1:
+            command[:1] = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        lines = [line for line in output_of(command, with_sets).splitlines() if line.startswith("{")]
+        found = {line.pop("set"): line for line in map(json.loads, lines)}
+        for name, values in of_best.items():
+            assert tuple(found[name].values()) == pytest.approx(values, rel=1e-5)
+
+
+def test_what_cannot_be_evaluated_is_one_line(with_sets: Path, tmp_path: Path) -> None:
+    missing = output_of([sys.executable, "evaluate.py", str(tmp_path / "nowhere")], with_sets, code=2)
+    assert missing == f"error: --config {tmp_path}/nowhere/config.json cannot be read: No such file or directory\n"
+    wrong = output_of([sys.executable, "evaluate.py", "--lrr", "3"], with_sets, code=2)
+    assert wrong.startswith("error: "), wrong
+
+
+def test_names_of_sets_differ(package: Package) -> None:
+    loading, exits, kept = package("runtime.data_loading"), package("runtime.exits"), [0, 1]
+    checked = lambda **sets: loading.checked(loading.Data(kept, **sets))  # noqa: E731
+    assert checked(evaluation=kept).evaluation == {"validation": kept}
+    assert [*checked(evaluation={"b": kept, "a": kept}, test={"x": kept}).evaluation] == ["b", "a"]
+    for wrong in ({"evaluation": {}}, {"evaluation": {"test": kept}, "test": kept}, {"evaluation": {"train": kept}}):
+        with pytest.raises(exits.UserError, match="each with a name of its own"):
+            checked(**wrong)
+    with pytest.raises(exits.UserError, match=r"must return Data\(train=\.\.\., evaluation=\.\.\.\), .*, not 3 things"):
+        loading.checked((kept, kept, kept))
+    with pytest.raises(exits.UserError, match="the hard set is a stream"):
+        checked(evaluation={"easy": kept, "hard": iter(kept)})
