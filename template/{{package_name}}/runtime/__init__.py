@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .cli import PositiveInt as PositiveInt
     from .cli import Seconds as Seconds
     from .cli import UnitFloat as UnitFloat
+    from .collectives import gather_with_grad as gather_with_grad
     from .collectives import reduce_tensor as reduce_tensor
     from .exits import UserError as UserError
     from .metrics import Mean as Mean
@@ -34,7 +35,7 @@ else:
 
 
 NAMES = {
-    "collectives": "reduce_tensor",
+    "collectives": "gather_with_grad reduce_tensor",
     "cli": "NonNegativeFloat NonNegativeInt NonNegativeIntOrAuto OptionalPath PositiveInt Seconds UnitFloat",
     "exits": "UserError",
     "metrics": "Mean",

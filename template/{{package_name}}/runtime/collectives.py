@@ -6,12 +6,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ..config import Config
 from .exits import UserError
@@ -22,6 +24,7 @@ FROM_RANK_0 = ("run_dir", "resume")  # options that no other rank uses
 
 ROUNDING = 1e-3  # of the largest value of a weight, far more than different processors round differently
 STILL_AT_WORK = 0.3  # seconds after which rank 0 lets the others know
+BATCH = SimpleNamespace(counts=True, accum_steps=1)  # of what compute() gets, for gather_with_grad()
 
 T = TypeVar("T")
 
@@ -41,6 +44,59 @@ def reduce_tensor(tensor: Tensor, op: Literal["mean", "sum"] = "mean") -> Tensor
     reduced = tensor.detach().to(torch.float32 if half else tensor.dtype, copy=True)
     dist.all_reduce(reduced, op=dist.ReduceOp.SUM)
     return reduced / dist.get_world_size() if op == "mean" else reduced
+
+
+def gather_with_grad(rows: Tensor) -> tuple[Tensor, int]:
+    """Return the rows of all ranks, in the order of the ranks, and the place of the first own row.
+
+    For a loss that compares own rows with those of the whole batch. The backward pass sums the gradients of all ranks,
+    so the loss must use the rows on every rank. Rows are of shape (number, ...); only the number may differ between
+    ranks. In an evaluation, a batch that does not count reaches no other rank, and comes last on its own. On a GPU, the
+    CPU waits for the numbers.
+
+    Raises UserError on every rank if shapes or dtypes differ, or if --accum-steps splits the batch of a training step.
+    """
+    if BATCH.accum_steps > 1 and torch.is_grad_enabled():
+        wrong = f"--accum-steps {BATCH.accum_steps} does not go with gather_with_grad() in task.py"
+        raise UserError(f"{wrong}, which gathers one micro-batch, not the whole batch: give --accum-steps 1")
+    if dist.get_world_size() == 1:
+        return rows, 0
+    own = rows if BATCH.counts else rows[:0]
+    numbers = numbers_of_rows(own)
+    gathered, first = GatheredRows.apply(own, numbers), sum(numbers[: dist.get_rank()])
+    return (gathered, first) if BATCH.counts else (torch.cat([gathered, rows]), len(gathered))
+
+
+def numbers_of_rows(rows: Tensor) -> list[int]:
+    """Return how many rows each rank has. Raises UserError on every rank if their shapes or dtypes differ."""
+    form = f"{tuple(rows.shape[1:])} of {rows.dtype}"
+    digest = int.from_bytes(form.encode(), "big") % (2**61 - 1)
+    own = torch.tensor([len(rows), digest], device=rows.device)
+    of_ranks = own.new_empty(dist.get_world_size(), 2)
+    dist.all_gather([*of_ranks], own)
+    numbers, digests = of_ranks.T.tolist()
+    if len({*digests}) > 1:  # on every rank, so all of them exchange the forms
+        found = " and ".join(dict.fromkeys(gather(form)))
+        raise UserError(f"task.py: gather_with_grad() takes rows of the same shape and dtype on all ranks, not {found}")
+    return numbers  # type: ignore[no-any-return]
+
+
+class GatheredRows(torch.autograd.Function):
+    """The rows of all ranks, whose gradient is the sum of those on all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, numbers: list[int]) -> Tensor:
+        ctx.numbers = numbers
+        padded = rows.new_zeros(max(numbers), *rows.shape[1:])  # a collective takes equal shapes
+        padded[: len(rows)] = rows
+        gathered = padded.new_empty(len(numbers), *padded.shape)
+        dist.all_gather([*gathered], padded)
+        return torch.cat([part[:number] for part, number in zip(gathered, numbers, strict=True)])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return reduce_tensor(gradient.contiguous(), "sum").split(ctx.numbers)[dist.get_rank()].to(gradient.dtype), None
 
 
 def gather(value: T) -> list[T]:

@@ -26,7 +26,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from .. import data
 from ..config import Config
 from .collation import BatchDataset, can_be_pinned, digest, explained, map_tensors, numbered, remedy
-from .collectives import check_ranks_agree, on_all_ranks
+from .collectives import BATCH, check_ranks_agree, on_all_ranks
 from .devices import own_cores
 from .exits import STOP_SIGNALS, UserError, end_with_parent, in_one_line, is_out_of_memory
 from .launcher import DistEnv
@@ -318,7 +318,12 @@ class EvaluationLoader(PrefetchLoader):
     """This rank's part of a set: each batch, and whether it counts, or only takes part in collectives."""
 
     def __iter__(self) -> Iterator[tuple[Any, bool]]:
-        return zip(super().__iter__(), (batch.counts for batch in self.sampler), strict=True)
+        try:
+            for batch, cell in zip(super().__iter__(), self.sampler, strict=True):
+                BATCH.counts = cell.counts
+                yield batch, cell.counts
+        finally:
+            BATCH.counts = True
 
 
 def workers_for(dataset: Any, config: Config) -> int:
