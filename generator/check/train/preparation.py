@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 import tyro
 from torch import nn
@@ -108,8 +109,10 @@ def first_part(load_data: Any) -> Any:
         loaded, (training, others) = load_data(*options), FIRST
         if isinstance(loaded, tuple | list):
             return [first(loaded[0], training), first(loaded[1], others)]
-        evaluation, test = first(loaded.evaluation, others), first(loaded.test, others)
-        return replace(loaded, train=first(loaded.train, training), evaluation=evaluation, test=test)
+        cut = replace(loaded, evaluation=first(loaded.evaluation, others), test=first(loaded.test, others))
+        if given := loaded.order:  # it is made for all samples
+            return replace(cut, order=lambda *epoch: given(*epoch)[np.arange(training)])
+        return replace(cut, train=first(loaded.train, training))
 
     return load_part
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from .exits import UserError as UserError
     from .metrics import Mean as Mean
     from .optimizer_step import Optimizers as Optimizers
+    from .orders import Mixture as Mixture
+    from .orders import by_length as by_length
+    from .orders import weighted as weighted
     from .sampling import Data as Data
 else:
 
@@ -40,6 +43,7 @@ NAMES = {
     "exits": "UserError",
     "metrics": "Mean",
     "optimizer_step": "Optimizers",
+    "orders": "Mixture by_length weighted",
     "sampling": "Data",
 }
 

@@ -58,7 +58,7 @@ def load(config: Config, env: DistEnv, device: torch.device) -> Loaders:
     """
     data = agreed_data(config, env)
     micro_batch = global_micro_batch_size(config, env, len(data.train))
-    sampler = ResumableDistributedSampler(len(data.train), micro_batch, env, config.seed)
+    sampler = ResumableDistributedSampler(len(data.train), micro_batch, env, config.seed, data.order)
     training = TrainingLoader(data.train, sampler, config, device, data.collate)
     return Loaders(training, *loaders_to_evaluate(data, config, env, device))
 

@@ -1,16 +1,18 @@
 """What load_data() of data.py returns, and which rank gets which of its samples, in which order."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from ..config import Config
 from .exits import UserError
 from .launcher import DistEnv
+from .orders import Indices, Order
 from .permutation import Permutation
 
 COMPUTED_AT_ONCE = 1 << 14  # samples of the order: one by one, each would take 200 times as long
@@ -24,6 +26,7 @@ class Data:
     evaluation: Any  # a dataset, or several by name: the first one decides which checkpoint is the best
     test: Any = None  # the same; evaluated once, with the best weights, when the run is complete
     collate: Callable[[list[Any]], Any] | None = None  # makes a batch of samples; None: as PyTorch's default_collate()
+    order: Order | None = None  # of the training samples in each epoch; None: a random one
 
 
 class Batch(NamedTuple):
@@ -38,41 +41,79 @@ class Batch(NamedTuple):
 class ResumableDistributedSampler(Sampler[Batch]):
     """Deals the training set out to the ranks, in micro-batches of equal size, from any place in an epoch.
 
-    Let p = Permutation(n, seed, epoch) be the order of the n samples, m the size of a micro-batch over all ranks,
-    b = m / world_size, and skip the samples of the epoch that are trained already. Then micro-batch i of rank r is
+    Let p = order(size of the set, seed, epoch) be the n indices of the epoch (default: a Permutation of all samples),
+    m the size of a micro-batch over all ranks, b = m / world_size, and skip the samples of the epoch that are trained
+    already. Then micro-batch i of rank r is
 
         p[skip + i*m + r*b : skip + i*m + (r+1)*b]        for 0 <= i < (n - skip) // m
 
-    So all ranks get equally many samples and steps, no sample is used twice, the n % m last ones of the permutation
-    wait for another epoch, and who trains on what depends on the seed, the epoch and the place in it alone: a run can
-    resume with another number of processes. Resuming late in an epoch costs no more than starting it.
+    So all ranks get equally many samples and steps, no place of the order is used twice, its n % m last ones wait for
+    another epoch, and who trains on what depends on the seed, the epoch and the place in it alone: a run can resume
+    with another number of processes. Resuming late in an epoch costs no more than starting it.
     """
 
-    def __init__(self, samples: int, global_micro_batch_size: int, env: DistEnv, seed: int) -> None:
-        self.samples = samples
+    def __init__(
+        self, size: int, global_micro_batch_size: int, env: DistEnv, seed: int, order: Order | None = None
+    ) -> None:
+        """Begin with epoch 0 of a set. Raises UserError if the order is wrong or does not fill a micro-batch."""
+        self.size = size
         self.global_micro_batch_size = global_micro_batch_size
         self.env = env
         self.seed = seed
-        self.set_epoch(0)
+        self.order = Permutation if order is None else order
+        self.epoch, self.skip = 0, 0
+        self.indices = self._indices_of(0)
+        self.samples = len(self.indices)  # of each epoch
+        if order is not None and self.samples < global_micro_batch_size:
+            filled = f"do not fill a micro-batch of {global_micro_batch_size} over all ranks"
+            raise UserError(f"data.py: the {self.samples} samples of the order {filled}: make an epoch longer")
 
     def set_epoch(self, epoch: int, skip: int = 0) -> None:
-        """Choose the epoch to iterate over, and how many of its samples to leave out because they are trained."""
-        self.epoch = epoch
-        self.skip = skip
+        """Choose the epoch to iterate over, and how many of its samples to leave out because they are trained.
+
+        Raises UserError if the order of this epoch has another length than that of epoch 0.
+        """
+        if epoch != self.epoch:
+            self.indices = self._indices_of(epoch)
+            if len(self.indices) != self.samples:
+                both = f"{self.samples} samples in epoch 1 and {len(self.indices)} in epoch {epoch + 1}"
+                raise UserError(f"data.py: the order must have the same length in every epoch, not {both}")
+        self.epoch, self.skip = epoch, skip
 
     def __len__(self) -> int:
         """Micro-batches that are left of the epoch."""
         return (self.samples - self.skip) // self.global_micro_batch_size
 
     def __iter__(self) -> Iterator[Batch]:
-        order = Permutation(self.samples, self.seed, self.epoch)
         size = self.global_micro_batch_size // self.env.world_size
         first = self.skip + self.env.rank * size
         at_once = max(1, COMPUTED_AT_ONCE // size)
         for i in range(0, len(self), at_once):
             starts = first + self.global_micro_batch_size * np.arange(i, min(i + at_once, len(self)))
-            for start, indices in zip(starts.tolist(), order[starts[:, None] + np.arange(size)].tolist(), strict=True):
+            chosen = self._at(starts[:, None] + np.arange(size))
+            for start, indices in zip(starts.tolist(), chosen.tolist(), strict=True):
                 yield Batch(indices, (self.seed, self.epoch, start), epoch=self.epoch)
+
+    def _indices_of(self, epoch: int) -> Indices:
+        """Return the order of an epoch. Raises UserError if it is none."""
+        found: Any = self.order
+        if callable(found):
+            found = found(self.size, self.seed, epoch)
+            if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
+                return np.asarray(found) if isinstance(found, Sequence) else found
+        needed = "an order must be a function of size, seed and epoch that returns an array of indices"
+        raise UserError(f"data.py: {needed}, not {type(found).__name__}")
+
+    def _at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the indices at some places of the epoch. Raises UserError if the set has no such indices."""
+        found: NDArray[np.int64] = np.asarray(self.indices[positions])
+        if found.shape != positions.shape or found.dtype.kind not in "iu":
+            what = f"{found.dtype} of shape {found.shape}"
+        elif found.min() < 0 or found.max() >= self.size:
+            what = f"{found[(found < 0) | (found >= self.size)][0]}"
+        else:
+            return found
+        raise UserError(f"data.py: an order must give whole numbers from 0 to {self.size - 1}, not {what}")
 
 
 class EvaluationSampler(Sampler[Batch]):
