@@ -17,17 +17,20 @@ OWNERS = {*(f"ddp_project/{name}.py" for name in ("task", "model", "data", "opti
 CONTRASTIVE = "A contrastive loss over all ranks"
 TITLES = [
     "A batch that is a dict, with two inputs",
-    CONTRASTIVE,
     "A metric from a confusion matrix",
+    "A mixture of several sets",
     "A second optimizer: a GAN",
     "Another schedule",
+    "Batches of like length",
     "Freezing",
     "Gradient checkpointing",
     "Images from a folder",
     "Regression, where the lowest is best",
+    "Samples by class weights",
     "Several evaluation sets and a test set",
     "Tokens with padding",
     "Weight decay and a learning rate for each group of parameters",
+    CONTRASTIVE,
 ]
 OPTIONS = {"global_batch_size": 24, "accum_steps": 2, "epochs": 2, "warmup_steps": 2, "log_every": 3, "clip_norm": 1}
 
