@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,7 +104,9 @@ def test_names_of_sets_differ(package: Package) -> None:
     checked = lambda **sets: loading.checked(loading.Data(kept, **sets))  # noqa: E731
     assert checked(evaluation=kept).evaluation == {"validation": kept}
     assert [*checked(evaluation={"b": kept, "a": kept}, test={"x": kept}).evaluation] == ["b", "a"]
-    for wrong in ({"evaluation": {}}, {"evaluation": {"test": kept}, "test": kept}, {"evaluation": {"train": kept}}):
+    twice: dict[str, Any] = {"evaluation": {"test": kept}, "test": kept}
+    wrong: dict[str, Any]
+    for wrong in (twice, {"evaluation": {}}, {"evaluation": {"train": kept}}):
         with pytest.raises(exits.UserError, match="each with a name of its own"):
             checked(**wrong)
     with pytest.raises(exits.UserError, match=r"must return Data\(train=\.\.\., evaluation=\.\.\.\), .*, not 3 things"):

@@ -87,7 +87,7 @@ class OfEpoch(OneByOne):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_dataset_is_told_the_epoch_and_its_samples_are_collated(workers: int, loading: ModuleType) -> None:
-    dataset = ConcatDataset([OneByOne(), Subset(OfEpoch(), range(9))])
+    dataset: Dataset[Any] = ConcatDataset([OneByOne(), Subset(OfEpoch(), range(9))])
     sampler = loading.ResumableDistributedSampler(73, 73, loading.DistEnv(0, 0, 1, 1), 0)
     loader = loading.PrefetchLoader(dataset, sampler, loading.Config(workers=workers), CPU, sorted)
     for epoch in (0, 3, 1):

@@ -5,6 +5,7 @@ import importlib
 import random
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,7 +137,7 @@ def flat_loop(setting: Setting, package: Package, train: Any, saved: Any, signal
     def log(progress: Any) -> None:
         events.append(("record", progress.step, progress.take_recent()["loss"].sum))
 
-    def evaluate(run: Any) -> None:
+    def evaluated(progress: Any, totals: Any) -> None:
         events.append(("evaluation", progress.step, progress.epoch + 1))
         progress.add_evaluation({"accuracy": quality(progress.step)}, "accuracy", higher=True)
 
@@ -153,11 +154,13 @@ def flat_loop(setting: Setting, package: Package, train: Any, saved: Any, signal
     training = data_loading.TrainingLoader([0] * sampler.samples, sampler, config, torch.device("cpu"))
     run = SimpleNamespace(config=config, progress=progress, training=training, model=torch.nn.Identity())
     run.sums = SimpleNamespace(reduce=reduce)
-    run.update = SimpleNamespace(skipped_steps=[0, 0], report=lambda *_: None)
+    run.evaluation = run.test = run.device = None
+    run.update = SimpleNamespace(skipped_steps=[0, 0], report=lambda *_: None, evaluating=nullcontext)
     run.reporter = mock.MagicMock(progress_bar=lambda steps: steps.steps_from(progress), log_training=log)
+    run.reporter.log_evaluation = evaluated
     run.checkpoints = SimpleNamespace(save=save, complete=lambda: None, advice=str)
     run.stop = SimpleNamespace(received=False, agreed=False, leave=lambda step: 75)
-    with mock.patch.multiple(train, Run=lambda *_: run, train_step=train_step, evaluate=evaluate):
+    with mock.patch.multiple(train, Run=lambda *_: run, train_step=train_step, evaluate=lambda *_: None):
         code = train.main(config, None, None)
     return events, saved, code
 
@@ -172,7 +175,8 @@ def test_the_flat_loop_does_what_nested_loops_do_and_so_do_its_parts(
 ) -> None:
     """It has settings at random, and stops at random steps."""
     monkeypatch.syspath_prepend(project())
-    monkeypatch.delitem(sys.modules, "train", raising=False)
+    for name in ("train", "evaluate"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     train, numbers = importlib.import_module("train"), random.Random(1)
     for _ in range(200):
         setting = Setting.random(numbers)

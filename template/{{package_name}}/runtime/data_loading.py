@@ -18,15 +18,16 @@ from pickle import PicklingError
 from threading import Thread
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from .. import data
 from ..config import Config
 from .collation import BatchDataset, can_be_pinned, digest, explained, map_tensors, numbered, remedy
-from .collectives import BATCH, check_ranks_agree, on_all_ranks
+from .collectives import BATCH, check_ranks_agree, gather, on_all_ranks
 from .devices import own_cores
 from .exits import STOP_SIGNALS, UserError, end_with_parent, in_one_line, is_out_of_memory
 from .launcher import DistEnv
@@ -59,6 +60,8 @@ def load(config: Config, env: DistEnv, device: torch.device) -> Loaders:
     data = agreed_data(config, env)
     micro_batch = global_micro_batch_size(config, env, len(data.train))
     sampler = ResumableDistributedSampler(len(data.train), micro_batch, env, config.seed, data.order)
+    if data.order is not None and len({*gather(digest(torch.tensor(sampler.indices[np.arange(micro_batch)])))}) > 1:
+        raise UserError("data.py: the order of the samples is not the same on all ranks: let load_data() make it so")
     training = TrainingLoader(data.train, sampler, config, device, data.collate)
     return Loaders(training, *loaders_to_evaluate(data, config, env, device))
 
@@ -333,11 +336,17 @@ def workers_for(dataset: Any, config: Config) -> int:
         if config.workers > most:
             raise UserError(f"--workers {config.workers} is too much for the cores of a rank: give at most {most}")
         return config.workers
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
     # To pass what lies in memory from one process to another would take longer than to load it.
-    in_memory = getattr(dataset, "in_memory", isinstance(dataset, TensorDataset))
-    return 0 if in_memory else min(MOST_WORKERS, own_cores() - 1)
+    return 0 if is_in_memory(dataset) else min(MOST_WORKERS, own_cores() - 1)
+
+
+def is_in_memory(dataset: Any) -> bool:
+    """Return whether a dataset says so, or all that it is made of."""
+    if isinstance(dataset, Subset):
+        return is_in_memory(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        return all(map(is_in_memory, dataset.datasets))
+    return bool(getattr(dataset, "in_memory", isinstance(dataset, TensorDataset)))
 
 
 # An iterator that cannot be made has none, and would print a traceback when it is deleted.
