@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .collectives import gather_with_grad as gather_with_grad
     from .collectives import reduce_tensor as reduce_tensor
     from .exits import UserError as UserError
+    from .metrics import AllSamples as AllSamples
     from .metrics import Mean as Mean
     from .optimizer_step import Optimizers as Optimizers
     from .orders import Mixture as Mixture
@@ -41,7 +42,7 @@ NAMES = {
     "collectives": "gather_with_grad reduce_tensor",
     "cli": "NonNegativeFloat NonNegativeInt NonNegativeIntOrAuto OptionalPath PositiveInt Seconds UnitFloat",
     "exits": "UserError",
-    "metrics": "Mean",
+    "metrics": "AllSamples Mean",
     "optimizer_step": "Optimizers",
     "orders": "Mixture by_length weighted",
     "sampling": "Data",

@@ -106,6 +106,14 @@ def gather(value: T) -> list[T]:
     return values
 
 
+def gather_objects(value: T) -> list[T]:
+    """Return the values of all ranks on rank 0, in the order of the ranks, and nothing on others."""
+    main = dist.get_rank() == 0
+    values: list[Any] = [None] * dist.get_world_size() if main else []
+    dist.gather_object(value, values if main else None, dst=0)
+    return values
+
+
 def gather_to_rank_zero(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Stack the tensors of all ranks, in the order of the ranks. Rank 0 gets them, on the CPU, and the others no rows.
 

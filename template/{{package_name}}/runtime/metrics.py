@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import InitVar, dataclass, field, fields
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..config import Config
-from .collectives import gather, reduce_tensor
+from .collectives import gather, gather_objects, reduce_tensor
 from .exits import UserError
 from .sampling import ResumableDistributedSampler
 from .watchdog import STATUS
@@ -24,6 +25,19 @@ class Mean(NamedTuple):
     count: Tensor | float  # type: ignore[assignment]  # of samples, tokens, or other units
 
 
+class AllSamples:
+    """Tensors with a row for each sample of a batch, for a metric that needs those of a whole set, such as AUROC.
+
+    At an evaluation, summarize() gets a tuple of as many tensors. They have each evaluated sample once, in the order of
+    the set, on any number of ranks. They are in the memory of rank 0, on the CPU; half precision comes as float32. In
+    training they are left out.
+    """
+
+    def __init__(self, *values: Tensor) -> None:
+        self.values = values
+
+
+Rows = dict[str, list[tuple[Tensor, ...]]]  # of AllSamples, by name: of each batch on rank 0, and none on others
 ReducedMetrics = dict[str, Mean]  # over all ranks, as floats; a sum that is no scalar is a tensor of float64 on the CPU
 
 
@@ -33,13 +47,22 @@ def checked(means: Any) -> dict[str, Mean]:
         found = f"a dict of {[*means]}" if isinstance(means, dict) else type(means).__name__
         raise UserError(f'task.py: compute() must return a dict with "loss": Mean(sum, count), not {found}')
     for name, mean in means.items():
-        if not (isinstance(mean, Mean) and isinstance(mean[0], NUMBERS) and isinstance(mean[1], NUMBERS)):
+        if isinstance(mean, AllSamples):
+            check_rows(name, mean.values)
+        elif not (isinstance(mean, Mean) and isinstance(mean[0], NUMBERS) and isinstance(mean[1], NUMBERS)):
             found = " ".join(repr(mean).split())
             raise UserError(f'task.py: "{name}" must be a Mean(sum, count) of tensors or numbers, not {found:.60}')
     if isinstance(loss := means["loss"].sum, Tensor) and loss.dim():
         shape = tuple(loss.shape)
         raise UserError(f'task.py: the sum of "loss" must be a scalar, not of shape {shape}: give reduction="sum"')
     return means
+
+
+def check_rows(name: str, values: tuple[Any, ...]) -> None:
+    """Raise UserError if what compute() returns as AllSamples is not tensors with equally many rows."""
+    found = [tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__ for value in values]
+    if not all(isinstance(value, Tensor) and value.dim() for value in values) or len({*map(len, values)}) != 1:
+        raise UserError(f'task.py: "{name}" must be AllSamples of tensors, a row for each sample, not of {found}')
 
 
 class MetricAccumulator:
@@ -106,6 +129,61 @@ class MetricAccumulator:
             # A copy of so few bytes, from memory that is not pinned, does not wait for the device.
             return torch.tensor([*map(float, values)], dtype=torch.float64).to(self.device, non_blocking=True)[:, None]
         return torch.stack(values).double().reshape(len(values), -1)
+
+
+class Evaluated(NamedTuple):
+    """What an evaluation has found: summarize() makes the metrics of it."""
+
+    totals: ReducedMetrics
+    rows: Rows
+
+
+class EvaluationAccumulator(MetricAccumulator):
+    """Adds up what compute() returns in an evaluation, and brings its AllSamples to rank 0."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.waiting: list[dict[str, tuple[Tensor, ...]]] = []  # of each batch: rows that rank 0 does not have yet
+        self.rows: Rows = {}
+
+    def add(self, means: dict[str, Any], *, counts: bool = True) -> None:
+        """Add the means and the rows of a batch, if it counts. Raises UserError as in training."""
+        own = {name: each.values for name, each in means.items() if isinstance(each, AllSamples)}
+        if own:
+            rows = {name: tuple(map(on_cpu, values)) for name, values in own.items()}
+            self.waiting.append(rows if counts else {name: () for name in rows})
+            if len(self.waiting) >= AT_ONCE:
+                self._gather_rows()
+        super().add({name: mean for name, mean in means.items() if name not in own}, counts=counts)
+
+    def result(self) -> Evaluated:
+        """Return what was added on all ranks."""
+        if self.waiting:
+            self._gather_rows()
+        return Evaluated(self.reduce()[0], self.rows)
+
+    def _gather_rows(self) -> None:
+        STATUS.phase = "gathering samples"
+        for of_ranks in zip(*gather_objects(self.waiting), strict=True):  # first batch of each rank, then the second
+            for name, values in chain.from_iterable(each.items() for each in of_ranks):
+                self.rows.setdefault(name, []).extend([values] if values else [])
+        self.rows = {name: self.rows.get(name, []) for name in self.waiting[0]}
+        self.waiting = []
+        STATUS.phase = "evaluating"
+
+
+def on_cpu(tensor: Tensor) -> Tensor:
+    """Return a tensor on the CPU, as summarize() gets it."""
+    half = tensor.dtype in (torch.float16, torch.bfloat16)
+    return tensor.detach().to("cpu", torch.float32 if half else tensor.dtype)
+
+
+def joined(name: str, rows: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Return the rows of all batches. Raises UserError if their shapes do not fit together."""
+    try:
+        return tuple(map(torch.cat, zip(*rows, strict=True)))
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f'task.py: the AllSamples of "{name}" must have rows of one shape: {error}') from error
 
 
 def agreed_shapes(own: dict[str, torch.Size]) -> dict[str, torch.Size]:

@@ -18,6 +18,7 @@ CONTRASTIVE = "A contrastive loss over all ranks"
 TITLES = [
     "A batch that is a dict, with two inputs",
     "A metric from a confusion matrix",
+    "A metric of all samples: AUROC",
     "A mixture of several sets",
     "A second optimizer: a GAN",
     "Another schedule",
