@@ -17,6 +17,7 @@ from contextlib import nullcontext
 
 import torch
 
+import evaluate
 from ddp_project import task
 from ddp_project.config import Config
 from ddp_project.runtime import (
@@ -36,7 +37,7 @@ class Run:
 
     def __init__(self, config: Config, env: launcher.DistEnv, device: torch.device) -> None:
         """Build all parts; restore the checkpoint if --resume asks for one. Every rank runs this."""
-        self.training, self.validation = data_loading.load(config, env, device)
+        self.training, self.evaluation, self.test = data_loading.load(config, env, device)
         config, saved = checkpoint.create_run_dir(config)  # refuses to mix two runs
         self.config, self.device = config, device
         reporting.set_up_log(config, env, device)
@@ -55,7 +56,7 @@ class Run:
         )
         self.checkpoints.restore(saved)
         self.sums = metrics.MetricAccumulator(device, finite_only=True)  # of metrics since the last reduction
-        self.reporter = reporting.Reporter(config, env, self.checkpoints)  # log, progress bar, logger and profiler
+        self.reporter = reporting.Reporter(config, env, self.checkpoints, self.evaluation)  # log, bar, logger, profiler
         self.stop = exits.StopSignals(config.max_hours)
 
 
@@ -76,6 +77,9 @@ def main(config: Config, env: launcher.DistEnv, device: torch.device) -> exits.E
                 return run.stop.leave(progress.step)
             finish_step(run)
         run.checkpoints.complete()
+        if run.test:
+            weights.load_weights(run.model, run.checkpoints.folder / "best.pt")
+            run.reporter.log_test(evaluate.evaluate(run.model, run.test, run.config, run.device))
     return exits.ExitCode.DONE
 
 
@@ -118,22 +122,12 @@ def reduce_and_log(run: Run) -> None:
 def finish_step(run: Run) -> None:
     """After a step: evaluate, start the next epoch and save, each if it is due."""
     if run.progress.is_evaluation_due():
-        evaluate(run)
+        with run.update.evaluating():  # with the averaged weights, if there are any
+            found = evaluate.evaluate(run.model, run.evaluation, run.config, run.device)
+        run.reporter.log_evaluation(run.progress, found)
     run.progress.start_next_epoch()
     if run.progress.is_save_due():
         run.checkpoints.save()
-
-
-@torch.no_grad()
-def evaluate(run: Run) -> None:
-    """Evaluate on all ranks, each sample once, and record the epoch."""
-    sums = metrics.MetricAccumulator(run.device)
-    run.model.eval()
-    with run.update.evaluating(), optimizer_step.autocast(run.config, run.device):
-        for batch, counts in run.validation:
-            sums.add(metrics.checked(task.compute(run.model, batch, run.config)), counts=counts)
-    run.model.train()
-    run.reporter.log_evaluation(run.progress, sums.reduce()[0])
 
 
 if __name__ == "__main__":

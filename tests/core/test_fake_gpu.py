@@ -56,7 +56,7 @@ def take_steps(_: int, project: Path, options: dict[str, Any], optimizer: str) -
     sys.path.insert(0, str(project))
     train, gpu = importlib.import_module("train"), torch.device("gpu", 0)
     config = train.Config(accum_steps=2, clip_norm=1.0, **options)
-    training, _validation = train.data_loading.load(config, train.launcher.DistEnv(0, 0, 1, 1), gpu)
+    training = train.data_loading.load(config, train.launcher.DistEnv(0, 0, 1, 1), gpu).training
     train.metrics.AT_ONCE = 4
     averaging: Any = sys.modules[train.optimizer_step.ExponentialMovingAverage.__module__]
     averaging.places_with_infinity = lambda weights: []  # it waits, but before the first step

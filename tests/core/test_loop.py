@@ -65,7 +65,9 @@ def test_the_metrics_have_the_peak_memory_of_a_gpu(
     with one_of(1):
         config, world = package("config").Config(run_dir=tmp_path), reporting.DistEnv(0, 0, 1, 1)
         progress = progress_of(package, config)
-        reporter = reporting.Reporter(config, world, SimpleNamespace(progress=progress, model=torch.nn.Linear(1, 1)))
+        reporter = reporting.Reporter(
+            config, world, SimpleNamespace(progress=progress, model=torch.nn.Linear(1, 1)), ["validation"]
+        )
     monkeypatch.setattr(reporter.tracker, "log", lambda step, metrics: recorded.append(metrics))
     reporter.started = time.perf_counter()
     reporter.log_training(progress)

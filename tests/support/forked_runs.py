@@ -53,7 +53,7 @@ def told(self: Dataset[Any], indices: list[int]) -> Any:
 
 def telling(config: Any, load: Any = load_data) -> Any:
     own = load(config)
-    sets[:] = [own.train]
+    sets[:] = [own[0] if isinstance(own, tuple) else own.train]
     return own
 
 

@@ -18,7 +18,7 @@ LONE = "if torch.distributed.get_rank() == 0:\n    torch.distributed.all_reduce(
 THEN = f"{{}}\n{LONE}"
 # Where rank 0 is made to reduce alone.
 PLACES = {
-    "evaluation": ("train.py", Rewrite("$MODEL.eval()", THEN, "evaluate")),
+    "evaluation": ("evaluate.py", Rewrite("$MODEL.eval()", THEN, "evaluate")),
     "saving": ("ddp_project/runtime/checkpoint.py", Rewrite("self.folder.mkdir($$$A)", THEN, "Checkpoints._write")),
     "leaving": ("train.py", Rewrite("return exits.ExitCode.DONE", f"{LONE}\n{{}}", "main")),
 }

@@ -44,7 +44,7 @@ MISTAKES: dict[str, dict[str, tuple[str, ...]]] = {
         "rank 0 logs its own validation loss": (METER, "reduce_tensor($C, $OP)", OWN_COUNTS, REDUCE),
     },
     RESUME: {
-        "the model is left in evaluation mode": (TRAIN, "$MODEL.train()", "", "evaluate"),
+        "the model is left in evaluation mode": ("evaluate.py", "$MODEL.train()", "", "evaluate"),
         "an epoch begins anew after a stop": (LOADING, "$S.set_epoch($E, skip=$X)", "$S.set_epoch($E, skip=0)"),
         "the optimizer is not saved": (TRAIN, f"{SAVED} optimizer=$X, $$$REST)", f"{SAVED} $$$REST)"),
         "random numbers begin anew after a stop": (CHECKPOINT, "set_generator_states($X)", ""),

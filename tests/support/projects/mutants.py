@@ -85,6 +85,8 @@ MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
             SAVED.format(" scaler=$X,"), UNSAVED, "the scale of the loss from step 4 on", amp="torch"
         ),
         "the state of the optimizer is not saved": edited(SAVED.format(" optimizer=$X,"), UNSAVED, OTHER_WEIGHTS),
+    },
+    ("resume", "evaluate.py"): {
         "evaluating draws random numbers": edited("$MODEL.eval()", "{}\ntorch.rand(1)", OTHER_WEIGHTS, "evaluate"),
     },
     ("resume", "ddp_project/runtime/checkpoint.py"): {
