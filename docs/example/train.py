@@ -116,7 +116,7 @@ def reduce_and_log(run: Run) -> None:
     progress.count(totals)
     run.update.report(progress.step, skipped_steps, run.checkpoints.advice)
     if progress.is_record_due() or progress.reached_max_steps():
-        run.reporter.log_training(progress)
+        run.reporter.log_training(progress, run.update.numbers())  # you may add any number by its name
 
 
 def finish_step(run: Run) -> None:

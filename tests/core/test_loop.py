@@ -70,7 +70,7 @@ def test_the_metrics_have_the_peak_memory_of_a_gpu(
         )
     monkeypatch.setattr(reporter.tracker, "log", lambda step, metrics: recorded.append(metrics))
     reporter.started = time.perf_counter()
-    reporter.log_training(progress)
+    reporter.log_training(progress, {})
     assert recorded[0].get("peak_memory_gib") == (1.5 if on_gpu else None)
 
 
@@ -136,7 +136,7 @@ def flat_loop(setting: Setting, package: Package, train: Any, saved: Any, signal
         own.clear()
         return {"loss": total}, [signal is not None and progress.step >= signal, 0, 0]
 
-    def log(progress: Any) -> None:
+    def log(progress: Any, numbers: Any) -> None:
         events.append(("record", progress.step, progress.take_recent()["loss"].sum))
 
     def evaluated(progress: Any, totals: Any) -> None:
@@ -157,12 +157,12 @@ def flat_loop(setting: Setting, package: Package, train: Any, saved: Any, signal
     run = SimpleNamespace(config=config, progress=progress, training=training, model=torch.nn.Identity())
     run.sums = SimpleNamespace(reduce=reduce)
     run.evaluation = run.test = run.device = None
-    run.update = SimpleNamespace(skipped_steps=[0, 0], report=lambda *_: None, evaluating=nullcontext)
+    run.update = SimpleNamespace(skipped_steps=[0, 0], report=lambda *_: None, evaluating=nullcontext, numbers=dict)
     run.reporter = mock.MagicMock(progress_bar=lambda steps: steps.steps_from(progress), log_training=log)
     run.reporter.log_evaluation = evaluated
     run.checkpoints = SimpleNamespace(save=save, complete=lambda: None, advice=str)
     run.stop = SimpleNamespace(received=False, agreed=False, leave=lambda step: 75)
-    with mock.patch.multiple(train, Run=lambda *_: run, train_step=train_step, evaluate=lambda *_: None):
+    with mock.patch.multiple(train, Run=lambda *_: run, train_step=train_step, evaluate=mock.Mock()):
         code = train.main(config, None, None)
     return events, saved, code
 

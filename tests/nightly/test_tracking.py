@@ -22,7 +22,7 @@ OPTIONS = ("--epochs", "4", "--lr", "0.01", "--warmup-steps", "12", "--log-every
 # An epoch has 22 steps. The first run stops after step 32; the second one resumes from step 25 and stops after step 50.
 TRAIN_STEPS = [5, 10, 15, 20, 22, 25, 30, 35, 40, 44, 45, 50]
 ABANDONED = 32
-OF_STEPS = ("train/loss", "train/accuracy", "lr", "samples_per_second")
+OF_STEPS = ("train/loss", "train/accuracy", "lr", "grad_norm", "samples_per_second")
 OF_EPOCHS = ("epoch", *(f"epoch/{part}_{name}" for part in ("train", "validation") for name in ("loss", "accuracy")))
 STEPS_OF_METRIC = dict.fromkeys(OF_STEPS, TRAIN_STEPS) | {name: [22, 44, 50] for name in OF_EPOCHS}
 # These stores only grow: what was recorded after the checkpoint stays, and is not recorded again.

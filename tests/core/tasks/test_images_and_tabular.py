@@ -188,7 +188,7 @@ def test_a_wrong_table_is_named_with_its_line(mistake: str, of_tables: Modules, 
 
 
 def test_the_diabetes_table_is_that_of_scikit_learn(of_tables: Modules) -> None:
-    from sklearn.datasets import load_diabetes  # type: ignore[import-untyped]
+    from sklearn.datasets import load_diabetes
 
     theirs = load_diabetes(scaled=False)
     columns, values = of_tables("data").diabetes()

@@ -17,6 +17,7 @@ OWNERS = {*(f"ddp_project/{name}.py" for name in ("task", "model", "data", "opti
 CONTRASTIVE = "A contrastive loss over all ranks"
 TITLES = [
     "A batch that is a dict, with two inputs",
+    "A contrastive loss over all ranks",
     "A metric from a confusion matrix",
     "A metric of all samples: AUROC",
     "A mixture of several sets",
@@ -31,7 +32,6 @@ TITLES = [
     "Several evaluation sets and a test set",
     "Tokens with padding",
     "Weight decay and a learning rate for each group of parameters",
-    CONTRASTIVE,
 ]
 OPTIONS = {"global_batch_size": 24, "accum_steps": 2, "epochs": 2, "warmup_steps": 2, "log_every": 3, "clip_norm": 1}
 
