@@ -37,6 +37,8 @@ class Batches(Samples):
     A DataLoader would collate such a batch once more: whoever uses it gives a collate_fn that leaves it as it is.
     """
 
+    in_memory = True
+
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         """Return the inputs and the labels of a batch."""
         chosen = torch.tensor(indices)

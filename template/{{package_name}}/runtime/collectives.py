@@ -151,6 +151,22 @@ def on_rank_zero(work: Callable[[], T]) -> T:
     return result
 
 
+def on_each_node(work: Callable[[], object], *, leads: bool) -> None:
+    """Run a function on the ranks that lead their nodes. It may take longer than --timeout.
+
+    Every rank returns when all are done, or raises the UserError or OSError of one as UserError.
+    """
+    of_ranks: list[tuple[bool, str | None]] = [(False, None)]
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        started = thread.submit(work) if leads else None
+        while not all(done for done, _ in of_ranks):
+            done, _, problem = outcome_of(started) if started else (True, None, None)
+            of_ranks = gather((done, problem))
+    for rank, (_, problem) in enumerate(of_ranks):
+        if problem is not None:
+            raise UserError(f"rank {rank}: {problem}")
+
+
 def outcome_of(work: Future[Any]) -> list[Any]:
     """Wait for some time, and return whether the work is done, its result, and its UserError or OSError as text."""
     wait([work], timeout=STILL_AT_WORK)

@@ -27,7 +27,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from .. import data
 from ..config import Config
 from .collation import BatchDataset, can_be_pinned, digest, explained, map_tensors, numbered, remedy
-from .collectives import BATCH, check_ranks_agree, gather, on_all_ranks
+from .collectives import BATCH, check_ranks_agree, gather, on_all_ranks, on_each_node
 from .devices import own_cores
 from .exits import STOP_SIGNALS, UserError, end_with_parent, in_one_line, is_out_of_memory
 from .launcher import DistEnv
@@ -57,42 +57,45 @@ def load(config: Config, env: DistEnv, device: torch.device) -> Loaders:
     Raises UserError if data is missing, if the ranks differ, if the batch cannot be split, or if task.py has a
     misspelt name.
     """
-    data = agreed_data(config, env)
-    micro_batch = global_micro_batch_size(config, env, len(data.train))
-    sampler = ResumableDistributedSampler(len(data.train), micro_batch, env, config.seed, data.order)
-    if data.order is not None and len({*gather(digest(torch.tensor(sampler.indices[np.arange(micro_batch)])))}) > 1:
+    own = agreed_data(config, env)
+    micro_batch = global_micro_batch_size(config, env, len(own.train))
+    sampler = ResumableDistributedSampler(len(own.train), micro_batch, env, config.seed, own.order)
+    if own.order is not None and len({*gather(digest(torch.tensor(sampler.indices[np.arange(micro_batch)])))}) > 1:
         raise UserError("data.py: the order of the samples is not the same on all ranks: let load_data() make it so")
-    training = TrainingLoader(data.train, sampler, config, device, data.collate)
-    return Loaders(training, *loaders_to_evaluate(data, config, env, device))
+    training = TrainingLoader(own.train, sampler, config, device, own.collate)
+    return Loaders(training, *loaders_to_evaluate(own, config, env, device))
 
 
 def agreed_data(config: Config, env: DistEnv) -> Data:
     """Return what load_data() returns, the same on all ranks. Raises UserError as load() does."""
     check_names()
+    if prepare := getattr(data, "prepare", None):
+        STATUS.phase = "in prepare() of data.py"
+        on_each_node(partial(prepare, config), leads=env.local_rank == 0)
     STATUS.phase = "in load_data() of data.py"
-    data = on_all_ranks(partial(load_own, config))
-    datasets = {"training": data.train, **data.evaluation, **data.test}
+    loaded = on_all_ranks(partial(load_own, config))
+    datasets = {"training": loaded.train, **loaded.evaluation, **loaded.test}
     STATUS.phase = "comparing samples"
-    digests = partial(digests_of, datasets, data.collate, config)
+    digests = partial(digests_of, datasets, loaded.collate, config)
     check_ranks_agree(config, digests if env.world_size > 1 else dict, **datasets)
     STATUS.phase = "starting"
-    for name in (*data.evaluation, *data.test):
+    for name in (*loaded.evaluation, *loaded.test):
         if not len(datasets[name]):
             raise UserError(f"data.py: the {name} set is empty: load_data() must return samples to evaluate on")
-    return data
+    return loaded
 
 
 def loaders_to_evaluate(
-    data: Data, config: Config, env: DistEnv, device: torch.device
+    own: Data, config: Config, env: DistEnv, device: torch.device
 ) -> "tuple[dict[str, EvaluationLoader], dict[str, EvaluationLoader]]":
     """Return loaders of the evaluation sets and of the test sets, whose batches are about as large as in training."""
     size = max(1, config.global_batch_size // config.accum_steps // env.world_size)
 
     def loaders(sets: dict[str, Any]) -> dict[str, EvaluationLoader]:
         shards = {name: EvaluationSampler(len(each), size, env) for name, each in sets.items()}
-        return {name: EvaluationLoader(sets[name], shards[name], config, device, data.collate) for name in sets}
+        return {name: EvaluationLoader(sets[name], shards[name], config, device, own.collate) for name in sets}
 
-    return loaders(data.evaluation), loaders(data.test)
+    return loaders(own.evaluation), loaders(own.test)
 
 
 def load_own(config: Config) -> Data:

@@ -4,6 +4,7 @@ import os
 import random
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from tests.conftest import Render
-from tests.support.ranks import error_in, run_train, start_ranks, train_on_ranks, wrap
+from tests.support.ranks import error_in, project_module, run_train, start_ranks, train_on_ranks, wrap
 
 FETCHED = 3  # samples of each set that are compared
 STREAM = "is a stream (Stream): return one with __len__ and __getitem__ that has all samples on every rank"
@@ -161,3 +162,41 @@ def train_on_some() -> None:
     samples = range(int(os.environ["SAMPLES"]))
     wrap("data.load_data", lambda load: lambda config: (Subset(load(config)[0], samples), load(config)[1]))
     run_train()
+
+
+def prepare_on_two_nodes() -> None:
+    """Be one of three ranks, of which the last is alone on its node. prepare() takes longer than --timeout."""
+    rank = int(os.environ["RANK"])
+    os.environ["LOCAL_RANK"] = str(rank % 2)
+    folder = Path(os.environ["FOLDER"])
+
+    def prepare(config: Any) -> object:
+        if rank == 2 and "FAILS" in os.environ:
+            raise FileNotFoundError(2, "nothing to download", "x.tar")
+        time.sleep(6)
+        (folder / str(rank)).touch()
+        return lambda: "what cannot be pickled"
+
+    def make(load: Any) -> Any:
+        def load_prepared(config: Any) -> Any:
+            assert sorted(os.listdir(folder)) == ["0", "2"]
+            return load(config)
+
+        return load_prepared
+
+    vars(project_module("data"))["prepare"] = prepare
+    wrap("data.load_data", make)
+    run_train()
+
+
+def test_data_is_prepared_on_each_node_however_long_it_takes(project: Render, tmp_path: Path) -> None:
+    folder = tmp_path / "prepared"
+    folder.mkdir()
+    run: Any = {"processes": 3, "entry": prepare_on_two_nodes, "env": {"FOLDER": str(folder)}}
+    options = ("--timeout", "4", "--max-steps", "1", "--global-batch-size", "96")
+    for rank in start_ranks(project(), tmp_path / "run", *options, **run):
+        rank.ends_with(0, timeout=60)
+    run["env"] |= {"FAILS": "yes"}
+    ranks = start_ranks(project(), tmp_path / "other", *options, **run)
+    printed = [rank.ends_with(2, timeout=60) for rank in ranks]
+    assert error_in(printed) == "error: rank 2: [Errno 2] nothing to download: 'x.tar'"
