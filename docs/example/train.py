@@ -66,7 +66,7 @@ def main(config: Config, env: launcher.DistEnv, device: torch.device) -> exits.E
     progress = run.progress
     run.model.train()
     with run.reporter:
-        if progress.has_finished_epoch() and not progress.is_done():  # stopped before its evaluation
+        if progress.is_unfinished():  # the run was stopped before the evaluation of its last step
             finish_step(run)
         for micro_batches in run.reporter.progress_bar(run.training):
             train_step(run, micro_batches)
@@ -111,9 +111,10 @@ def reduce_and_log(run: Run) -> None:
     A checkpoint keeps sums that are not logged yet, so a stop changes no record.
     """
     progress = run.progress
-    totals, [stops, *skipped_steps] = run.sums.reduce(run.stop.received, run.update.skipped_steps)
+    own = run.stop.received, progress.is_time_over(), run.update.skipped_steps
+    totals, [stops, time_is_over, *skipped_steps] = run.sums.reduce(*own)
     run.stop.agreed = stops > 0
-    progress.count(totals)
+    progress.count(totals, time_is_over=time_is_over > 0)
     run.update.report(progress.step, skipped_steps, run.checkpoints.advice)
     if progress.is_record_due() or progress.reached_max_steps():
         run.reporter.log_training(progress, run.update.numbers())  # you may add any number by its name

@@ -79,16 +79,23 @@ class Setting:
     epochs: int
     steps: int  # of an epoch
     log_every: int
-    eval_every: int
-    save_every: int
+    eval_every: int | str  # epochs, or with a unit
+    save_every: int | str  # steps, or with a unit
     max_steps: int
     patience: int
 
     @classmethod
     def random(cls, numbers: random.Random) -> "Setting":
-        epochs, steps, log_every, eval_every = (numbers.randint(1, most) for most in (4, 9, 6, 3))
-        save_every, max_steps, patience = (numbers.choice(some) for some in ((0, 1, 3, 4), (0, 0, 5, 11), (0, 0, 1, 2)))
-        return cls(epochs, steps, log_every, eval_every, save_every, max_steps, patience)
+        epochs, steps, log_every = (numbers.randint(1, most) for most in (4, 9, 6))
+        of_evaluation = (1, 2, 3, "2epochs", "1steps", "4steps", "7steps")
+        choices = (of_evaluation, (0, 1, 3, "4steps", "1epochs", "2epochs"), (0, 0, 5, 11), (0, 0, 1, 2))
+        return cls(epochs, steps, log_every, *map(numbers.choice, choices))
+
+    def is_over(self, interval: int | str, unit: str, step: int) -> bool:
+        """Return whether so many steps, or so many whole epochs, are over after a step."""
+        named = str(interval).lstrip("0123456789") or unit
+        number = int(str(interval).removesuffix(named))
+        return number > 0 and step % (number * (self.steps if named == "epochs" else 1)) == 0
 
 
 def quality(step: int) -> float:
@@ -106,12 +113,12 @@ def nested_loops(setting: Setting) -> list[tuple[Any, ...]]:
             if last or out or step % setting.log_every == 0:
                 events.append(("record", step, recent))
                 recent = 0
-            evaluated = out or (last and (epoch % setting.eval_every == 0 or epoch == setting.epochs))
+            evaluated = out or setting.is_over(setting.eval_every, "epochs", step) or (last and epoch == setting.epochs)
             if evaluated:
                 since_best = 0 if quality(step) > best else since_best + 1
                 best = max(best, quality(step))
                 events.append(("evaluation", step, epoch))
-            if evaluated or (setting.save_every and step % setting.save_every == 0):
+            if evaluated or setting.is_over(setting.save_every, "steps", step):
                 events.append(("save", step, evaluated and since_best == 0))
             if out or 0 < setting.patience <= since_best:
                 return events
@@ -134,7 +141,7 @@ def flat_loop(setting: Setting, package: Package, train: Any, saved: Any, signal
     def reduce(*_: Any) -> tuple[Any, list[float]]:
         total = metrics.Mean(float(sum(own)), 1.0)
         own.clear()
-        return {"loss": total}, [signal is not None and progress.step >= signal, 0, 0]
+        return {"loss": total}, [signal is not None and progress.step >= signal, 0, 0, 0]
 
     def log(progress: Any, numbers: Any) -> None:
         events.append(("record", progress.step, progress.take_recent()["loss"].sum))
@@ -191,3 +198,42 @@ def test_the_flat_loop_does_what_nested_loops_do_and_so_do_its_parts(
             more, saved, code = flat_loop(setting, package, train, saved, signal)
             events += more
         assert without_saves(events) == without_saves(expected), setting
+
+
+def test_a_save_by_minutes_is_due_once_after_each(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics, world = package("runtime.metrics"), package("runtime.launcher").DistEnv(0, 0, 1, 1)
+    now = 1000.0
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: now))
+    sampler = package("runtime.sampling").ResumableDistributedSampler(10, 2, world, 0)
+    progress = metrics.Progress(package("config").Config(save_every="10min"), sampler)
+    due = []
+    for seconds in (599, 1, 1, 599, 601):
+        now += seconds
+        progress.advance(2, 0.1)
+        progress.count({}, time_is_over=progress.is_time_over())  # which all ranks have agreed on
+        due.append(progress.is_save_due())
+    assert due == [False, True, False, True, True]
+
+
+def test_intervals_take_units(package: Package) -> None:
+    cli, config, exits = package("runtime.cli"), package("config").Config, package("runtime.exits")
+    for words, value in (
+        ("3", 3),
+        ("1e3", 1000),
+        ("500steps", "500steps"),
+        ("500 step", "500steps"),
+        ("1epoch", "1epochs"),
+    ):
+        parsed = cli.parse(config, ["--eval-every", words])
+        assert parsed.eval_every == value
+        again = cli.words_from(cli.as_plain_dict(parsed), config)
+        assert cli.parse_words(config, again, quiet=True) == parsed, "as config.json has it"
+    assert cli.parse(config, ["--save-every", "10min"]).save_every == "10min"
+    for option, wrong, said in (
+        ("--eval-every", "10min", "must be in epochs or steps, such as 2epochs, not '10min'"),
+        ("--eval-every", "0steps", "must be at least 1, not 0"),
+        ("--save-every", "steps", "needs a whole number, not ''"),
+        ("--save-every", "-1", "must be at least 0, not -1"),
+    ):
+        with pytest.raises(exits.UserError, match=said):
+            cli.parse(config, [option, wrong])

@@ -98,12 +98,35 @@ def path_or_newest(words: list[str]) -> str:
     return words[0] if words else NEWEST
 
 
+def interval(unit: str, *others: str, minimum: int = 1) -> PrimitiveConstructorSpec[Any]:
+    """The command-line form of how often something is done: a number of this unit, or with a unit, such as 500steps."""
+    names = {each.rstrip("s"): each for each in (unit, *others)}
+    parse_number = at_least(minimum, below=2**40).instance_from_str
+
+    def parse_interval(words: list[str]) -> int | str:
+        number, name = re.findall("^(.*?) ?([a-z]{3,})?$", words[0], re.DOTALL)[0]
+        if name and name.rstrip("s") not in names:
+            raise ValueError(f"must be in {' or '.join(names.values())}, such as 2{unit}, not {words[0]!r}")
+        value: int = parse_number([number])
+        return f"{value}{names[name.rstrip('s')]}" if name else value
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=f"INT[{'|'.join(names.values())}]",
+        instance_from_str=parse_interval,
+        is_instance=lambda value: isinstance(value, (int, str)),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
 PositiveInt = Annotated[int, at_least(1, below=2**40)]
 NonNegativeInt = Annotated[int, at_least(0, below=2**63)]
 Seconds = Annotated[int, at_least(0, below=2**31)]
 NonNegativeIntOrAuto = Annotated[int | str, at_least(0, or_auto=True)]
 NonNegativeFloat = Annotated[float, at_least(0, float)]
 UnitFloat = Annotated[float, at_least(0, float, below=1)]
+EvalInterval = Annotated[int | str, interval("epochs", "steps")]
+SaveInterval = Annotated[int | str, interval("steps", "epochs", "min", minimum=0)]
 OptionalPath = Annotated[str | None, tyro.conf.arg(metavar="PATH")]
 ResumeFrom = Annotated[
     str | None,

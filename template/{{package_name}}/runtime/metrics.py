@@ -1,6 +1,7 @@
 """Sums of the loss and the metrics over batches and ranks, and how far a run has come."""
 
 import math
+import time
 from dataclasses import InitVar, dataclass, field, fields
 from itertools import chain
 from typing import Any, NamedTuple
@@ -199,6 +200,12 @@ def agreed_shapes(own: dict[str, torch.Size]) -> dict[str, torch.Size]:
     return {name: torch.Size(shape) for name, shape in first}
 
 
+def interval_of(option: int | str, unit: str) -> tuple[int, str]:
+    """Return the number and the unit of an option such as --eval-every; this unit if it names none."""
+    number = str(option).rstrip("abcdefghijklmnopqrstuvwxyz")
+    return int(number), str(option).removeprefix(number) or unit
+
+
 @dataclass
 class Progress:
     """How far a run has come, and what is due after a step; the same on every rank."""
@@ -213,6 +220,7 @@ class Progress:
     best: float = math.nan  # value of the metric that decides, on the first set to evaluate on
     best_metrics: dict[str, float] = field(default_factory=dict)  # all metrics then, and the step
     since_best: int = 0  # evaluations
+    evaluated_step: int = -1  # after which the last evaluation was
     of_epoch: ReducedMetrics = field(default_factory=dict)  # of the current epoch, without losses that are not finite
     recent: ReducedMetrics = field(default_factory=dict)  # the same since the last record
 
@@ -221,7 +229,8 @@ class Progress:
         self._config, self._sampler = config, sampler
         self.samples_of_epoch = self.samples_of_epoch or sampler.samples
         self.lr = math.nan  # of the last step
-        self.evaluated_step = -1
+        self._evaluation, self._save = interval_of(config.eval_every, "epochs"), interval_of(config.save_every, "steps")
+        self._saved, self._time_is_over = time.monotonic(), False  # for saves that are due by the clock
 
     def advance(self, samples: int, lr: float) -> None:
         """Count an optimizer step."""
@@ -229,10 +238,13 @@ class Progress:
         self.samples_in_epoch += samples
         self.samples_seen += samples
         self.lr = lr
+        self._time_is_over = False
         STATUS.step = self.step
 
-    def count(self, totals: ReducedMetrics) -> None:
-        """Add up what all ranks have trained: of the epoch, and since the last record."""
+    def count(self, totals: ReducedMetrics, *, time_is_over: bool = False) -> None:
+        """Add up what all ranks have trained: of the epoch, and since the last record. A save may be due by now."""
+        if time_is_over:
+            self._saved, self._time_is_over = time.monotonic(), True
         for sums in (self.of_epoch, self.recent):
             for name, total in totals.items():
                 before = sums.get(name, Mean(0.0, 0.0))
@@ -260,18 +272,36 @@ class Progress:
 
     def is_reduction_due(self) -> bool:
         """Return whether the ranks reduce their sums after this step: for a record, a checkpoint or an evaluation."""
-        return self.is_record_due() or self.is_save_due() or self.reached_max_steps()
+        return self.is_record_due() or self.is_save_due() or self.is_evaluation_due()
 
     def is_evaluation_due(self) -> bool:
         """Return whether to evaluate after this step: at --max-steps, and where --eval-every or the last epoch ends."""
+        number, unit = self._evaluation
+        if self.reached_max_steps() or (unit == "steps" and self.step % number == 0):
+            return True
         epoch = self.epoch + 1
-        asked_for = epoch == self._config.epochs or epoch % self._config.eval_every == 0
-        return self.reached_max_steps() or (self.has_finished_epoch() and asked_for)
+        asked_for = epoch == self._config.epochs or (unit == "epochs" and epoch % number == 0)
+        return self.has_finished_epoch() and asked_for
+
+    def is_unfinished(self) -> bool:
+        """Return whether the run was stopped before what is due after its last step."""
+        lacks_evaluation = 0 < self.step != self.evaluated_step and self.is_evaluation_due()
+        return not self.is_done() and (self.has_finished_epoch() or lacks_evaluation)
 
     def is_save_due(self) -> bool:
         """Return whether a checkpoint is due after this step: it was evaluated, or --save-every asks for one."""
-        save_every = self._config.save_every
-        return self.evaluated_step == self.step or (save_every > 0 and self.step % save_every == 0)
+        number, unit = self._save
+        if self.evaluated_step == self.step or number == 0:
+            return self.evaluated_step == self.step
+        if unit == "epochs":
+            at_end = self.has_finished_epoch() or self.samples_in_epoch == 0
+            return at_end and (self.epoch + self.has_finished_epoch()) % number == 0
+        return self._time_is_over if unit == "min" else self.step % number == 0
+
+    def is_time_over(self) -> bool:
+        """Return whether a save is due by the clock of this rank."""
+        number, unit = self._save
+        return unit == "min" and 0 < 60 * number <= time.monotonic() - self._saved
 
     def take_recent(self) -> ReducedMetrics:
         """Return what was trained since the last record, and forget it if a record is due: not at --max-steps alone."""
