@@ -87,9 +87,10 @@ class Setting:
     @classmethod
     def random(cls, numbers: random.Random) -> "Setting":
         epochs, steps, log_every = (numbers.randint(1, most) for most in (4, 9, 6))
-        of_evaluation = (1, 2, 3, "2epochs", "1steps", "4steps", "7steps")
-        choices = (of_evaluation, (0, 1, 3, "4steps", "1epochs", "2epochs"), (0, 0, 5, 11), (0, 0, 1, 2))
-        return cls(epochs, steps, log_every, *map(numbers.choice, choices))
+        eval_every = numbers.choice((1, 2, 3, "2epochs", "1steps", "4steps", "7steps"))
+        save_every = numbers.choice((0, 1, 3, "4steps", "1epochs", "2epochs"))
+        max_steps, patience = numbers.choice((0, 0, 5, 11)), numbers.choice((0, 0, 1, 2))
+        return cls(epochs, steps, log_every, eval_every, save_every, max_steps, patience)
 
     def is_over(self, interval: int | str, unit: str, step: int) -> bool:
         """Return whether so many steps, or so many whole epochs, are over after a step."""
