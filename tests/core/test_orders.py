@@ -4,7 +4,6 @@ import re
 import tracemalloc
 from collections.abc import Callable, Iterator
 from itertools import chain, permutations
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -267,7 +266,7 @@ def test_a_sampler_refuses_wrong_indices_in_one_line(line: str, orders: Any, sam
 
 def test_progress_counts_the_samples_of_the_order(orders: Any, sampler: Callable[..., Any], package: Package) -> None:
     own = sampler(orders.weighted(WEIGHTS, samples=20))
-    progress = package("runtime.metrics").Progress(SimpleNamespace(), own)
+    progress = package("runtime.metrics").Progress(package("config").Config(), own)
     progress.advance(8, 0.1)
     assert not progress.has_finished_epoch()
     progress.advance(8, 0.1)
