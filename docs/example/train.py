@@ -111,10 +111,10 @@ def reduce_and_log(run: Run) -> None:
     A checkpoint keeps sums that are not logged yet, so a stop changes no record.
     """
     progress = run.progress
-    own = run.stop.received, progress.is_time_over(), run.update.skipped_steps
-    totals, [stops, time_is_over, *skipped_steps] = run.sums.reduce(*own)
+    own = run.stop.received, progress.is_timed_save_due(), run.update.skipped_steps
+    totals, [stops, timed_save, *skipped_steps] = run.sums.reduce(*own)
     run.stop.agreed = stops > 0
-    progress.count(totals, time_is_over=time_is_over > 0)
+    progress.count(totals, timed_save=timed_save > 0)
     run.update.report(progress.step, skipped_steps, run.checkpoints.advice)
     if progress.is_record_due() or progress.reached_max_steps():
         run.reporter.log_training(progress, run.update.numbers())  # you may add any number by its name

@@ -211,7 +211,7 @@ def test_a_save_by_minutes_is_due_once_after_each(package: Package, monkeypatch:
     for seconds in (599, 1, 1, 599, 601):
         now += seconds
         progress.advance(2, 0.1)
-        progress.count({}, time_is_over=progress.is_time_over())  # which all ranks have agreed on
+        progress.count({}, timed_save=progress.is_timed_save_due())  # which all ranks have agreed on
         due.append(progress.is_save_due())
     assert due == [False, True, False, True, True]
 

@@ -1,7 +1,7 @@
 """What the ranks do together. All ranks must call each of these, in the same order, or they wait until --timeout."""
 
 import platform
-from collections.abc import Callable, Collection, Iterator, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Sized
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -162,9 +162,7 @@ def on_each_node(work: Callable[[], object], *, leads: bool) -> None:
         while not all(done for done, _ in of_ranks):
             done, _, problem = outcome_of(started) if started else (True, None, None)
             of_ranks = gather((done, problem))
-    for rank, (_, problem) in enumerate(of_ranks):
-        if problem is not None:
-            raise UserError(f"rank {rank}: {problem}")
+    raise_first(problem for _, problem in of_ranks)
 
 
 def outcome_of(work: Future[Any]) -> list[Any]:
@@ -186,10 +184,15 @@ def on_all_ranks(work: Callable[[], T]) -> T:
         results.append(work())
     except (UserError, OSError) as error:
         problem = str(error)
-    for rank, text in enumerate(gather(problem)):
-        if text is not None:
-            raise UserError(f"rank {rank}: {text}")
+    raise_first(gather(problem))
     return results[0]
+
+
+def raise_first(problems: Iterable[str | None]) -> None:
+    """Raise the first of the problems of all ranks as UserError, if there is one."""
+    for rank, problem in enumerate(problems):
+        if problem is not None:
+            raise UserError(f"rank {rank}: {problem}")
 
 
 @contextmanager

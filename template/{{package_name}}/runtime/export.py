@@ -16,14 +16,13 @@ from torch import nn
 from .. import task
 from ..config import Config
 from ..model import build_model
-from .checkpoint import IF_IT_DOES_NOT_FIT, RUNS, newest_run
+from .checkpoint import RUNS, newest_run
 from .cli import parse_words, words_from
 from .devices import uses_gpu
 from .exits import UserError
-from .state import grow_buffers
 from .storage import atomic_write
 from .task_functions import optional
-from .weights import ABOUT, read_safetensors, read_whole, verify, weights_of, write_safetensors
+from .weights import ABOUT, fill, read_safetensors, read_whole, verify, weights_of, write_safetensors
 
 WEIGHTS = "model.safetensors"
 EXPORT = "export"  # a folder of the run directory
@@ -76,12 +75,7 @@ def load_model(folder: Path | str, device: torch.device | str = "cpu") -> nn.Mod
     verify(weights)
     said, tensors = json.loads(about.read_text()), read_safetensors(weights)
     model = build_model(config_of(said.get("options", {})))
-    grow_buffers(model, said.get("grown_buffers", {}), tensors)
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{weights} does not fit this program: {reason:.300}; {IF_IT_DOES_NOT_FIT}") from error
+    fill(model, tensors, said.get("grown_buffers", {}), weights)
     return model.to(device).eval()
 
 

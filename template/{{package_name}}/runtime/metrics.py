@@ -230,7 +230,7 @@ class Progress:
         self.samples_of_epoch = self.samples_of_epoch or sampler.samples
         self.lr = math.nan  # of the last step
         self._evaluation, self._save = interval_of(config.eval_every, "epochs"), interval_of(config.save_every, "steps")
-        self._saved, self._time_is_over = time.monotonic(), False  # for saves that are due by the clock
+        self._saved, self._timed_save = time.monotonic(), False  # for saves that are due by the clock
 
     def advance(self, samples: int, lr: float) -> None:
         """Count an optimizer step."""
@@ -238,13 +238,13 @@ class Progress:
         self.samples_in_epoch += samples
         self.samples_seen += samples
         self.lr = lr
-        self._time_is_over = False
+        self._timed_save = False
         STATUS.step = self.step
 
-    def count(self, totals: ReducedMetrics, *, time_is_over: bool = False) -> None:
+    def count(self, totals: ReducedMetrics, *, timed_save: bool = False) -> None:
         """Add up what all ranks have trained: of the epoch, and since the last record. A save may be due by now."""
-        if time_is_over:
-            self._saved, self._time_is_over = time.monotonic(), True
+        if timed_save:
+            self._saved, self._timed_save = time.monotonic(), True
         for sums in (self.of_epoch, self.recent):
             for name, total in totals.items():
                 before = sums.get(name, Mean(0.0, 0.0))
@@ -296,9 +296,9 @@ class Progress:
         if unit == "epochs":
             at_end = self.has_finished_epoch() or self.samples_in_epoch == 0
             return at_end and (self.epoch + self.has_finished_epoch()) % number == 0
-        return self._time_is_over if unit == "min" else self.step % number == 0
+        return self._timed_save if unit == "min" else self.step % number == 0
 
-    def is_time_over(self) -> bool:
+    def is_timed_save_due(self) -> bool:
         """Return whether a save is due by the clock of this rank."""
         number, unit = self._save
         return unit == "min" and 0 < 60 * number <= time.monotonic() - self._saved

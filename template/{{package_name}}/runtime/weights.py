@@ -136,12 +136,17 @@ def load_weights(model: nn.Module, path: Path) -> None:
         checkpoint, _ = read_whole(path)
         return weights_of(checkpoint)[0], checkpoint.get("grown_buffers", {})
 
-    weights, grown = on_rank_zero(read)
+    fill(model, *on_rank_zero(read), path)
+
+
+def fill(model: nn.Module, weights: Weights, grown: dict[str, Any], path: Path) -> None:
+    """Give a model all its weights, of this file. Raises UserError if they do not fit."""
+    grow_buffers(model, grown, weights)
     try:
-        grow_buffers(model, grown, weights)
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise UserError(f"{path} does not fit this program: {in_one_line(error):.300}; {IF_IT_DOES_NOT_FIT}") from error
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} does not fit this program: {reason:.300}; {IF_IT_DOES_NOT_FIT}") from error
 
 
 def load_what_fits(model: nn.Module, path: Path) -> None:
