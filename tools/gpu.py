@@ -151,7 +151,7 @@ STEPS = (
     Step("kills", "--async-saves with kills, and saves that take long", tests("beside or longer", *KILLS)),
     Step("options", "the static graph, buckets, gradients in bfloat16", tests("sent or travel", DDP_OPTIONS)),
     Step("bad-steps", "bad steps: fused, SGD, float16, bfloat16", tests("trace", BAD_STEPS)),
-    Step("uneven", "uneven counts", tests("uneven", DEVICE)),
+    Step("uneven", "uneven counts, rows of all ranks", tests("uneven or rows", DEVICE)),
     Step("placement", "ranks that cannot work together", tests("together", DEVICE)),
     Step("kernels", "kernels, streams, the layout of moments", tests("few or stream or moments", DEVICE)),
     Step("loading", "a checkpoint is loaded without a copy", tests("without_a_copy", CHECKPOINTS)),

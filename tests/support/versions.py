@@ -60,7 +60,7 @@ def change_many_files(versions: MadeUp) -> None:
     """Change the template as a new version may: lines in many files, and a new file."""
     package, network = "template/{{package_name}}", "class $NAME(nn.Module): $$$BODY"
     for path, edit in {
-        "template/train.py.jinja": Rewrite("run.model.eval()", "{}  # no dropout"),
+        "template/train.py.jinja": Rewrite("run.model.train()", "{}  # with dropout"),
         f"{package}/config.py.jinja": Rewrite("epochs: PositiveInt = $N", "epochs: PositiveInt = 21", "Training"),
         "partials/tasks/digits/model.py.jinja": Rewrite(network, "# The template's network.\n{}"),
         f"{package}/runtime/checkpoint.py": Rewrite("first_whole($X)", "first_whole([*$X])"),

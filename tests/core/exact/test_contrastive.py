@@ -23,7 +23,7 @@ def compute(model: nn.Module, batch: Any, config: Config) -> dict[str, Mean]:
     own = model(batch[0])[batch[1] != 0]
     everything, first = gather_with_grad(own)
     assert torch.equal(everything[first : first + len(own)], own)
-    loss = F.cross_entropy(own @ everything.T, first + torch.arange(len(own)), reduction="sum")
+    loss = F.cross_entropy(own @ everything.T, first + torch.arange(len(own), device=own.device), reduction="sum")
     return {"loss": Mean(loss, len(own)), "accuracy": Mean(len(everything) * len(own), len(own))}
 """
 OF_RANK = Rewrite("gather_with_grad(own)", "gather_with_grad(own[:, : 2 + torch.distributed.get_rank()])")

@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu import read_trace
 from tests.conftest import Package, Render
+from tests.core.exact.test_contrastive import COMPUTE, trained_plainly
 from tests.core.exact.test_processes import CLIP_NORM, OPTIONS, UNEVEN, recipe
 from tests.core.test_loop import assert_the_layout_may_change
 from tests.core.test_statistics import LAYERS
@@ -55,6 +56,14 @@ def test_uneven_counts_arrive_there(accum_steps: int, project: Render, orders: O
     train_on_ranks(place, tmp_path / "run", *ON_FLOAT32, *words(OPTIONS | {"accum_steps": accum_steps}))
     expected, _ = reference.train(recipe(accum_steps, CLIP_NORM), orders, ignored=0)
     assert relative_difference(checkpoint(tmp_path / "run")["model"], expected) <= 1e-4, "it adds in another order"
+
+
+def test_rows_of_all_ranks_are_compared_there(project: Render, orders: Orders, tmp_path: Path) -> None:
+    place = owned_by(project(), reference.MODEL, tmp_path / "project")
+    extend(place / "ddp_project" / "task.py", COMPUTE, imports="from .runtime import gather_with_grad\n")
+    train_on_ranks(place, tmp_path / "run", *ON_FLOAT32, *words(OPTIONS))
+    difference = relative_difference(checkpoint(tmp_path / "run")["model"], trained_plainly(orders))
+    assert difference <= 1e-4, "it adds in another order"
 
 
 def train_in_spite_of_it() -> None:

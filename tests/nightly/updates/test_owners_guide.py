@@ -64,7 +64,7 @@ def test_an_update_is_taken_over(project: Path, made_up: MadeUp, shell: Shell) -
     shell(f"set -e\n{guide.start}test $? = 0\n{guide.finish}test $? = 0\n{guide.take_over}", project)
     after = read_files(project)
     of_both = {  # what the new version brings, and what the owner has edited
-        "train.py": ["run.model.eval()  # no dropout", "good enough"],
+        "train.py": ["run.model.train()  # with dropout", "good enough"],
         "ddp_project/config.py": ["epochs: PositiveInt = 21", "label_smoothing"],
         "pyproject.toml": ["numpy>=1.26.4", "einops"],
         "ddp_project/runtime/sums.py": ["New in this version"],
@@ -107,7 +107,7 @@ def test_a_project_of_version_1_is_moved(shell: Shell, tmp_path: Path) -> None:
 
 def conflicting(project: Path, versions: MadeUp) -> None:
     """Let the owner and the template change the same line."""
-    Rewrite("run.model.eval()", "{}  # mine").apply(project / "train.py")
+    Rewrite("run.model.train()", "{}  # mine").apply(project / "train.py")
     commit_all(project)
     release_next(versions)
 
@@ -136,7 +136,7 @@ def test_a_conflict_stops_the_owner_and_ci_and_can_be_solved(project: Path, made
     (project / "edit.rej").touch()
     run(project, "add", "--all")
     shell(ci_step(project), project, code=1)
-    assert "run.model.eval()  # mine" in (project / "train.py").read_text()
+    assert "run.model.train()  # mine" in (project / "train.py").read_text()
 
 
 def test_a_package_that_was_renamed_is_updated_under_its_new_name(project: Path, made_up: MadeUp, shell: Shell) -> None:
@@ -202,7 +202,7 @@ def test_settings_of_the_owners_git_drop_no_edit(project: Path, made_up: MadeUp,
     printed = shell(f"export GIT_CONFIG_GLOBAL={tmp_path / 'gitconfig'}\n{read_guide(project).start}", project)
     assert "both modified:   train.py" in printed
     copy = tmp_path / "project-update"
-    assert "run.model.eval()  # mine" in (copy / "train.py").read_text()
+    assert "run.model.train()  # mine" in (copy / "train.py").read_text()
     assert "label_smoothing" in (copy / "ddp_project" / "config.py").read_text()
     assert "ddp_project/runtime/sums.py" in printed
 
