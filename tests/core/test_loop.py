@@ -78,19 +78,22 @@ def test_the_metrics_have_the_peak_memory_of_a_gpu(
 class Setting:
     epochs: int
     steps: int  # of an epoch
-    log_every: int
+    log_every: int | str  # steps, or with a unit
     eval_every: int | str  # epochs, or with a unit
     save_every: int | str  # steps, or with a unit
     max_steps: int
     patience: int
+    in_steps: int  # length of the run in place of the epochs
 
     @classmethod
     def random(cls, numbers: random.Random) -> "Setting":
-        epochs, steps, log_every = (numbers.randint(1, most) for most in (4, 9, 6))
+        epochs, steps = (numbers.randint(1, most) for most in (4, 9))
+        log_every = numbers.choice((1, 2, 3, 4, 5, 6, "3steps", "1epochs", "2epochs"))
         eval_every = numbers.choice((1, 2, 3, "2epochs", "1steps", "4steps", "7steps"))
         save_every = numbers.choice((0, 1, 3, "4steps", "1epochs", "2epochs"))
         max_steps, patience = numbers.choice((0, 0, 5, 11)), numbers.choice((0, 0, 1, 2))
-        return cls(epochs, steps, log_every, eval_every, save_every, max_steps, patience)
+        in_steps = numbers.choice((0, 0, 0, 7, 12))
+        return cls(epochs, steps, log_every, eval_every, save_every, max_steps, patience, in_steps)
 
     def is_over(self, interval: int | str, unit: str, step: int) -> bool:
         """Return whether so many steps, or so many whole epochs, are over after a step."""
@@ -107,14 +110,16 @@ def nested_loops(setting: Setting) -> list[tuple[Any, ...]]:
     """What a run records and saves, by loops over epochs and their steps."""
     events: list[tuple[Any, ...]] = []
     step, best, since_best, recent = 0, -1.0, 0, 0
-    for epoch in range(1, setting.epochs + 1):
+    for epoch in range(1, 1 + (setting.in_steps or setting.epochs)):
         for place in range(1, setting.steps + 1):
             step, recent = step + 1, recent + step + 1
-            last, out = place == setting.steps, step == setting.max_steps
-            if last or out or step % setting.log_every == 0:
+            out = step in (setting.max_steps, setting.in_steps)
+            last = place == setting.steps and "epochs" not in str(setting.log_every)
+            if last or out or setting.is_over(setting.log_every, "steps", step):
                 events.append(("record", step, recent))
                 recent = 0
-            evaluated = out or setting.is_over(setting.eval_every, "epochs", step) or (last and epoch == setting.epochs)
+            complete = not setting.in_steps and step == setting.epochs * setting.steps
+            evaluated = out or complete or setting.is_over(setting.eval_every, "epochs", step)
             if evaluated:
                 since_best = 0 if quality(step) > best else since_best + 1
                 best = max(best, quality(step))
@@ -129,8 +134,8 @@ def nested_loops(setting: Setting) -> list[tuple[Any, ...]]:
 def flat_loop(setting: Setting, package: Package, train: Any, saved: Any, signal: int | None) -> Any:
     """What main() of train.py records and saves from a checkpoint on, its last one, and its exit code."""
     data_loading, metrics = package("runtime.data_loading"), package("runtime.metrics")
-    options = {name: value for name, value in vars(setting).items() if name != "steps"}
-    config = package("config").Config(**options, global_batch_size=2, workers=0)
+    options = {name: value for name, value in vars(setting).items() if name not in ("steps", "in_steps")}
+    config = package("config").Config(**options, steps=setting.in_steps, global_batch_size=2, workers=0)
     world = package("runtime.launcher").DistEnv(0, 0, 1, 1)
     sampler = package("runtime.sampling").ResumableDistributedSampler(2 * setting.steps + 1, 2, world, 0)
     events: list[tuple[Any, ...]] = []

@@ -47,6 +47,20 @@ def test_patience_ends_a_run_that_gets_no_better(project: Render, tmp_path: Path
     assert result(run_dir)["step"] == ended["step"]
 
 
+def test_a_run_may_have_its_length_in_steps(project: Render, package: Package, tmp_path: Path) -> None:
+    options = ("--steps", "7", "--global-batch-size", "478", "--log-every", "1", "--warmup-steps", "2")  # of 3 an epoch
+    train_on_ranks(project(), tmp_path / "run", *options, "--max-steps", "5")
+    printed = train_on_ranks(project(), tmp_path / "run", *options, "--max-steps", "50", "--resume")
+    assert printed[0].count("--steps 7 are over before --max-steps 50") == 1
+    config = package("config").Config(warmup_steps=2)
+    expected = {step + 1: package("task").lr_at(step, 7, config) for step in range(7)}
+    assert logged(tmp_path / "run", "lr") == pytest.approx(expected, rel=1e-3)
+    assert [*logged(tmp_path / "run", "epoch/validation_accuracy")] == [3, 5, 6, 7]
+    assert (result(tmp_path / "run")["step"], result(tmp_path / "run")["epoch"]) == (7, 2)
+    train_on_ranks(project(), tmp_path / "whole", *options)
+    assert_same_state(checkpoint(tmp_path / "run")["model"], checkpoint(tmp_path / "whole")["model"])
+
+
 def test_a_run_stops_before_its_hours_are_over_and_goes_on(project: Render, tmp_path: Path) -> None:
     options = ("--epochs", "1", "--log-every", "1", "--global-batch-size", "96")
     train_on_ranks(project(), tmp_path / "whole", *options)

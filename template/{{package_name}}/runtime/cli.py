@@ -40,7 +40,7 @@ OTHER_NAMES = {
     "log_every": "log_interval logging_steps",
     "eval_every": "eval_interval eval_steps",
     "save_every": "save_interval save_steps",
-    "max_steps": "max_iters total_steps",
+    "steps": "max_iters total_steps train_steps max_train_steps",
     "resume": "resume_from_checkpoint resume_from",
     "seed": "random_seed manual_seed",
     "weight_decay": "wd",
@@ -126,6 +126,7 @@ NonNegativeIntOrAuto = Annotated[int | str, at_least(0, or_auto=True)]
 NonNegativeFloat = Annotated[float, at_least(0, float)]
 UnitFloat = Annotated[float, at_least(0, float, below=1)]
 EvalInterval = Annotated[int | str, interval("epochs", "steps")]
+LogInterval = Annotated[int | str, interval("steps", "epochs")]
 SaveInterval = Annotated[int | str, interval("steps", "epochs", "min", minimum=0)]
 OptionalPath = Annotated[str | None, tyro.conf.arg(metavar="PATH")]
 ResumeFrom = Annotated[

@@ -288,7 +288,7 @@ class TrainingLoader(PrefetchLoader):
         super().__init__(dataset, sampler, config, device, collate)
         self.sampler: ResumableDistributedSampler = sampler
         self.accum_steps = config.accum_steps
-        self.total_steps = config.epochs * len(self)
+        self.total_steps = config.steps or config.epochs * len(self)
         self.waited = self.passed = 0.0  # seconds
 
     def steps_from(self, progress: Progress) -> Iterator[MicroBatches]:

@@ -229,7 +229,10 @@ class Progress:
         self._config, self._sampler = config, sampler
         self.samples_of_epoch = self.samples_of_epoch or sampler.samples
         self.lr = math.nan  # of the last step
-        self._evaluation, self._save = interval_of(config.eval_every, "epochs"), interval_of(config.save_every, "steps")
+        self._epochs = math.inf if config.steps else config.epochs
+        self._max_steps = min(filter(None, (config.steps, config.max_steps)), default=math.inf)
+        self._log, self._save = interval_of(config.log_every, "steps"), interval_of(config.save_every, "steps")
+        self._evaluation = interval_of(config.eval_every, "epochs")
         self._saved, self._timed_save = time.monotonic(), False  # for saves that are due by the clock
 
     def advance(self, samples: int, lr: float) -> None:
@@ -255,8 +258,8 @@ class Progress:
         return self.samples_in_epoch + self._sampler.global_micro_batch_size > self._sampler.samples
 
     def reached_max_steps(self) -> bool:
-        """Return whether --max-steps ends the run here."""
-        return 0 < self._config.max_steps <= self.step
+        """Return whether --steps or --max-steps ends the run here."""
+        return self.step >= self._max_steps
 
     def should_stop_early(self) -> bool:
         """Return whether --patience ends the run here."""
@@ -264,23 +267,27 @@ class Progress:
 
     def is_done(self) -> bool:
         """Return whether nothing is left to train."""
-        return self.epoch >= self._config.epochs or self.reached_max_steps() or self.should_stop_early()
+        return self.epoch >= self._epochs or self.reached_max_steps() or self.should_stop_early()
 
     def is_record_due(self) -> bool:
-        """Return whether --log-every asks for a record after this step; each epoch ends with one."""
-        return self.has_finished_epoch() or self.step % self._config.log_every == 0
+        """Return whether --log-every asks for a record after this step; each epoch ends with one, if it is in steps."""
+        number, unit = self._log
+        if unit == "epochs":
+            return self.has_finished_epoch() and (self.epoch + 1) % number == 0
+        return self.has_finished_epoch() or self.step % number == 0
 
     def is_reduction_due(self) -> bool:
         """Return whether the ranks reduce their sums after this step: for a record, a checkpoint or an evaluation."""
-        return self.is_record_due() or self.is_save_due() or self.is_evaluation_due()
+        due = self.is_record_due() or self.is_save_due() or self.is_evaluation_due()
+        return due or self.has_finished_epoch()  # the next epoch has sums of its own
 
     def is_evaluation_due(self) -> bool:
-        """Return whether to evaluate after this step: at --max-steps, and where --eval-every or the last epoch ends."""
+        """Return whether to evaluate after this step: where the run ends, and where --eval-every asks for it."""
         number, unit = self._evaluation
         if self.reached_max_steps() or (unit == "steps" and self.step % number == 0):
             return True
         epoch = self.epoch + 1
-        asked_for = epoch == self._config.epochs or (unit == "epochs" and epoch % number == 0)
+        asked_for = epoch == self._epochs or (unit == "epochs" and epoch % number == 0)
         return self.has_finished_epoch() and asked_for
 
     def is_unfinished(self) -> bool:

@@ -16,7 +16,7 @@ SMALL = "tests/task.py"  # the last definition of a name counts there
 
 # Every option with another default than the template's, but for those of a launcher. Some would end a run at once, or
 # need what this machine lacks.
-OTHER_DEFAULTS: dict[str, object] = {"epochs": 1, "max_steps": 3, "global_batch_size": 2, "accum_steps": 3}
+OTHER_DEFAULTS: dict[str, object] = {"epochs": 1, "steps": 9, "max_steps": 3, "global_batch_size": 2, "accum_steps": 3}
 OTHER_DEFAULTS |= {"lr": 1e-4, "warmup_steps": 1000, "weight_decay": 0.5, "clip_norm": 0.01, "ema_decay": 0.99}
 OTHER_DEFAULTS |= {"seed": 123_456, "deterministic": True, "log_every": 7, "eval_every": 3, "patience": 1, "keep": 1}
 OTHER_DEFAULTS |= {"save_every": 1, "async_saves": True, "max_hours": 1e-9, "max_bad_steps": 1, "resume": "auto"}
