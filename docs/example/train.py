@@ -61,7 +61,7 @@ class Run:
 
 
 def main(config: Config, env: launcher.DistEnv, device: torch.device) -> exits.ExitCode:
-    """Train until --epochs, --max-steps, --patience or a signal ends the run. Every rank runs this."""
+    """Train until --epochs or --steps, --max-steps, --patience or a signal ends the run. Every rank runs this."""
     run = Run(config, env, device)
     progress = run.progress
     run.model.train()

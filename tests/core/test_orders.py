@@ -208,6 +208,67 @@ def test_orders_of_huge_sets_take_no_memory(orders: Any, sampler: Callable[..., 
     assert peak < 10 * 2**20
 
 
+def tokens_of(order: Any, lengths: Array, epoch: int = 0) -> tuple[list[Array], Array]:
+    """The batches of an epoch, and the tokens of each with its padding."""
+    found = order(len(lengths), 0, epoch)
+    batches = np.split(np.asarray(found.indices), found.sizes.cumsum()[:-1])
+    return batches, np.array([len(each) * lengths[each].max() for each in batches])
+
+
+@pytest.mark.parametrize("tokens", [500, 4096, 10**7])
+def test_batches_have_as_many_samples_as_fit_into_a_number_of_tokens(tokens: int, orders: Any) -> None:
+    lengths = np.random.default_rng(2).lognormal(4, 0.7, 5_000).clip(1, 480).round()
+    order = orders.tokens_per_batch(lengths.tolist(), tokens)
+    epochs = [tokens_of(order, lengths, epoch) for epoch in range(3)]
+    for batches, used in epochs:
+        assert np.array_equal(np.sort(np.concatenate(batches)), np.arange(5_000)), "each sample once"
+        assert used.max() <= tokens
+        assert len(batches) == len(epochs[0][0])
+        assert sorted(map(len, batches)) == sorted(map(len, epochs[0][0]))
+    batches, used = epochs[0]
+    if len(batches) > 1:
+        assert lengths.sum() / used.sum() > 0.93, "little padding"
+        assert np.sort(used)[2:].mean() > 0.85 * tokens, "full batches, but the last two"
+        assert abs(np.corrcoef([lengths[each].mean() for each in batches], np.arange(len(batches)))[0, 1]) < 0.2
+        one, other = ({frozenset(each.tolist()) for each in of_epoch if len(each) > 9} for of_epoch, _ in epochs[:2])
+        assert len(one & other) < len(one) / 10, "most are of their own epoch"
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 10, 11, 21])
+def test_no_batch_is_left_with_a_single_sample_if_it_can_share(count: int, orders: Any) -> None:
+    lengths = np.full(count, 7.0)
+    batches, used = tokens_of(orders.tokens_per_batch(lengths, 70), lengths)
+    assert used.max() <= 70
+    assert min(map(len, batches)) >= min(count, 5)
+
+
+@pytest.mark.parametrize("accum_steps", [1, 3])
+def test_ranks_share_batches_of_any_size_from_any_place(accum_steps: int, orders: Any, package: Package) -> None:
+    order = orders.tokens_per_batch(LENGTHS.clip(1, 200), 2600)  # batches of 13 samples and more
+    found = order(SIZE, 4, 2)
+    ends = found.sizes.cumsum().tolist()
+    for ranks in (1, 2, 4):
+        for place in (0, *ends[:-1]):
+            parts = []
+            for rank in range(ranks):
+                env = package("runtime.launcher").DistEnv(rank, rank, ranks, ranks)
+                own = package("runtime.sampling").ResumableDistributedSampler(SIZE, 0, env, 4, order, accum_steps)
+                own.set_epoch(2, place)
+                batches = [each.indices for each in own]
+                assert len(own) == len(batches) == accum_steps * (len(ends) - (ends.index(place) + 1 if place else 0))
+                parts.append(batches)
+            for of_ranks in zip(*parts, strict=True):
+                assert max(map(len, of_ranks)) - min(map(len, of_ranks)) <= 1
+            micro_batches = [[*chain(*of_ranks)] for of_ranks in zip(*parts, strict=True)]
+            whole = [[*chain(*micro_batches[i : i + accum_steps])] for i in range(0, len(micro_batches), accum_steps)]
+            expected = np.split(np.asarray(found.indices), ends[:-1])[len(ends) - len(whole) :]
+            assert whole == [each.tolist() for each in expected]
+            counts = [own.samples_of(i, accum_steps) for i in range(0, len(own), accum_steps)]
+            assert counts == [len(each) for each in expected]
+    with pytest.raises(orders.UserError, match=r"no batch of epoch 3 ends after 5 samples: resume with the same"):
+        own.set_epoch(2, 5)
+
+
 REFUSED = {
     "weighted() needs weights of at least 0": lambda o: o.weighted([3.0, -1.0]),
     "weighted() needs weights of at least 0, all": lambda o: o.weighted([0.0, 0.0]),
@@ -228,6 +289,10 @@ REFUSED = {
     "by_length() needs batch and group of at least 1": lambda o: o.by_length([1, 2], batch=0),
     "by_length() needs lengths of shape (n,)": lambda o: o.by_length(3, batch=1),
     "lengths of by_length() are for 2, but there are 3 samples": lambda o: o.by_length([1, 2], batch=1)(3, 0, 0),
+    "not lengths from 1 to 9 and 8 tokens": lambda o: o.tokens_per_batch([1, 9], 8),
+    "not lengths from 0 to 9 and 10 tokens": lambda o: o.tokens_per_batch([0, 9], 10),
+    "tokens_per_batch() needs lengths of shape (n,)": lambda o: o.tokens_per_batch(3, 4),
+    "of tokens_per_batch() are for 2, but there are 3 samples": lambda o: o.tokens_per_batch([1, 2], 4)(3, 0, 0),
 }
 
 
@@ -251,6 +316,14 @@ REFUSED_BY_SAMPLER: dict[str, Any] = {
     "the 7 samples of the order do not fill a micro-batch of 8": an_array([*range(7)]),
     "not 60 samples in epoch 1 and 58 in epoch 3": lambda size, seed, epoch: np.arange(size - epoch),
 }
+
+
+def test_a_batch_with_fewer_samples_than_parts_is_refused(orders: Any, package: Package) -> None:
+    env = package("runtime.launcher").DistEnv(1, 1, 4, 4)
+    order = orders.tokens_per_batch([5] * 60, 35)
+    match = r"^data\.py: a batch has fewer samples than world size 4 x --accum-steps 2: give tokens_per_batch\(\) more"
+    with pytest.raises(orders.UserError, match=match):
+        package("runtime.sampling").ResumableDistributedSampler(60, 0, env, 0, order, 2)
 
 
 @pytest.mark.parametrize("line", REFUSED_BY_SAMPLER)

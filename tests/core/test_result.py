@@ -13,8 +13,8 @@ import pytest
 from generator.update.replay import put_under_git
 from tests.conftest import Package, Render
 from tests.core.test_checkpoints import logged
-from tests.support.ranks import assert_same_state, differences, train_on_ranks
-from tests.support.training import checkpoint
+from tests.support.ranks import assert_same_state, train_on_ranks
+from tests.support.training import checkpoint, differences
 from tests.support.versions import append
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_MAX_RESTARTS": "3"}, {"TORCHELASTIC_RESTART_COUNT": "1"}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .optimizer_step import Optimizers as Optimizers
     from .orders import Mixture as Mixture
     from .orders import by_length as by_length
+    from .orders import tokens_per_batch as tokens_per_batch
     from .orders import weighted as weighted
     from .sampling import Data as Data
 else:
@@ -44,7 +45,7 @@ NAMES = {
     "exits": "UserError",
     "metrics": "AllSamples Mean",
     "optimizer_step": "Optimizers",
-    "orders": "Mixture by_length weighted",
+    "orders": "Mixture by_length tokens_per_batch weighted",
     "sampling": "Data",
 }
 

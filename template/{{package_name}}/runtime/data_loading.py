@@ -32,6 +32,7 @@ from .devices import own_cores
 from .exits import STOP_SIGNALS, UserError, end_with_parent, in_one_line, is_out_of_memory
 from .launcher import DistEnv
 from .metrics import Progress
+from .orders import Batches
 from .sampling import Batch, Data, EvaluationSampler, ResumableDistributedSampler, global_micro_batch_size
 from .seeding import seed_everything
 from .task_functions import check_names
@@ -58,9 +59,12 @@ def load(config: Config, env: DistEnv, device: torch.device) -> Loaders:
     misspelt name.
     """
     own = agreed_data(config, env)
-    micro_batch = global_micro_batch_size(config, env, len(own.train))
-    sampler = ResumableDistributedSampler(len(own.train), micro_batch, env, config.seed, own.order)
-    if own.order is not None and len({*gather(digest(torch.tensor(sampler.indices[np.arange(micro_batch)])))}) > 1:
+    sized = isinstance(own.order, Batches)
+    micro_batch = 0 if sized else global_micro_batch_size(config, env, len(own.train))
+    order = own.order, config.accum_steps
+    sampler = ResumableDistributedSampler(len(own.train), micro_batch, env, config.seed, *order)
+    first = np.arange(sampler.global_micro_batch_size)
+    if own.order is not None and len({*gather(digest(torch.tensor(sampler.indices[first])))}) > 1:
         raise UserError("data.py: the order of the samples is not the same on all ranks: let load_data() make it so")
     training = TrainingLoader(own.train, sampler, config, device, own.collate)
     return Loaders(training, *loaders_to_evaluate(own, config, env, device))
@@ -298,8 +302,8 @@ class TrainingLoader(PrefetchLoader):
             batches, left = iter(self), len(self.sampler)
             while left and not progress.is_done():
                 number = min(self.accum_steps, left)
+                step = MicroBatches(batches, number, self.sampler.samples_of(len(self.sampler) - left, number))
                 left -= number
-                step = MicroBatches(batches, number, number * self.sampler.global_micro_batch_size)
                 began = time.perf_counter()
                 yield step
                 if left:  # else the time of an evaluation is in it

@@ -1,4 +1,4 @@
-"""Orders of the training set for Data(order=...): by weights, by shares of several sets, by length.
+"""Orders of the training set for Data(order=...): by weights, by shares of several sets, by length, by tokens.
 
 An order is a function of the size of the set, the seed and the epoch. It returns the indices of this epoch: an array,
 or an object that computes any part of one. If it depends on these three numbers alone, and all epochs have the same
@@ -143,6 +143,61 @@ def by_length(lengths: Any, *, batch: int, group: int = 50) -> Order:
         return np.concatenate([whole[Permutation(batches, seed, epoch, 1)[np.arange(batches)]].ravel(), rest])
 
     return order
+
+
+@dataclass(frozen=True)
+class Batched:
+    """The indices of an epoch, in global batches of these sizes."""
+
+    indices: Whole
+    sizes: Whole
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, positions: Whole) -> Whole:
+        return self.indices[positions]
+
+
+@dataclass(frozen=True)
+class Batches:
+    """An order that sorts samples by length, longest first, cuts batches at these places, and shuffles the batches."""
+
+    lengths: NDArray[np.float64]
+    ends: list[int]  # the first is 0
+
+    def __call__(self, size: int, seed: int, epoch: int) -> Batched:
+        """Return the indices of an epoch: samples of equal length are in another order in each."""
+        check_size(size, len(self.lengths), "lengths of tokens_per_batch()")
+        longest_first = np.lexsort((Permutation(size, seed, epoch)[np.arange(size)], -self.lengths))
+        batches, sizes = np.split(longest_first, self.ends[1:-1]), np.diff(self.ends)
+        shuffled = Permutation(len(sizes), seed, epoch, 1)[np.arange(len(sizes))]
+        return Batched(np.concatenate([batches[each] for each in shuffled]), sizes[shuffled])
+
+
+def tokens_per_batch(lengths: Any, tokens: int) -> Order:
+    """Return an order with as many samples in each global batch as fit into this number of tokens, padding included.
+
+    In each batch, the number of samples times the largest of their lengths, of shape (size of the set,), is at most
+    `tokens`. This takes the place of --global-batch-size in training. Lengths are rounded up to 16 steps for each
+    power of two; chance decides which samples of one rounded length come together. Each sample comes once, and all
+    epochs have the same sizes of batches, shuffled. An epoch takes time and memory for arrays of the set's size.
+    As --max-tokens of fairseq, but for all ranks together.
+
+    Raises UserError if a length is below 1 or above `tokens`.
+    """
+    column = as_column(lengths, "tokens_per_batch() needs lengths")
+    if column.min() < 1 or column.max() > tokens:
+        found = f"lengths from {column.min():g} to {column.max():g} and {tokens} tokens"
+        raise UserError(f"data.py: tokens_per_batch() needs lengths from 1 to the number of tokens, not {found}")
+    step = np.maximum(1, 2.0 ** (np.floor(np.log2(column)) - 4))
+    rounded = np.minimum(np.ceil(column / step) * step, column.max())
+    longest_first, ends = np.sort(rounded)[::-1], [0]
+    while ends[-1] < len(column):
+        ends.append(min(ends[-1] + int(tokens // longest_first[ends[-1]]), len(column)))
+    if len(ends) > 2:  # the last batch has what is left, which may be a single sample
+        ends[-2] = min(ends[-2], (ends[-3] + ends[-1] + 1) // 2)
+    return Batches(rounded, ends)
 
 
 def as_column(values: Any, needed: str) -> NDArray[np.float64]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.utils.data import Sampler
 from ..config import Config
 from .exits import UserError
 from .launcher import DistEnv
-from .orders import Indices, Order
+from .orders import Batched, Indices, Order
 from .permutation import Permutation
 
 COMPUTED_AT_ONCE = 1 << 14  # samples of the order: one by one, each would take 200 times as long
@@ -50,41 +51,74 @@ class ResumableDistributedSampler(Sampler[Batch]):
     So all ranks get equally many samples and steps, no place of the order is used twice, its n % m last ones wait for
     another epoch, and who trains on what depends on the seed, the epoch and the place in it alone: a run can resume
     with another number of processes. Resuming late in an epoch costs no more than starting it.
+
+    An order of tokens_per_batch() has batches of other sizes: each is cut into micro-batches, and each of these into
+    parts for the ranks, which differ by one sample at most. No sample waits.
     """
 
     def __init__(
-        self, size: int, global_micro_batch_size: int, env: DistEnv, seed: int, order: Order | None = None
+        self,
+        size: int,
+        global_micro_batch_size: int,
+        env: DistEnv,
+        seed: int,
+        order: Order | None = None,
+        accum_steps: int = 1,
     ) -> None:
         """Begin with epoch 0 of a set. Raises UserError if the order is wrong or does not fill a micro-batch."""
         self.size = size
-        self.global_micro_batch_size = global_micro_batch_size
+        self.global_micro_batch_size = global_micro_batch_size  # the smallest one, if they differ
         self.env = env
         self.seed = seed
         self.order = Permutation if order is None else order
+        self.accum_steps = accum_steps
         self.epoch, self.skip = 0, 0
         self.indices = self._indices_of(0)
         self.samples = len(self.indices)  # of each epoch
-        if order is not None and self.samples < global_micro_batch_size:
+        self.ends = self._ends()
+        if self.ends is not None:
+            self.global_micro_batch_size = int(np.diff(self.ends, prepend=0).min())
+            if self.global_micro_batch_size < env.world_size:
+                parts = f"world size {env.world_size} x --accum-steps {accum_steps}"
+                raise UserError(f"data.py: a batch has fewer samples than {parts}: give tokens_per_batch() more tokens")
+        elif order is not None and self.samples < global_micro_batch_size:
             filled = f"do not fill a micro-batch of {global_micro_batch_size} over all ranks"
             raise UserError(f"data.py: the {self.samples} samples of the order {filled}: make an epoch longer")
 
     def set_epoch(self, epoch: int, skip: int = 0) -> None:
         """Choose the epoch to iterate over, and how many of its samples to leave out because they are trained.
 
-        Raises UserError if the order of this epoch has another length than that of epoch 0.
+        Raises UserError if the order of this epoch has another length than that of epoch 0, or other batches than those
+        that are trained.
         """
         if epoch != self.epoch:
             self.indices = self._indices_of(epoch)
             if len(self.indices) != self.samples:
                 both = f"{self.samples} samples in epoch 1 and {len(self.indices)} in epoch {epoch + 1}"
                 raise UserError(f"data.py: the order must have the same length in every epoch, not {both}")
+            self.ends = self._ends()
         self.epoch, self.skip = epoch, skip
+        if self.ends is not None and skip not in (0, *self.ends[self.accum_steps - 1 :: self.accum_steps]):
+            remedy = "resume with the same lengths and tokens, or from a checkpoint at the end of an epoch"
+            raise UserError(f"data.py: no batch of epoch {epoch + 1} ends after {skip} samples: {remedy}")
 
     def __len__(self) -> int:
         """Micro-batches that are left of the epoch."""
+        if self.ends is not None:
+            return len(self.ends) - self._trained()
         return (self.samples - self.skip) // self.global_micro_batch_size
 
+    def samples_of(self, first: int, number: int) -> int:
+        """Return the samples, over all ranks, of this number of those micro-batches that are left, from one on."""
+        if self.ends is not None:
+            start = self._trained() + first
+            return int(self.ends[start + number - 1] - (self.ends[start - 1] if first else self.skip))
+        return number * self.global_micro_batch_size
+
     def __iter__(self) -> Iterator[Batch]:
+        if self.ends is not None:
+            yield from self._in_batches(self.ends[self._trained() :])
+            return
         size = self.global_micro_batch_size // self.env.world_size
         first = self.skip + self.env.rank * size
         at_once = max(1, COMPUTED_AT_ONCE // size)
@@ -93,6 +127,26 @@ class ResumableDistributedSampler(Sampler[Batch]):
             chosen = self._at(starts[:, None] + np.arange(size))
             for start, indices in zip(starts.tolist(), chosen.tolist(), strict=True):
                 yield Batch(indices, (self.seed, self.epoch, start), epoch=self.epoch)
+
+    def _in_batches(self, ends: NDArray[np.int64]) -> Iterator[Batch]:
+        """Yield this rank's parts of the micro-batches that end at these places."""
+        rank, ranks = self.env.rank, self.env.world_size
+        for start, end in pairwise([self.skip, *ends.tolist()]):
+            own = np.arange(start + (end - start) * rank // ranks, start + (end - start) * (rank + 1) // ranks)
+            yield Batch(self._at(own).tolist(), (self.seed, self.epoch, int(own[0])), epoch=self.epoch)
+
+    def _trained(self) -> int:
+        """Return how many micro-batches of different sizes are trained already."""
+        assert self.ends is not None
+        return int(self.ends.searchsorted(self.skip, side="right"))
+
+    def _ends(self) -> NDArray[np.int64] | None:
+        """Return the places where micro-batches end, if the order has batches of different sizes."""
+        if not isinstance(self.indices, Batched):
+            return None
+        sizes, parts = self.indices.sizes[:, None], np.arange(1, self.accum_steps + 1)
+        ends: NDArray[np.int64] = (sizes.cumsum()[:, None] - sizes + sizes * parts // self.accum_steps).ravel()
+        return ends
 
     def _indices_of(self, epoch: int) -> Indices:
         """Return the order of an epoch. Raises UserError if it is none."""

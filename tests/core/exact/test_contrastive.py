@@ -54,7 +54,7 @@ def loss_of(rows: Tensor) -> Tensor:
     return F.cross_entropy(rows @ rows.T, torch.arange(len(rows)))
 
 
-def trained_plainly(orders: list[list[int]]) -> dict[str, Tensor]:
+def trained_plainly(orders: reference.Orders) -> dict[str, Tensor]:
     network = reference.model()
     optimizer = torch.optim.AdamW(network.parameters(), weight_decay=1e-2)
     for samples, lr in reference.windows(recipe(), orders):

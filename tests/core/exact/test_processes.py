@@ -1,17 +1,23 @@
 """Any number of processes arrives where a plain loop of one process does."""
 
+import math
 import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from tests.conftest import Measured
+from tests.conftest import Measured, Package
 from tests.core.exact.test_resume import assert_ends_like, stopped_at
 from tests.support import reference
 from tests.support.forked_runs import AS_ON_A_GPU, Program, relative_difference, run_all
 from tests.support.training import checkpoint
-from tools.rewriting import Rewrite
+from tools.rewriting import Rewrite, extend
 
 CLIP_NORM = 0.05
 OPTIONS = {"global_batch_size": 24, "epochs": reference.EPOCHS, "lr": 0.01, "warmup_steps": 5, "clip_norm": CLIP_NORM}
@@ -79,6 +85,56 @@ def test_uneven_counts_arrive_there_as_on_a_gpu(uneven: Path, orders: list[list[
     run_all([[whole], stopped])
     assert largest_difference(whole, reference.train(recipe(3, clip_norm=0.0), orders, ignored=0)[0]) <= 1e-6
     assert_ends_like(whole, stopped[-1])
+
+
+# Appended to data.py: batches of 16 to 24 samples, by the numbers of tokens that the samples are said to have.
+IN_TOKENS = """
+
+def load_data(config, load=load_data):
+    train, evaluation = load(config)
+    return Data(train, evaluation, order=tokens_per_batch([10 + i % 5 for i in range(len(train))], 240))
+"""
+
+
+@pytest.mark.parametrize("accum_steps", [1, 3])
+def test_batches_of_a_number_of_tokens_arrive_there(
+    accum_steps: int, plain_project: Path, orders_of_tokens: Callable[[int], list[list[int]]], tmp_path: Path
+) -> None:
+    """On other numbers of ranks, and over stops with other numbers of ranks."""
+    project = shutil.copytree(plain_project, tmp_path / "project")
+    extend(project / "ddp_project" / "data.py", IN_TOKENS, imports="from .runtime import Data, tokens_per_batch\n")
+    options = OPTIONS | {"accum_steps": accum_steps, "global_batch_size": 999}  # which does not matter
+    programs = [Program(project, tmp_path / str(size), options, size) for size in (1, 2, 4)]
+    stopped = [
+        replace(each, world_size=size) for each, size in zip(stopped_at(programs[1], 4, 9), (2, 1, 4), strict=True)
+    ]
+    run_all([*([program] for program in programs), stopped])
+    batches = [each for epoch in range(reference.EPOCHS) for each in orders_of_tokens(epoch)]
+    expected = trained_on(batches)
+    for program in (*programs, stopped[-1]):
+        assert largest_difference(program, expected) <= 1e-6, program.run_dir.name
+
+
+@pytest.fixture
+def orders_of_tokens(package: Package) -> Callable[[int], list[list[int]]]:
+    order = package("runtime.orders").tokens_per_batch([10 + i % 5 for i in range(reference.SAMPLES)], 240)
+
+    def batches(epoch: int) -> list[list[int]]:
+        found = order(reference.SAMPLES, 0, epoch)
+        return [each.tolist() for each in np.split(found.indices, found.sizes.cumsum()[:-1])]
+
+    return batches
+
+
+def trained_on(batches: Sequence[list[int]]) -> dict[str, Tensor]:
+    (images, labels), network = reference.data(), reference.model()
+    optimizer = torch.optim.AdamW(network.parameters(), weight_decay=1e-2)
+    for step, samples in enumerate(batches):
+        share = (step - 5) / (len(batches) - 5)
+        lr = 0.01 * ((step + 1) / 5 if share < 0 else (1 + math.cos(math.pi * share)) / 2)
+        F.cross_entropy(network(images[samples]), labels[samples]).backward()
+        reference.take_step(network, optimizer, lr, CLIP_NORM)
+    return network.state_dict()
 
 
 def test_batch_norm_sees_its_part(

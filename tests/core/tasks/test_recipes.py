@@ -23,6 +23,7 @@ TITLES = [
     "A mixture of several sets",
     "A second optimizer: a GAN",
     "Another schedule",
+    "Batches of a number of tokens",
     "Batches of like length",
     "Freezing",
     "Gradient checkpointing",
