@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from generator.check.train.records import READERS, mlflow_runs, read_jsonl, wandb_files, wandb_records
 from tests.conftest import Render
+from tests.core.test_media import IMPORTS, SHOW
 from tests.support.ranks import lone_error_in, train_on_ranks
 from tests.support.training import checkpoint, differences, train
+from tools.rewriting import extend
 
 OPTIONS = ("--epochs", "4", "--lr", "0.01", "--warmup-steps", "12", "--log-every", "5")
 
@@ -127,6 +130,40 @@ def test_a_start_that_begins_anew_has_a_run_of_its_own(logger: str, project: Ren
         train_on_ranks(project(logging=logger), run_dir, *OPTIONS, "--max-steps", steps, env=OFFLINE)
     assert [step for step, _ in READERS[logger](run_dir)["train/loss"]] == [5, 10, 15, 20]
     assert len(mlflow_runs(run_dir) if logger == "mlflow" else wandb_files(run_dir)) == 2
+
+
+@pytest.mark.parametrize("logger", ["tensorboard", "wandb", "mlflow"])
+def test_what_is_shown_is_in_the_logger_at_each_evaluation(
+    logger: str, own_project: Render, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    project, run_dir = own_project(logging=logger), tmp_path / "run"
+    extend(project / "ddp_project" / "task.py", SHOW, imports=IMPORTS)
+    train_on_ranks(project, run_dir, "--epochs", "2", env=OFFLINE)
+    names, steps = {"digits", "noise", "logits", "text"}, [22, 44]
+    if logger == "tensorboard":
+        events = EventAccumulator(str(run_dir / "tensorboard"), {"images": 0, "histograms": 0, "tensors": 0}).Reload()
+        assert [event.step for event in events.Histograms("logits")] == steps
+        assert [event.step for event in events.Tensors("text/text_summary")] == steps
+        assert {event.step for name in ("digits", "noise") for event in events.Images(name)} == {*steps}
+    elif logger == "wandb":
+        [file] = wandb_files(run_dir)
+        rows = [record.history for record in wandb_records(file) if record.HasField("history")]
+        seen = [{item.nested_key[0] if item.nested_key else item.key for item in row.item} for row in rows]
+        assert sum(names <= of_row for of_row in seen) == len(steps)
+        assert len([*(run_dir / "wandb").rglob("media/images/*.png")]) == len(steps) * (16 + 3)
+    else:
+        [run] = mlflow_runs(run_dir)
+        artifacts = run_dir / "artifacts" / run.info.run_id / "artifacts"
+        kept = sorted(str(file.relative_to(artifacts)) for file in artifacts.rglob("*") if file.is_file())
+        assert [name for name in kept if "shown" in name] == [
+            f"shown/{name}/step-{step:08d}.{kind}"
+            for name, kind in (("logits", "svg"), ("text", "txt"))
+            for step in steps
+        ]
+        assert len([name for name in kept if name.endswith(".png")]) >= 2 * len(steps)
+        assert not (tmp_path / "mlruns").exists()
+    assert "WARNING" not in (run_dir / "train.log").read_text()
 
 
 def test_a_trace_holds_five_steps_and_changes_nothing(project: Render, tmp_path: Path) -> None:

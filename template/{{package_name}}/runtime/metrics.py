@@ -137,6 +137,7 @@ class Evaluated(NamedTuple):
 
     totals: ReducedMetrics
     rows: Rows
+    media: dict[str, Any]  # what show() of task.py returned
 
 
 class EvaluationAccumulator(MetricAccumulator):
@@ -161,7 +162,7 @@ class EvaluationAccumulator(MetricAccumulator):
         """Return what was added on all ranks."""
         if self.waiting:
             self._gather_rows()
-        return Evaluated(self.reduce()[0], self.rows)
+        return Evaluated(self.reduce()[0], self.rows, {})
 
     def _gather_rows(self) -> None:
         STATUS.phase = "gathering samples"

@@ -4,6 +4,7 @@ It is made from metrics.jsonl and config.json alone, so it also works for a runn
 runs, python -m with the name of this module and the folders of the runs writes the page into the current folder.
 """
 
+import base64
 import json
 import math
 import sys
@@ -19,6 +20,7 @@ from .records import FILE, LOG, Thinned, metrics_in, thinned
 from .storage import atomic_write
 
 PAGE = "report.html"
+SHOWN = "shown"  # folder of a run: what show() of task.py returned last
 MOST = 60  # metrics to draw
 WIDTH, HEIGHT, LEFT = 640, 190, 64  # of a chart, and the room for its labels (pixels)
 # By the prefix of a record's name: what it was taken of, and the dashes of its curve.
@@ -32,7 +34,8 @@ TOP = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport
 STYLE = """
 :root { color-scheme: light dark; background: canvas; font: 15px/1.5 system-ui, sans-serif }
 section { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 1em 2em }
-figure { margin: 0 } svg { width: 100% } svg text { font-size: 11px; fill: currentColor; text-anchor: end }
+figure { margin: 0 } img { max-width: 100%; image-rendering: pixelated }
+svg { width: 100% } svg text { font-size: 11px; fill: currentColor; text-anchor: end }
 path { fill: none; stroke-width: 1.8; stroke-linecap: round } circle { opacity: 0 } circle:hover { opacity: 1 }
 line { stroke: currentColor; opacity: .2 } .mark { opacity: 1; stroke-width: 2; stroke-dasharray: 1 3 }
 .other { font-weight: bold } .scroll { overflow-x: auto } th, td { text-align: left; padding-right: 1em }
@@ -148,6 +151,20 @@ def options_table(runs: Sequence[History]) -> Iterator[str]:
         yield f'<tr{" class=other" if len({*values}) > 1 else ""}><td>--{name.replace("_", "-")}</td>{cells}</tr>'
 
 
+def figures(folder: Path) -> str:
+    """Return the HTML of what was shown last."""
+    parts = []
+    for file in sorted(folder.glob("*.*")):
+        content, name = file.read_bytes(), escape(file.stem)
+        if file.suffix == ".png":
+            data = base64.b64encode(content).decode()
+            inner = f'<img src="data:image/png;base64,{data}" alt="{name}">'
+        else:
+            inner = content.decode() if file.suffix == ".svg" else f"<pre>{escape(content.decode())}</pre>"
+        parts.append(f"<figure><figcaption><b>{name}</b>, at the last evaluation</figcaption>{inner}</figure>")
+    return "".join(parts)
+
+
 def write_page(run_dirs: Sequence[Path], page: Path, recorded: Thinned | None = None) -> None:
     """Write the page of some runs, or of one whose records are given.
 
@@ -161,10 +178,11 @@ def write_page(run_dirs: Sequence[Path], page: Path, recorded: Thinned | None = 
     metrics.pop("epoch", None)
     charts = "".join(chart(metric, curves, runs) for metric, curves in islice(metrics.items(), MOST))
     more = f"<p>{FILE} has {len(metrics) - MOST:,} metrics more.</p>" if len(metrics) > MOST else ""
+    shown = "".join(figures(run_dir / SHOWN) for run_dir in run_dirs)
     table = f"<div class=scroll tabindex=0><table>{''.join(options_table(runs))}</table></div>"
     head = f"{TOP}<title>{escape(', '.join(run.name for run in runs))}</title><style>{STYLE}</style>"
     with atomic_write(page, sync=False) as file:
-        text = f"{head}<main>{''.join(about(runs))}{legend(runs)}<section>{charts}</section>{more}{table}</main>"
+        text = f"{head}<main>{''.join(about(runs))}{legend(runs)}<section>{charts}{shown}</section>{more}{table}</main>"
         file.write(text.encode(errors="backslashreplace"))  # names may hold what is no text
 
 

@@ -1,0 +1,97 @@
+"""What show() of task.py returns after an evaluation is there to be looked at, and changes nothing."""
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import Render, of_package
+from tests.support.ranks import assert_same_state, error_in, train_on_ranks
+from tests.support.training import checkpoint
+from tools.rewriting import extend
+
+media = of_package("runtime.media")
+# Appended to task.py. It draws numbers, and communicates as generate() of a sharded model would.
+SHOW = """
+
+def show(model: Any, batch: Any) -> dict[str, Any]:
+    assert not model.training and not torch.is_grad_enabled()
+    images, labels = batch
+    together = reduce_tensor(torch.ones(()), "sum")
+    noise = torch.rand(3, 1, 8, 8)
+    return {"digits": images, "noise": noise, "logits": model(images).flatten(), "text": f"<{together:.0f} ranks>"}
+"""
+IMPORTS = "import torch\nfrom .runtime import reduce_tensor\n"
+OPTIONS = ("--epochs", "2", "--global-batch-size", "96", "--log-every", "9")
+
+
+@pytest.fixture
+def showing(own_project: Render) -> Path:
+    project = own_project(logging="csv")
+    extend(project / "ddp_project" / "task.py", SHOW, imports=IMPORTS)
+    return project
+
+
+def test_what_is_shown_is_on_the_page_and_changes_no_bit(showing: Path, project: Render, tmp_path: Path) -> None:
+    train_on_ranks(showing, tmp_path / "run", *OPTIONS)
+    train_on_ranks(project(logging="csv"), tmp_path / "plain", *OPTIONS)
+    assert_same_state(checkpoint(tmp_path / "run"), checkpoint(tmp_path / "plain"))
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert re.findall(r"<b>(\w+)</b>, at the last evaluation", page) == ["digits", "logits", "noise", "text"]
+    assert page.count('<img src="data:image/png;base64,') == 2
+    assert "<pre>&lt;2 ranks&gt;</pre>" in page
+    first = np.asarray(Image.open(tmp_path / "run" / "shown" / "digits.png"))
+    assert first.shape == (20, 80, 3), "two rows of eight images of 8 x 8 pixels, with margins"
+    assert not (tmp_path / "plain" / "shown").exists()
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "no dict": ([1], "show() must return a dict, not list"),
+    "two dimensions": ({"x": torch.zeros(3, 3)}, '"x" is of shape (3, 3)'),
+    "four channels": ({"x": torch.zeros(1, 4, 8, 8)}, '"x" is of shape (1, 4, 8, 8)'),
+    "a number": ({"x": 3.0}, '"x" is of type float'),
+    "a list of numbers": ({"x": [3.0]}, '"x" is of type list'),
+}
+
+
+def test_what_cannot_be_shown_ends_the_run_in_one_line(showing: Path, tmp_path: Path) -> None:
+    extend(showing / "ddp_project" / "task.py", "\n\ndef show(model, batch):\n    return {'x': torch.zeros(3, 3)}\n")
+    line = error_in(train_on_ranks(showing, tmp_path / "run", *OPTIONS, code=2))
+    wanted = "images of shape (n, 1 or 3, height, width), values of shape (n,), or texts"
+    assert line == f'error: task.py: show() must return {wanted}, and "x" is of shape (3, 3)'
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_only_images_values_and_texts_can_be_shown(what: str, media: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    value, line = REFUSED[what]
+    monkeypatch.setattr(media, "optional", lambda name: lambda model, batch: value)
+    loader = [(torch.zeros(2), True)]
+    batches = type("Loader", (), {"device": torch.device("cpu"), "__iter__": lambda self: iter(loader)})()
+    with pytest.raises(media.UserError, match=re.escape(line)):
+        media.shown(torch.nn.Identity(), batches)
+
+
+def test_images_without_pillow_are_refused(media: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media, "find_spec", lambda name: None)
+    with pytest.raises(
+        media.UserError, match=r'^task\.py: show\(\) returns images, "x", which need Pillow: pip install'
+    ):
+        media.media_of("x", torch.zeros(1, 1, 2, 2))
+
+
+def test_values_keep_their_range(media: Any) -> None:
+    images = torch.tensor([[0.0, 0.5, 1.0, 7.0, -1.0, torch.nan]]).bfloat16()[:, None, None].expand(20, 3, 1, 6)
+    shown = media.media_of("x", images)
+    assert (shown.shape, shown[3, 0, :, 1].tolist()) == ((16, 1, 6, 3), [0, 128, 255, 255, 0, 0])
+    assert (
+        media.media_of("x", torch.full((1, 4, 4), 9, dtype=torch.uint8)).tolist() == np.full((1, 4, 4, 3), 9).tolist()
+    )
+    assert Image.open(io.BytesIO(media.png(media.in_rows(shown)))).size == (64, 6)
+    assert media.media_of("x", np.array([1.0, np.inf, 2.0])).tolist() == [1, 2]
+    assert media.bars(np.array([])).count("<rect") == media.bars(np.full(9, 3.5)).count("<rect") == 40
+    assert media.media_of("x", ("one", "two")) == ["one", "two"]
