@@ -284,8 +284,12 @@ class Progress:
 
     def is_evaluation_due(self) -> bool:
         """Return whether to evaluate after this step: where the run ends, and where --eval-every asks for it."""
+        return self.reached_max_steps() or self.is_regular_evaluation()
+
+    def is_regular_evaluation(self) -> bool:
+        """Return whether --eval-every asks for an evaluation after this step; the last epoch ends with one."""
         number, unit = self._evaluation
-        if self.reached_max_steps() or (unit == "steps" and self.step % number == 0):
+        if unit == "steps" and self.step % number == 0:
             return True
         epoch = self.epoch + 1
         asked_for = epoch == self._epochs or (unit == "epochs" and epoch % number == 0)
