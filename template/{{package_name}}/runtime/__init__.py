@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .exits import UserError as UserError
     from .metrics import AllSamples as AllSamples
     from .metrics import Mean as Mean
+    from .metrics import current_step as current_step
     from .optimizer_step import Optimizers as Optimizers
     from .orders import Mixture as Mixture
     from .orders import by_length as by_length
@@ -43,7 +44,7 @@ NAMES = {
     "collectives": "gather_with_grad reduce_tensor",
     "cli": "NonNegativeFloat NonNegativeInt NonNegativeIntOrAuto OptionalPath PositiveInt Seconds UnitFloat",
     "exits": "UserError",
-    "metrics": "AllSamples Mean",
+    "metrics": "AllSamples Mean current_step",
     "optimizer_step": "Optimizers",
     "orders": "Mixture by_length tokens_per_batch weighted",
     "sampling": "Data",

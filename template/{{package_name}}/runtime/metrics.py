@@ -201,6 +201,12 @@ def agreed_shapes(own: dict[str, torch.Size]) -> dict[str, torch.Size]:
     return {name: torch.Size(shape) for name, shape in first}
 
 
+@torch._disable_dynamo  # --compile would compile anew in each step
+def current_step() -> int:
+    """Return how many optimizer steps the run has taken, for compute(): the same on all ranks, and after a stop."""
+    return STATUS.step
+
+
 def interval_of(option: int | str, unit: str) -> tuple[int, str]:
     """Return the number and the unit of an option such as --eval-every; this unit if it names none."""
     number = str(option).rstrip("abcdefghijklmnopqrstuvwxyz")
