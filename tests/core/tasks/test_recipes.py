@@ -1,4 +1,4 @@
-"""Every recipe of RECIPES.md works: it touches the owner's files alone, and a run of it can be stopped."""
+"""Every recipe of RECIPES.md works: it edits the owner's files, or train.py, and a run of it can be stopped."""
 
 import shutil
 from pathlib import Path
@@ -15,13 +15,23 @@ from tests.support.projects.instructions import follow, read_recipes
 
 OWNERS = {*(f"ddp_project/{name}.py" for name in ("task", "model", "data", "options")), "tests/task.py"}
 CONTRASTIVE = "A contrastive loss over all ranks"
+ALTERNATING = "Alternating optimizers"
+CALLBACK, PLATEAU, SCHEDULER = IN_TRAIN = [
+    "A callback every few minutes",
+    "A learning rate that falls when the evaluation gets no better",
+    "A scheduler of PyTorch",
+]
 TITLES = [
     "A batch that is a dict, with two inputs",
-    "A contrastive loss over all ranks",
+    CALLBACK,
+    CONTRASTIVE,
+    PLATEAU,
     "A metric from a confusion matrix",
     "A metric of all samples: AUROC",
     "A mixture of several sets",
+    SCHEDULER,
     "A second optimizer: a GAN",
+    ALTERNATING,
     "Another schedule",
     "Batches of a number of tokens",
     "Batches of like length",
@@ -31,9 +41,11 @@ TITLES = [
     "Regression, where the lowest is best",
     "Samples by class weights",
     "Several evaluation sets and a test set",
+    "Something to look at",
     "Tokens with padding",
     "Weight decay and a learning rate for each group of parameters",
 ]
+TASKS = [{"task": task} for task in ("images", "language", "tabular")]
 OPTIONS = {"global_batch_size": 24, "accum_steps": 2, "epochs": 2, "warmup_steps": 2, "log_every": 3, "clip_norm": 1}
 
 
@@ -57,6 +69,33 @@ def test_a_recipe_is_followed_trained_stopped_and_resumed(title: str, small: Ren
     before = small(logging="csv")
     project = changed_project(title, before, tmp_path / "project")
     old, new = read_files(before), read_files(project)
-    assert {path for path in new if new[path] != old.get(path) and not path.startswith("images/")} <= OWNERS
+    allowed = OWNERS | ({"train.py"} if title in IN_TRAIN else set())
+    assert {path for path in new if new[path] != old.get(path) and not path.startswith("images/")} <= allowed
     options = OPTIONS | ({"accum_steps": 1} if title == CONTRASTIVE else {})
     assert_stops_in_turn_change_nothing(Program(project, tmp_path / "whole", options), 3, 7)
+
+
+@pytest.mark.parametrize("answers", [{"amp": "none"}, {"amp": "torch"}, {"amp": "apex"}, *TASKS], ids=str)
+def test_edits_of_train_py_fit_every_task_and_precision(
+    answers: dict[str, str], project: Render, tmp_path: Path
+) -> None:
+    for title in IN_TRAIN:
+        place = changed_project(title, project(**answers), tmp_path / title)
+        compile((place / "train.py").read_text(), "train.py", "exec")
+
+
+@pytest.mark.parametrize(
+    ("title", "answers", "options"),
+    [
+        *((title, {"task": "language"}, {}) for title in IN_TRAIN),
+        (PLATEAU, {"amp": "torch"}, {"precision": "fp16"}),
+        (SCHEDULER, {"amp": "torch"}, {"precision": "fp16"}),
+        (ALTERNATING, {"amp": "torch"}, {"precision": "fp16"}),
+    ],
+    ids=str,
+)
+def test_edits_of_train_py_hold_for_other_tasks_and_precisions(
+    title: str, answers: dict[str, str], options: dict[str, str], small: Render, tmp_path: Path
+) -> None:
+    project = changed_project(title, small(logging="csv", **answers), tmp_path / "project")
+    assert_stops_in_turn_change_nothing(Program(project, tmp_path / "whole", OPTIONS | options), 3, 7)

@@ -3,6 +3,7 @@
 import ast
 import re
 import textwrap
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,21 +27,44 @@ def read_guide(project: Path) -> Guide:
 class Block(NamedTuple):
     file: str
     place: str  # the class that it goes into; "" for the file itself
+    language: str  # python or diff
     code: str
 
 
+STEP = r"^\d\. `([\w/]+\.py)`(?:, in `(\w+)`|[^\n]*):\n\n```(python|diff)\n(.*?)^```$"
+
+
 def read_recipes(project: Path) -> dict[str, list[Block]]:
+    """Return the steps of each recipe by its title. A recipe may begin with all steps of an earlier one."""
     sections = re.split(r"^## (?:\d+\. )?", (project / "RECIPES.md").read_text(), flags=re.MULTILINE)[1:]
-    step = r"^\d\. `([\w/]+\.py)`(?:, in `(\w+)`|[^\n]*):\n\n```python\n(.*?)^```$"
-    block = re.compile(step, re.MULTILINE | re.DOTALL)
-    return {text.split("\n")[0]: [Block(*found) for found in block.findall(text)] for text in sections}
+    recipes: dict[str, list[Block]] = {}
+    for text in sections:
+        earlier = [
+            [*recipes.values()][int(number) - 1] for number in re.findall(r"^1\. Follow recipe (\d+)", text, re.M)
+        ]
+        own = [Block(*found) for found in re.findall(STEP, text, re.MULTILINE | re.DOTALL)]
+        recipes[text.split("\n")[0]] = [*chain(*earlier), *own]
+    return recipes
 
 
 def follow(project: Path, blocks: list[Block]) -> None:
     for block in blocks:
         file = project / block.file
         code = file.read_text()
-        file.write_text(put_in_class(block.code, code, block.place) if block.place else put_in(block.code, code))
+        if block.language == "diff":
+            code = patched(block.code, code)
+        else:
+            code = put_in_class(block.code, code, block.place) if block.place else put_in(block.code, code)
+        file.write_text(code)
+
+
+def patched(diff: str, code: str) -> str:
+    """Delete and add lines. Those that stay or go must be in the code once, in this order."""
+    for lines in re.split(r"^@@.*\n", diff, flags=re.MULTILINE)[1:]:
+        old, new = (re.sub(f"^[{gone}].*\\n|^.", "", lines, flags=re.MULTILINE) for gone in "+-")
+        assert f"\n{code}".count(f"\n{old}") == 1, f"not once in the file:\n{old}"
+        code = f"\n{code}".replace(f"\n{old}", f"\n{new}")[1:]
+    return code
 
 
 def put_in_class(new: str, code: str, place: str) -> str:
