@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
 from generator.check.train.records import READERS, mlflow_runs, read_jsonl, wandb_files, wandb_records
 from tests.conftest import Render
@@ -142,7 +142,9 @@ def test_what_is_shown_is_in_the_logger_at_each_evaluation(
     train_on_ranks(project, run_dir, "--epochs", "2", env=OFFLINE)
     names, steps = {"digits", "noise", "logits", "text"}, [22, 44]
     if logger == "tensorboard":
-        events = EventAccumulator(str(run_dir / "tensorboard"), {"images": 0, "histograms": 0, "tensors": 0}).Reload()
+        events = event_accumulator.EventAccumulator(
+            str(run_dir / "tensorboard"), {"images": 0, "histograms": 0, "tensors": 0}
+        ).Reload()
         assert [event.step for event in events.Histograms("logits")] == steps
         assert [event.step for event in events.Tensors("text/text_summary")] == steps
         assert {event.step for name in ("digits", "noise") for event in events.Images(name)} == {*steps}

@@ -72,7 +72,7 @@ MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
             'open($PATH, "a", $$$A)', 'open($PATH, "w", $$$A)', "should rise to 5 by way of 3", logging="csv"
         ),
         "records are never written out": edited("$W.add_scalar($$$A)", "pass", rf"{STEPS} \[\]", logging="tensorboard"),
-        "records have no step": edited("$RUN.log($M, step=$STEP)", "$RUN.log($M)", STEPS, logging="wandb"),
+        "records have no step": edited("$RUN.log($M, step=$S)", "$RUN.log($M)", STEPS, "Tracker.log", logging="wandb"),
     },
     ("train", "ddp_project/runtime/metrics.py"): {
         "rank 0 logs its own loss": edited(COUNTS, "($COUNTS if self.finite_only else {})", "over all ranks", REDUCE),
