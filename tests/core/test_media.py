@@ -70,10 +70,8 @@ def test_what_cannot_be_shown_ends_the_run_in_one_line(showing: Path, tmp_path: 
 def test_only_images_values_and_texts_can_be_shown(what: str, media: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     value, line = REFUSED[what]
     monkeypatch.setattr(media, "optional", lambda name: lambda model, batch: value)
-    loader = [(torch.zeros(2), True)]
-    batches = type("Loader", (), {"device": torch.device("cpu"), "__iter__": lambda self: iter(loader)})()
     with pytest.raises(media.UserError, match=re.escape(line)):
-        media.shown(torch.nn.Identity(), batches)
+        media.shown(torch.nn.Identity(), [(torch.zeros(2), True)])
 
 
 def test_images_without_pillow_are_refused(media: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from .data_loading import EvaluationLoader
 from .exits import UserError
-from .seeding import generator_states, set_generator_states
 from .storage import atomic_write
 from .task_functions import optional
 
@@ -29,16 +28,13 @@ Media = dict[
 def shown(model: nn.Module, batches: EvaluationLoader) -> Media:
     """Return what show(model, batch) returns for the first batch of a set; nothing if task.py has no show().
 
-    Every rank calls it. What show() draws from random generators changes no result. Raises UserError if it returns what
-    cannot be shown.
+    Every rank calls it. Raises UserError if it returns what cannot be shown.
     """
     show = optional("show")
     if show is None:
         return {}
-    states = generator_states(batches.device)
     batch, _ = next(iter(batches))
     returned = show(model, batch)
-    set_generator_states(states)
     if not isinstance(returned, Mapping):
         raise UserError(f"task.py: show() must return a dict, not {type(returned).__name__}")
     return {str(name): media_of(name, value) for name, value in returned.items()}
