@@ -260,7 +260,7 @@ def collated(samples: Sequence[Any], indices: Sequence[int]) -> Any:
         first = f"data.py: sample {indices[0]} is {forms[0]}"
         if other and not remedy(error):
             both = f"{first}, and sample {indices[other]} {forms[other]}"
-            raise UserError(f"{both}: that cannot be one batch, so make them alike, of tensors or numbers") from error
+            raise UserError(f"{both}: that cannot be one batch: make them alike, or give Data(collate=...)") from error
         raise explained(error, f"{first}: {numbered(indices)} cannot be one batch") from error
 
 
