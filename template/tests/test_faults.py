@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 from conftest import OnRanks
-from test_exact import OWN, differences, first_samples, saved, train_here
+from test_exact import OWN, differences, saved, train_own
 from torch import multiprocessing as mp
 
 import train
@@ -22,11 +22,6 @@ import train
 STEPS = 6
 SAVING = replace(OWN, max_steps=STEPS, save_every=2, keep=2, eval_every=STEPS)
 REPLACED = 3  # files that are replaced in each save: the manifest, the numbered file and last.pt
-
-
-def train_own(config: Any) -> None:
-    """Train your model on the beginning of your data, on this rank."""
-    train_here(config, first_samples)
 
 
 def interrupted(function: Callable[..., Any], number: int, signum: int) -> Callable[..., Any]:
