@@ -11,6 +11,7 @@ import pytest
 from generator.check.train.verification import OF_EVALUATIONS
 from tests.conftest import Render
 from tests.support.forked_runs import TELLING, Program, metrics, run_all, state
+from tests.support.projects.ports import PORTS
 from tests.support.training import differences
 from tools.rewriting import Rewrite
 
@@ -78,6 +79,17 @@ def assert_stops_in_turn_change_nothing(whole: Program, *stops: int) -> None:
 def test_stopped_after_some_steps_it_ends_the_same(variant: str, small: Render, tmp_path: Path) -> None:
     answers, options, stops = VARIANTS[variant]
     assert_stops_change_nothing(small(logging="csv", **answers), options, stops, tmp_path)
+
+
+@pytest.mark.parametrize("port", ["packed_sequences", "sets_with_state"])
+def test_a_task_unlike_those_of_the_template_ends_the_same(port: str, own_project: Render, tmp_path: Path) -> None:
+    """An evaluation at each stop draws random numbers, which must not change those of the training."""
+    project = own_project(logging="csv")
+    PORTS[port](project)
+    options: dict[str, Any] = {"global_batch_size": 144, "accum_steps": 2, "epochs": 2, "ema_decay": 0.5}
+    if port == "sets_with_state":
+        options["folder"] = tmp_path / "digits"
+    assert_stops_in_turn_change_nothing(Program(project, tmp_path / "whole", options), 1, 4, 7)
 
 
 def assert_stops_change_nothing(

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.support.processes import hang_timeout
+from tests.support.projects import other_tasks
 from tools.rewriting import Rewrite, extend
 
 DATA, MODEL, TASK, OPTIONS = (f"ddp_project/{name}.py" for name in ("data", "model", "task", "options"))
@@ -178,7 +179,29 @@ def double(project: Path) -> None:
         Rewrite("return $X", "return ($X).double()", function).apply(project / place)
 
 
+def write(project: Path, code: Mapping[str, str], imports: Mapping[str, str]) -> None:
+    for file, text in code.items():
+        extend(project / file, text, imports=imports.get(file, ""))
+
+
+def packed_sequences(project: Path) -> None:
+    write(project, other_tasks.PACKED_SEQUENCES, other_tasks.IMPORTS_OF_PACKED_SEQUENCES)
+
+
+def sets_with_state(project: Path) -> None:
+    write(project, other_tasks.SETS_WITH_STATE, other_tasks.IMPORTS_OF_SETS_WITH_STATE)
+
+
 # Edits that one project can have together.
 TOGETHER = (other_defaults, smoothing_in_training, metric_without_samples, scheduler, attention)
-OTHERS = (rows_of_dicts, asks_for_the_rank, several_optimizers, another_best, adafactor, double)
+OTHERS = (
+    rows_of_dicts,
+    asks_for_the_rank,
+    several_optimizers,
+    another_best,
+    adafactor,
+    double,
+    packed_sequences,
+    sets_with_state,
+)
 PORTS: dict[str, Callable[[Path], None]] = {port.__name__: port for port in (*TOGETHER, *OTHERS)}
