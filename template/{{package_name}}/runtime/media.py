@@ -20,9 +20,8 @@ from .task_functions import optional
 MOST = 16  # images or texts of one name
 IN_ROW, MARGIN = 8, 2  # images in a row, and the pixels between them
 BINS = 40
-Media = dict[
-    str, Any
-]  # by name: images, uint8 of shape (n, height, width, 3), values of shape (n,), or a list of texts
+# By name: images in uint8 of shape (n, height, width, 3), values of shape (n,), or a list of texts.
+Media = dict[str, Any]
 
 
 def shown(model: nn.Module, batches: EvaluationLoader) -> Media:
