@@ -95,6 +95,22 @@ def test_a_dataset_is_told_the_epoch_and_its_samples_are_collated(workers: int, 
         assert [*loader] == [sorted([*range(64), *9 * [epoch]])]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_evaluation_does_not_depend_on_the_epoch_of_a_dataset_that_it_shares(
+    workers: int, loading: ModuleType
+) -> None:
+    """So a stop before it changes nothing, nor does the number of workers."""
+    shared = OfEpoch()
+    sampler = loading.ResumableDistributedSampler(4, 2, loading.DistEnv(0, 0, 1, 1), 0)
+    config = loading.Config(workers=workers)
+    training = loading.PrefetchLoader(Subset(shared, range(4)), sampler, config, CPU)
+    evaluation = loading.PrefetchLoader(Subset(shared, range(4, 6)), [loading.Batch([0, 1], (0,))], config, CPU)
+    sampler.set_epoch(3)
+    batches = iter(training)
+    seen = [next(batches), *evaluation, next(batches), *evaluation]
+    assert [batch.tolist() for batch in seen] == [[3, 3], [0, 0], [3, 3], [0, 0]]
+
+
 def test_an_error_in_collate_names_its_line(loading: ModuleType) -> None:
     loader = loading.PrefetchLoader(OneByOne(), [loading.Batch([3, 4], (0,))], loading.Config(workers=0), CPU, "x".join)
     with pytest.raises(

@@ -12,7 +12,7 @@ from dataclasses import fields, is_dataclass
 from functools import cached_property
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -184,8 +184,10 @@ class BatchDataset(Dataset[Any]):
     """Loads whole batches, with the random generators seeded for each.
 
     So augmentation is the same after a resume and with any number of workers, and dropout is not affected. A dataset
-    with set_epoch(epoch) is told each epoch of the training, also where a worker has it.
+    with set_epoch(epoch) is told each epoch of the training, also where a worker has it, and 0 for an evaluation.
     """
+
+    latest: "ClassVar[BatchDataset | None]" = None  # that has loaded a batch: sets may share one that has set_epoch()
 
     def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | None = None) -> None:
         self.dataset = dataset
@@ -193,9 +195,9 @@ class BatchDataset(Dataset[Any]):
         self.epoch: int | None = None
 
     def __getitem__(self, batch: Batch) -> Any:
-        if batch.epoch != self.epoch:
-            set_epoch(self.dataset, batch.epoch)
-            self.epoch = batch.epoch
+        if batch.epoch != self.epoch or BatchDataset.latest is not self:
+            set_epoch(self.dataset, batch.epoch or 0)
+            BatchDataset.latest, self.epoch = self, batch.epoch
         before = torch.get_rng_state()
         seed = hash(batch.rng_key)
         # torch.manual_seed() would seed the GPUs too, which takes 100 times as long.
@@ -227,7 +229,7 @@ class BatchDataset(Dataset[Any]):
         return loaded(lambda _: own(fetched), indices) if own else collated(fetched, indices)
 
 
-def set_epoch(dataset: Any, epoch: int | None) -> None:
+def set_epoch(dataset: Any, epoch: int) -> None:
     """Tell a dataset which epoch of the training begins, and the datasets that it is made of."""
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(epoch)
