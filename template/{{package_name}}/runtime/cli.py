@@ -112,7 +112,7 @@ def interval(unit: str, *others: str, minimum: int = 1) -> PrimitiveConstructorS
 
     return PrimitiveConstructorSpec(
         nargs=1,
-        metavar=f"INT[{'|'.join(names.values())}]",
+        metavar="N",  # --help tells the units
         instance_from_str=parse_interval,
         is_instance=lambda value: isinstance(value, (int, str)),
         str_from_instance=lambda value: [str(value)],
