@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler
@@ -30,6 +31,15 @@ BATCH = 32  # samples of a rank's micro-batch
 BATCHES = 1024  # after the first, over which the time of a batch is averaged
 REPEATS = 9
 BYTES_OF_INDEX = 48  # 8 in torch's permutation, 8 in a list, 32 as an integer of Python
+OF_ORDERS = 10**6  # samples
+ORDERS = (
+    "random",
+    "weighted()",
+    "weighted(), without replacement",
+    "Mixture() of two sets",
+    "by_length()",
+    "tokens_per_batch()",
+)
 NETWORKS = {"the digits' network": "digits", "the 53 BatchNorm layers of ResNet-50": "resnet-50"}
 # They are imported before the processes fork, and so cost no memory there.
 MODULES = (
@@ -37,6 +47,7 @@ MODULES = (
     "runtime.checkpoint",
     "runtime.launcher",
     "runtime.metrics",
+    "runtime.orders",
     "runtime.sampling",
     "model",
 )
@@ -63,6 +74,7 @@ class Benchmark(runner.Benchmark):
         for module in MODULES:
             of_project(module)
         records = [in_child(training, *size, place) for size in sizes for place in ("start", "late")]
+        records += [in_child(ordered, kind, min(OF_ORDERS, sets[-1])) for kind in ORDERS]
         records += [in_child(evaluation, *size) for size in sizes]
         records += [in_child(of_torch, *size) for size in sizes if size[1] in (1, 1024)]
         records += [checkpoints(*case, folder) for case in itertools.product(NETWORKS, worlds)]
@@ -106,6 +118,28 @@ def training(samples: int, ranks: int, place: str) -> Record:
         return sampler
 
     return {"part": "training", "samples": samples, "ranks": ranks, "place": place, **iterating(begin)}
+
+
+def ordered(kind: str, samples: int) -> Record:
+    """Begin an epoch in an order of runtime/orders.py, by weights or lengths that are log-normal."""
+    orders = of_project("runtime.orders")
+    numbers = np.random.default_rng(0).lognormal(5, 1, samples).clip(1, 4096).round()
+    order = {
+        "random": lambda: None,
+        "weighted()": lambda: orders.weighted(numbers),
+        "weighted(), without replacement": lambda: orders.weighted(numbers, replacement=False),
+        "Mixture() of two sets": lambda: orders.Mixture([range(samples // 2)] * 2, [0.7, 0.3]),
+        "by_length()": lambda: orders.by_length(numbers, batch=BATCH),
+        "tokens_per_batch()": lambda: orders.tokens_per_batch(numbers, int(BATCH * numbers.mean())),
+    }[kind]()
+    sampler = of_project("runtime.sampling").ResumableDistributedSampler(samples, BATCH, world(1), 0, order)
+    epochs = itertools.count(1)
+
+    def begin() -> Any:
+        sampler.set_epoch(next(epochs))
+        return sampler
+
+    return {"part": "orders", "order": kind, "samples": samples, **iterating(begin)}
 
 
 def evaluation(samples: int, ranks: int) -> Record:

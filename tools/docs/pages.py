@@ -16,7 +16,7 @@ from generator.render.snapshot import take_snapshot
 from generator.update.gate import PARTS
 from tools.docs.check import NOT_MEASURED, Record, check_table, growth_table, machine_line, markdown
 from tools.docs.goals import goal_table
-from tools.docs.scale import agreement_table, checkpoint_table, evaluation_table, training_table
+from tools.docs.scale import agreement_table, checkpoint_table, evaluation_table, orders_table, training_table
 from tools.docs.speed import RATE, block_table, guard_table, optimization_table, part_table, speed_table, versions_line
 from tools.docs.starting import copying_table, gpu_table, loading_table, site_table, starting_table
 
@@ -47,6 +47,7 @@ MAKERS: dict[str, dict[str, Callable[[Record], str]]] = {
     "loading": {"loading": loading_table},
     "scale": {
         "sampler": training_table,
+        "orders": orders_table,
         "evaluation": evaluation_table,
         "checkpoints": checkpoint_table,
         "agreement": agreement_table,

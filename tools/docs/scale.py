@@ -35,6 +35,15 @@ def cells_of_torch(record: Record) -> list[str]:
     return [seconds(record["first_batch"]), size(record["memory"])]
 
 
+def orders_table(results: Record) -> str:
+    """Return what each order of the training set takes on one rank, as a Markdown table."""
+    rows = [
+        [each["order"], seconds(each["first_batch"]), seconds(each["batch"]), size(each["memory"])]
+        for each in records(results, part="orders")
+    ]
+    return markdown(["order", "first batch", "each batch", "memory"], rows)
+
+
 def evaluation_table(results: Record) -> str:
     """Return what an evaluation takes on one rank and on the most ranks, as a Markdown table."""
     ranks = largest_world(records(results, part="evaluation"))
