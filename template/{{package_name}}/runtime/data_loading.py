@@ -63,8 +63,9 @@ def load(config: Config, env: DistEnv, device: torch.device) -> Loaders:
     micro_batch = 0 if sized else global_micro_batch_size(config, env, len(own.train))
     order = own.order, config.accum_steps
     sampler = ResumableDistributedSampler(len(own.train), micro_batch, env, config.seed, *order)
-    first = np.arange(sampler.global_micro_batch_size)
-    if own.order is not None and len({*gather(digest(torch.tensor(sampler.indices[first])))}) > 1:
+    first = sampler.indices[np.arange(sampler.global_micro_batch_size)]
+    ordered = torch.tensor(first if sampler.ends is None else np.append(first, sampler.ends))
+    if own.order is not None and len({*gather(digest(ordered))}) > 1:
         raise UserError("data.py: the order of the samples is not the same on all ranks: let load_data() make it so")
     training = TrainingLoader(own.train, sampler, config, device, own.collate)
     return Loaders(training, *loaders_to_evaluate(own, config, env, device))

@@ -75,3 +75,22 @@ def test_data_of_another_length_is_named(own_project: Render, tmp_path: Path, me
     counts = {int(count) for text in printed for count in re.findall(r"^collectives: (\d+)$", text, re.MULTILINE)}
     assert counts == {4}, "two exchanges, before any other"
     measured("agreement", "exchanges at the start", counts.pop() / 2)
+
+
+RANK = 'int(os.environ["RANK"])'
+ORDERS = {
+    "own": f"lambda size, seed, epoch: np.roll(np.arange(size), {RANK})",
+    "tokens": f"tokens_per_batch([8] * 1000 + [1] * (len(train) - 1000), 160 + 80 * {RANK})",
+}
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+def test_orders_that_differ_are_refused(kind: str, own_project: Render, tmp_path: Path) -> None:
+    """Functions of an owner, and batches of a number of tokens."""
+    project = own_project()
+    load = "\n\ndef load_data(config, load=load_data):\n    train, evaluation = load(config)\n"
+    returned = f"    return Data(train, evaluation, order={ORDERS[kind]})\n"
+    imports = "import os\nimport numpy as np\nfrom .runtime import Data, tokens_per_batch\n"
+    extend(project / "ddp_project" / "data.py", load + returned, imports=imports)
+    error = error_in(train_on_ranks(project, tmp_path / "run", code=2, timeout=30))
+    assert error.startswith("error: data.py: the order of the samples is not the same on all ranks")
