@@ -50,6 +50,22 @@ def test_what_is_shown_is_on_the_page_and_changes_no_bit(showing: Path, project:
     assert not (tmp_path / "plain" / "shown").exists()
 
 
+def test_a_disk_that_takes_nothing_to_show_ends_no_run(showing: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "shown").touch()  # where the folder would be
+    output = train_on_ranks(showing, tmp_path / "run", *OPTIONS)[0]
+    assert len(re.findall("rank 0 WARNING .*File exists: .*shown", output)) == 2, "at each evaluation"
+    assert "done: best validation accuracy" in output
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", ".x", "a/b", "x.y"])
+def test_what_is_shown_is_in_its_folder_under_any_name(name: str, media: Any, tmp_path: Path) -> None:
+    media.write_media(tmp_path / "shown", {name: ["text"]})
+    assert [each.name for each in tmp_path.iterdir()] == ["shown"]
+    [file] = (tmp_path / "shown").iterdir()
+    assert (file.suffix, file.name.startswith(".")) == (".txt", False)
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "no dict": ([1], "show() must return a dict, not list"),
     "two dimensions": ({"x": torch.zeros(3, 3)}, '"x" is of shape (3, 3)'),

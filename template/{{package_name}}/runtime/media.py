@@ -90,16 +90,16 @@ def bars(values: NDArray[np.float64]) -> str:
 
 
 def write_media(folder: Path, media: Media) -> None:
-    """Write what was shown, in place of what was shown before under the same name. Raises UserError if it cannot."""
+    """Write what was shown, in place of what was shown before under the same name. Raises OSError or UserError."""
     for name, value in media.items():
-        file = folder / re.sub(r"[^\w.-]", "_", name)
+        file = re.sub(r"[^\w.-]|^(?=\.|$)", "_", name)  # which is no hidden file, and never ".."
         folder.mkdir(exist_ok=True)
         if isinstance(value, list):
-            write(file.with_name(f"{file.name}.txt"), "\n\n".join(value).encode(errors="backslashreplace"))
+            write(folder / f"{file}.txt", "\n\n".join(value).encode(errors="backslashreplace"))
         elif value.ndim == 1:
-            write(file.with_name(f"{file.name}.svg"), bars(value).encode())
+            write(folder / f"{file}.svg", bars(value).encode())
         else:
-            write(file.with_name(f"{file.name}.png"), png(in_rows(value)))
+            write(folder / f"{file}.png", png(in_rows(value)))
 
 
 def write(file: Path, content: bytes) -> None:

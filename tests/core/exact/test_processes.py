@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.conftest import Measured, Package
 from tests.core.exact.test_resume import assert_ends_like, stopped_at
 from tests.support import reference
-from tests.support.forked_runs import AS_ON_A_GPU, Program, relative_difference, run_all
+from tests.support.forked_runs import AS_ON_A_GPU, Program, metrics, relative_difference, run_all
 from tests.support.training import checkpoint
 from tools.rewriting import Rewrite, extend
 
@@ -39,11 +39,14 @@ def test_one_two_and_four_processes_arrive_where_plain_pytorch_does(
 ) -> None:
     # An epoch has 119 // 24 = 4, 119 // 12 = 9 or 119 // 8 = 14 micro-batches: with 2 and 3 to a step the last step is
     # shorter, and the last samples of each epoch do not fill a micro-batch.
-    options = OPTIONS | {"accum_steps": accum_steps}
+    options = OPTIONS | {"accum_steps": accum_steps, "log_every": 1}
     programs = {size: Program(plain_project, tmp_path / str(size), options, size) for size in (1, 2, 4)}
     run_all([[program] for program in programs.values()])
     expected, norms = reference.train(recipe(accum_steps), orders)
     assert min(norms) > CLIP_NORM, "every step is clipped"
+    for size in programs:
+        recorded = dict(metrics(tmp_path / str(size))["grad_norm"])
+        assert recorded == pytest.approx(dict(enumerate(norms, start=1)), rel=1e-4)
     found = {size: relative_difference(checkpoint(tmp_path / str(size))["model"], expected) for size in programs}
     for size, difference in found.items():
         measured("processes", f"world size {size}, --accum-steps {accum_steps}", difference)

@@ -14,7 +14,7 @@ from tests.core.exact.test_resume import assert_ends_like, stopped_at
 from tests.core.tasks.test_recipes import CALLBACK, PLATEAU, SCHEDULER, changed_project
 from tests.support.forked_runs import Program, metrics, run_all, state
 from tests.support.training import differences
-from tools.rewriting import Rewrite
+from tools.rewriting import Rewrite, extend
 
 # An epoch has five steps.
 OPTIONS = {"global_batch_size": 24, "accum_steps": 2, "epochs": 3, "warmup_steps": 2, "log_every": 1, "lr": 0.01}
@@ -66,6 +66,27 @@ def test_rates_are_those_of_pytorchs_scheduler(after: Recipe, tmp_path: Path) ->
     assert dict(metrics(program.run_dir)["lr"]) == pytest.approx(expected, rel=1e-12)
     [group] = state(program.run_dir)["optimizer"]["param_groups"]
     assert group["betas"] == plain.param_groups[0]["betas"], "which the scheduler changes, too"
+
+
+# Appended to task.py: one parameter has a rate of its own.
+GROUPS = """
+
+def build_optimizer(model: Any, config: Config, build: Any = build_optimizer) -> Any:
+    optimizer = build(model, config)
+    optimizer.add_param_group({"params": [optimizer.param_groups[0]["params"].pop()], "lr_scale": 0.25})
+    return optimizer
+"""
+
+
+def test_the_rate_of_each_group_is_recorded(small: Render, tmp_path: Path) -> None:
+    project = small(logging="csv")
+    extend(project / "ddp_project" / "task.py", GROUPS)
+    program = Program(project, tmp_path / "run", OPTIONS)
+    run_all([[program]])
+    found = metrics(program.run_dir)
+    assert len(found["lr"]) == 15
+    assert found["lr/group_0"] == found["lr"]
+    assert found["lr/group_1"] == [(step, 0.25 * rate) for step, rate in found["lr"]]
 
 
 def test_a_callback_comes_on_all_ranks_at_once_and_changes_nothing(
