@@ -101,8 +101,8 @@ def write_version_1(project: Path, package: str, place: Path) -> Path:
 
 def move(plan: Plan, project: Path, base: Path, old: str, new: str) -> None:
     """Delete a file of version 1. Carry its edits to the file that has taken its place, or else to a folder."""
-    edited = (project / old).read_text()
-    before, now = (each.read_text() if each.is_file() else "" for each in (base / old, project / new))
+    edited = text_of(project, old)
+    before, now = text_of(base, old), text_of(project, new)
     plan.deleted.append(old)
     if edited == before:
         return
@@ -115,6 +115,15 @@ def move(plan: Plan, project: Path, base: Path, old: str, new: str) -> None:
         patch = "".join(difflib.unified_diff(*sides, fromfile="version 1", tofile=old))
         plan.written[f"{EDITS}/{Path(old).name}.diff"] = patch
         plan.left.append(f"your edits of {old} do not fit {new}: {EDITS}/{Path(old).name}.diff has them")
+
+
+def text_of(project: Path, path: str) -> str:
+    """Return the text of a file, which is empty if there is none. Raises RenderError if it is not UTF-8."""
+    file = project / path
+    try:
+        return file.read_text(encoding="utf-8") if file.is_file() else ""
+    except UnicodeDecodeError as error:
+        raise RenderError(f"{path} is not text in UTF-8: save it as such, and commit it ({error})") from None
 
 
 def merge(edited: str, base: str, new: str) -> str | None:
@@ -152,7 +161,11 @@ def read_runtime(project: Path, package: str) -> Runtime:
     imported: dict[str, Set[str]] = {}
     for path in sorted((project / package / "runtime").glob("*.py")):
         if path.stem not in MODULES:
-            names = symtable.symtable(path.read_text(), path.name, "exec").get_symbols()
+            text = text_of(project, str(path.relative_to(project)))
+            try:
+                names = symtable.symtable(text, path.name, "exec").get_symbols()
+            except (SyntaxError, ValueError) as error:
+                raise RenderError(f"{path} is no Python: {error}") from None
             modules[path.stem] = {each.get_name() for each in names if each.is_assigned() or each.is_namespace()}
             imported[path.stem] = {each.get_name() for each in names if each.is_imported()}
     door = modules.pop("__init__") and imported.pop("__init__")

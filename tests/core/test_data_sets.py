@@ -82,6 +82,11 @@ def test_every_set_is_evaluated_and_the_test_set_with_the_best_weights(with_sets
     assert "Solid: validation. Long dashes: validation_b." in page
     assert "<b>b_accuracy</b>" not in page, "it is accuracy, of another set"
 
+    from_last = ("--resume", str(run_dir / "checkpoints" / "last.pt"))  # of a run that is complete: there is no best.pt
+    train_on_ranks(with_sets, tmp_path / "other", *OPTIONS, *from_last)
+    again = json.loads((tmp_path / "other" / "result.json").read_text())
+    assert again["test"]["loss"] == pytest.approx(of_last["test"][0], rel=1e-5)
+
     for ranks in (1, 3):  # which need not divide the batch
         command = [sys.executable, "evaluate.py", str(run_dir), *ON_CPU]
         if ranks > 1:

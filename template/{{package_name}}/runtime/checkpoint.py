@@ -174,6 +174,7 @@ class Checkpoints:
         Model and optimizer are as they were built: what has changed in them since is known by that.
         """
         self.folder = config.run_dir / "checkpoints"
+        self.best = self.folder / "best.pt"  # the weights for the test sets
         self.manifest = Manifest(self.folder)
         self.config = config
         self.progress = progress
@@ -262,6 +263,8 @@ class Checkpoints:
         self.progress.check_samples()
         if path.resolve().parent != self.folder.resolve():
             self.progress.forget_best()  # the best.pt of another run is not here
+            if self.progress.is_done():
+                self.best = path
         logging.info("resumed from %s: epoch %d, step %d", path, self.progress.epoch + 1, self.progress.step)
         if changed := changed_options(before.get("config", {}), self.config):
             logging.info("other options than before: %s", ", ".join(changed.values()))

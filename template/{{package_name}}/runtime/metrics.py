@@ -331,14 +331,14 @@ class Progress:
     def add_evaluation(self, metrics: dict[str, float], decides: str, *, higher: bool) -> None:
         """Count an evaluation after this step, and remember its metrics if the deciding metric is the best so far."""
         self.evaluated_step = self.step
-        self.since_best += 1
+        self.since_best += self.is_regular_evaluation()  # --patience does not count the one of a stop at --max-steps
         value = metrics[decides]
         if math.isnan(self.best) or (value > self.best if higher else value < self.best):
             self.best, self.best_metrics, self.since_best = value, {**metrics, "step": self.step}, 0
 
     def is_best_step(self) -> bool:
         """Return whether the evaluation after this step is the best so far."""
-        return self.evaluated_step == self.step and self.since_best == 0
+        return self.evaluated_step == self.step == self.best_metrics.get("step")
 
     def start_next_epoch(self) -> None:
         """Begin another epoch if nothing is left of this one."""

@@ -95,10 +95,18 @@ def test_it_is_refused_in_one_line_and_nothing_changes(project: Path, tmp_path: 
     before = read_files(project)
     assert "error: train.py has a conflict: resolve it first" in ddp_template("migrate", project, code=2).output
     assert read_files(project) == before
+    replace(project / "train.py", "<<<<<<< before updating\n", "")
+    heartbeat = project / "pkg" / "runtime" / "heartbeat.py"
+    text = heartbeat.read_bytes()
+    heartbeat.write_bytes(b"# coding: latin-1\n# \xe9\n" + text)
+    assert "heartbeat.py is not text in UTF-8" in ddp_template("migrate", project, code=2).output
+    heartbeat.write_bytes(text)
+    append(project / "pkg" / "runtime" / "storage.py", "def (\n")
+    assert "storage.py is no Python: " in ddp_template("migrate", project, code=2).output
+    replace(project / "pkg" / "runtime" / "storage.py", "def (\n", "")
     for other in (tmp_path, tmp_path / "nowhere"):
         output = ddp_template("migrate", other, code=2).output
         assert "is no project of version 2: copier update comes first" in output
-    replace(project / "train.py", "<<<<<<< before updating\n", "")
     output_of(["rm", "-rf", ".git"], project)
     assert "error: " in ddp_template("migrate", project, code=2).output
     assert (project / "pkg" / "runtime" / "heartbeat.py").exists()
