@@ -33,7 +33,7 @@ from ddp_project.runtime import (
 
 
 class Run:
-    """Everything one rank trains with, built in order of dependence."""
+    """Everything one rank trains with, built in dependency order."""
 
     def __init__(self, config: Config, env: launcher.DistEnv, device: torch.device) -> None:
         """Build all parts; restore the checkpoint if --resume asks for one. Every rank runs this."""
@@ -45,7 +45,7 @@ class Run:
         self.model = distributed.place(model, config, device)  # not wrapped: its state_dict has plain keys
         self.optimizer = task.build_optimizer(self.model, config)
         self.scaler = optimizer_step.GradScaler(device.type, enabled=config.precision == "fp16")
-        # task.compute() on the same model, wrapped: its backward pass averages the gradients over the ranks.
+        # The same model behind task.compute(), wrapped: backward() averages the gradients over the ranks.
         loss_module = optimizer_step.LossModule(task.compute, self.model, config, device)
         self.ddp = distributed.wrap(loss_module, config)
         self.update = optimizer_step.Update(self.ddp, self.optimizer, config, device)
@@ -78,7 +78,7 @@ def main(config: Config, env: launcher.DistEnv, device: torch.device) -> exits.E
             finish_step(run)
         run.checkpoints.complete()
         if run.test:
-            weights.load_weights(run.model, run.checkpoints.folder / "best.pt")
+            weights.load_weights(run.model, run.checkpoints.best)
             run.reporter.log_test(evaluate.evaluate(run.model, run.test, run.config, run.device))
     return exits.ExitCode.DONE
 
@@ -117,13 +117,13 @@ def reduce_and_log(run: Run) -> None:
     progress.count(totals, timed_save=timed_save > 0)
     run.update.report(progress.step, skipped_steps, run.checkpoints.advice)
     if progress.is_record_due() or progress.reached_max_steps():
-        run.reporter.log_training(progress, run.update.numbers())  # you may add any number by its name
+        run.reporter.log_training(progress, run.update.numbers())  # your own: numbers() | {"name": value}
 
 
 def finish_step(run: Run) -> None:
     """After a step: evaluate, start the next epoch and save, each if it is due."""
     if run.progress.is_evaluation_due():
-        with run.update.evaluating():  # with the averaged weights, if there are any
+        with run.update.evaluating():  # with the EMA of the weights, if --ema-decay asks for it
             found = evaluate.evaluate(run.model, run.evaluation, run.config, run.device)
         run.reporter.log_evaluation(run.progress, found)
     run.progress.start_next_epoch()

@@ -125,6 +125,12 @@ def test_a_whole_batch_that_is_a_list_is_refused(loading: ModuleType) -> None:
         [*loading.PrefetchLoader(pairs, [loading.Batch([1, 2, 3], (0,))], loading.Config(), CPU)]
 
 
+def test_collate_is_refused_where_it_would_get_no_samples(loading: ModuleType) -> None:
+    loader = loading.PrefetchLoader(Whole(torch.tensor), [loading.Batch([1], (0,))], loading.Config(), CPU, sorted)
+    with pytest.raises(loading.UserError, match=r"__getitems__\(\) of Whole returns whole batches, so Data\("):
+        next(iter(loader))
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is asked of torch.cuda and of tensors, in this order; the number is the length of the tensor."""

@@ -29,7 +29,10 @@ code = int(codes[launches - 1])
 records = run_dir / "metrics.jsonl"
 whole = [line for line in records.open() if line.endswith("\\n")] if launches > 1 else []
 for accuracy in (json.loads("NaN") if code == 65 else 0.1 * launches + 1e-9, 5):
-    record = {"step": launches, "time": 0, "epoch": launches, "epoch/validation_accuracy": accuracy}
+    start = {"step": launches, "time": 0, "event": "started", "sets": ["first", "validation"]}
+    record = {"step": launches, "time": 0, "epoch": launches, "epoch/first_accuracy": accuracy}
+    record["epoch/validation_accuracy"] = -1
+    whole.append(json.dumps(start) + "\\n")
     whole.append(json.dumps(record) + "\\n")
 whole[-1] = whole[-1][:-9]  # as a kill may leave it
 records.write_text("".join(whole))

@@ -223,9 +223,12 @@ class BatchDataset(Dataset[Any]):
         if fetched is None or (isinstance(fetched, list) and len(fetched) != len(indices)):
             found = "None" if fetched is None else f"a list of {len(fetched)} for {len(indices)} indices"
             raise UserError(f"data.py: __getitems__ returned {found}: return a tuple or dict for a whole batch")
-        if not isinstance(fetched, list):
-            return fetched
         own = self.collate
+        if not isinstance(fetched, list):
+            if own:
+                found = f"__getitems__() of {type(self.dataset).__name__} returns whole batches"
+                raise UserError(f"data.py: {found}, so Data(collate=...) gets no samples: let it return a list of them")
+            return fetched
         return loaded(lambda _: own(fetched), indices) if own else collated(fetched, indices)
 
 

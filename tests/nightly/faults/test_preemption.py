@@ -113,7 +113,7 @@ class Batch:
 
 def let_the_time_end(job: Batch) -> None:
     """Slurm does it, with its signal, 30 to 60 s after the start: launch.sh listens then, and the training goes on."""
-    wait_for_line(job.log, "queues again", 90)
+    wait_for_line(job.log, "is requeued", 90)
     job.assert_stopped()
 
 
