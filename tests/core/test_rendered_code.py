@@ -147,4 +147,7 @@ def test_the_default_project_is_short(with_choice: WithChoice) -> None:
     assert lines[project / "train.py"] <= MAXIMUM_OF_TRAIN
     assert sum(lines.values()) < MAXIMUM_OF_PROJECT
     (tested,) = re.findall(r"^torch==(\S+)$", (TEMPLATE / "constraints.txt").read_text(), re.MULTILINE)
-    assert f"with torch {tested}: for that version,\ntype `pip install torch=={tested}`" in (project / "README.md").read_text()
+    assert (
+        f"with torch {tested}: for that version,\ntype `pip install torch=={tested}`"
+        in (project / "README.md").read_text()
+    )

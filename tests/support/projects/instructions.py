@@ -27,11 +27,12 @@ def read_guide(project: Path) -> Guide:
 class Block(NamedTuple):
     file: str
     place: str  # the class that it goes into; "" for the file itself
-    language: str  # python or diff
-    code: str
+    language: str  # python, diff, or rename
+    code: str  # for rename, the two names
 
 
 STEP = r"^\d\. `([\w/]+\.py)`(?:, in `(\w+)`|[^\n]*):\n\n```(python|diff)\n(.*?)^```$"
+RENAME = r"^\d\. In `([\w/]+\.py)`, rename `(\w+)\(\)` to `(\w+)\(\)`"
 
 
 def read_recipes(project: Path) -> dict[str, list[Block]]:
@@ -42,8 +43,11 @@ def read_recipes(project: Path) -> dict[str, list[Block]]:
         earlier = [
             [*recipes.values()][int(number) - 1] for number in re.findall(r"^1\. Follow recipe (\d+)", text, re.M)
         ]
+        renamed = [
+            Block(file, "", "rename", f"{old} {new}") for file, old, new in re.findall(RENAME, text, re.MULTILINE)
+        ]
         own = [Block(*found) for found in re.findall(STEP, text, re.MULTILINE | re.DOTALL)]
-        recipes[text.split("\n")[0]] = [*chain(*earlier), *own]
+        recipes[text.split("\n")[0]] = [*chain(*earlier), *renamed, *own]
     return recipes
 
 
@@ -53,6 +57,10 @@ def follow(project: Path, blocks: list[Block]) -> None:
         code = file.read_text()
         if block.language == "diff":
             code = patched(block.code, code)
+        elif block.language == "rename":
+            old, new = block.code.split()
+            assert f"\ndef {old}(" in code
+            code = code.replace(f"\ndef {old}(", f"\ndef {new}(")
         else:
             code = put_in_class(block.code, code, block.place) if block.place else put_in(block.code, code)
         file.write_text(code)
@@ -83,7 +91,8 @@ def put_in(new: str, code: str) -> str:
     for node in ast.parse(new).body:
         text = "".join(new.splitlines(keepends=True)[first_line(node) - 1 : node.end_lineno])
         lines, body = code.splitlines(keepends=True), ast.parse(code).body
-        old = next((each for each in body if name_of(each) == name_of(node) is not None), None)
+        alike = [each for each in body if type(each) is type(node) and name_of(each) == name_of(node) is not None]
+        old = next(iter(alike), None)
         if old is not None:
             lines[first_line(old) - 1 : old.end_lineno] = [text]
         elif name_of(node) is None:
