@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 from conftest import OnRanks
-from test_exact import OWN, differences, saved, train_own
+from test_exact import OWN, differences, saved, train_some
 from torch import multiprocessing as mp
 
 import train
@@ -44,26 +44,26 @@ def train_until_killed(config: Any, replaced: int) -> None:
         (counted if new.parent.name == "checkpoints" else replacing)(old, new)
 
     with mock.patch("os.replace", replace_file):
-        train_own(config)
+        train_some(config)
 
 
 def train_until_stopped(config: Any, step: int) -> None:
     """Train, until a signal comes to rank 1 at this step."""
     number = step if dist.get_rank() == 1 else 0
     with mock.patch.object(train, "train_step", interrupted(train.train_step, number, signal.SIGTERM)):
-        train_own(config)
+        train_some(config)
 
 
 def assert_goes_on(run_dir: Path, whole: Path, on_ranks: OnRanks) -> None:
     """Resume the run, and compare its end with that of a whole one, bit for bit."""
-    on_ranks(2, train_own, replace(SAVING, run_dir=run_dir, resume="newest"))
+    on_ranks(2, train_some, replace(SAVING, run_dir=run_dir, resume="newest"))
     assert [*differences(saved(run_dir), saved(whole))] == []
 
 
 @pytest.fixture
 def whole(on_ranks: OnRanks, tmp_path: Path) -> Path:
     """The run directory of a run that nothing disturbed."""
-    on_ranks(2, train_own, replace(SAVING, run_dir=tmp_path / "whole"))
+    on_ranks(2, train_some, replace(SAVING, run_dir=tmp_path / "whole"))
     return tmp_path / "whole"
 
 
@@ -91,7 +91,7 @@ def test_a_signal_in_the_last_step_lets_the_run_end(on_ranks: OnRanks, whole: Pa
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(on_ranks: OnRanks, whole: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "damaged"
-    on_ranks(2, train_own, replace(SAVING, run_dir=run_dir, max_steps=4))
+    on_ranks(2, train_some, replace(SAVING, run_dir=run_dir, max_steps=4))
     last = run_dir / "checkpoints" / "last.pt"
     content = bytearray(last.read_bytes())
     content[len(content) // 2] ^= 1

@@ -12,6 +12,7 @@ from tests.conftest import Package, Render
 from tests.support.processes import output_of
 from tests.support.ranks import error_in, train_on_ranks
 from tests.support.training import ON_CPU
+from tools.rewriting import extend
 
 OWN_DATA = """
 
@@ -77,9 +78,7 @@ def test_each_sample_comes_once_and_in_order(own_project: Render, tmp_path: Path
         start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
         command = [sys.executable, *start, "evaluate.py", str(run_dir), *ON_CPU, "--global-batch-size", size]
         lines = [json.loads(line) for line in output_of(command, project).splitlines() if line.startswith("{")]
-        assert {line["set"]: line["auroc"] for line in lines} == pytest.approx(
-            {"validation": area, "few": torch.nan}, nan_ok=True
-        )
+        assert {line["set"]: line["auroc"] for line in lines} == {"validation": pytest.approx(area), "few": None}
         for number, chosen in ((360, [*range(360)]), (2, [7, 3])):
             rows = torch.load(project / f"rows-{number}.pt")
             assert rows["labels"].tolist() == labels[chosen].tolist()
@@ -98,6 +97,36 @@ def test_what_is_no_row_for_each_sample_is_refused(package: Package) -> None:
     with pytest.raises(exits.UserError, match='the AllSamples of "x" must have rows of one shape'):
         metrics.joined("x", [(rows,), (rows[:, :1],)])
     assert [each.shape for each in metrics.joined("x", [(rows, rows), (rows[:1], rows[:1])])] == [(4, 2), (4, 2)]
+
+
+def test_each_batch_must_have_the_same_names(package: Package) -> None:
+    metrics, exits = package("runtime.metrics"), package("runtime.exits")
+    loss, rows = {"loss": metrics.Mean(1.0, 1)}, {"x": metrics.AllSamples(torch.zeros(3))}
+    for first, second in ((loss, loss | rows), (loss | rows, loss), (loss | rows, loss | {"y": rows["x"]})):
+        sums = metrics.EvaluationAccumulator(torch.device("cpu"))
+        sums.add(first)
+        with pytest.raises(exits.UserError, match="the same names for every batch, not loss"):
+            sums.add(second)
+    sums = metrics.MetricAccumulator(torch.device("cpu"))
+    for size in (2, 3):
+        sums.add({"loss": metrics.Mean(torch.zeros(size), 1)})
+    with pytest.raises(exits.UserError, match="each sum must have the same shape in every batch"):
+        sums._add_up()
+
+
+def test_all_samples_of_one_rank_alone_are_one_line(own_project: Render, tmp_path: Path) -> None:
+    project = own_project()
+    more = """
+compute_all = compute
+
+
+def compute(model, batch, config):
+    found = compute_all(model, batch, config)
+    return found | ({"x": AllSamples(batch[1])} if torch.distributed.get_rank() else {})
+"""
+    extend(project / "ddp_project" / "task.py", more, imports="import torch\nfrom .runtime import AllSamples\n")
+    error = error_in(train_on_ranks(project, tmp_path / "run", "--max-steps", "2", code=2))
+    assert "compute() must return the same names and shapes on every rank, not" in error
 
 
 def test_all_samples_without_summarize_are_one_line(own_project: Render, tmp_path: Path) -> None:

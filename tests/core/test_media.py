@@ -54,13 +54,15 @@ def test_a_disk_that_takes_nothing_to_show_ends_no_run(showing: Path, tmp_path: 
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "shown").touch()  # where the folder would be
     output = train_on_ranks(showing, tmp_path / "run", *OPTIONS)[0]
-    assert len(re.findall("rank 0 WARNING .*File exists: .*shown", output)) == 2, "at each evaluation"
+    assert (
+        len(re.findall("rank 0 WARNING .*File exists: .*shown", output)) == 8
+    ), "four names at each of two evaluations"
     assert "done: best validation accuracy" in output
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", ".x", "a/b", "x.y"])
 def test_what_is_shown_is_in_its_folder_under_any_name(name: str, media: Any, tmp_path: Path) -> None:
-    media.write_media(tmp_path / "shown", {name: ["text"]})
+    media.write_media(tmp_path / "shown", name, ["text"])
     assert [each.name for each in tmp_path.iterdir()] == ["shown"]
     [file] = (tmp_path / "shown").iterdir()
     assert (file.suffix, file.name.startswith(".")) == (".txt", False)
@@ -71,6 +73,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "two dimensions": ({"x": torch.zeros(3, 3)}, '"x" is of shape (3, 3)'),
     "four channels": ({"x": torch.zeros(1, 4, 8, 8)}, '"x" is of shape (1, 4, 8, 8)'),
     "a number": ({"x": 3.0}, '"x" is of type float'),
+    "an array of text": ({"x": np.array(["a"])}, '"x" is of type ndarray'),
     "a list of numbers": ({"x": [3.0]}, '"x" is of type list'),
 }
 
@@ -109,3 +112,15 @@ def test_values_keep_their_range(media: Any) -> None:
     assert media.media_of("x", np.array([1.0, np.inf, 2.0])).tolist() == [1, 2]
     assert media.bars(np.array([])).count("<rect") == media.bars(np.full(9, 3.5)).count("<rect") == 40
     assert media.media_of("x", ("one", "two")) == ["one", "two"]
+    assert media.media_of("x", np.zeros((2, 4, 4, 3))[:, ::-1].transpose(0, 3, 1, 2)).shape == (2, 4, 4, 3)
+
+
+@pytest.mark.parametrize("values", [[1.0, 1.0000000000000002], [-1.7e308, 1.7e308], [1e-320, 3e-320], [2.0]])
+def test_any_finite_values_are_a_histogram(values: list[float], media: Any) -> None:
+    assert "<rect" in media.bars(np.array(values))
+
+
+def test_nothing_to_show_is_left_out(media: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = {"images": torch.zeros(0, 1, 8, 8), "values": torch.full((3,), torch.nan), "texts": [], "one": "text"}
+    monkeypatch.setattr(media, "optional", lambda name: lambda model, batch: empty)
+    assert media.shown(torch.nn.Identity(), [(torch.zeros(2), True)]) == {"one": ["text"]}

@@ -273,9 +273,13 @@ REFUSED = {
     "weighted() needs weights of at least 0": lambda o: o.weighted([3.0, -1.0]),
     "weighted() needs weights of at least 0, all": lambda o: o.weighted([0.0, 0.0]),
     "weighted() needs weights of at least 0, all finite": lambda o: o.weighted([1.0, np.inf]),
-    "weighted() needs weights of shape (n,) without NaN": lambda o: o.weighted([1.0, np.nan]),
-    "without NaN, not (2, 1)": lambda o: o.weighted([[1.0], [1.0]]),
-    "without NaN, not (0,)": lambda o: o.weighted([]),
+    "weighted() needs weights that are numbers, and number 1 is NaN": lambda o: o.weighted([1.0, np.nan]),
+    "weights of shape (n,), not (2, 1)": lambda o: o.weighted([[1.0], [1.0]]),
+    "weights of shape (n,), not (0,)": lambda o: o.weighted([]),
+    "samples of an order must be a whole number, not 0.5": lambda o: o.weighted([1.0], samples=0.5),
+    "Mixture() needs a list of datasets: object of type 'int' has no len()": lambda o: o.Mixture([3, 4], [1, 1]),
+    "batch of an order must be a whole number, not '4'": lambda o: o.by_length([1, 2], batch="4"),
+    "tokens of an order must be a whole number, not None": lambda o: o.tokens_per_batch([1, 2], None),
     "weights that are numbers: could not convert": lambda o: o.weighted(["cat"]),
     "samples of at least 1, not 0": lambda o: o.weighted([1.0], samples=0),
     "and at most 1, the number of weights above 0, not 2": lambda o: o.weighted([1, 0], replacement=False, samples=2),
@@ -313,6 +317,8 @@ REFUSED_BY_SAMPLER: dict[str, Any] = {
     "not int64 of shape (1, 8, 1)": lambda *_: np.zeros((8, 1), int),
     "must be a function of size, seed and epoch": [1, 2, 3],
     "that returns an array of indices, not generator": lambda size, *_: (i for i in range(size)),
+    "an order takes size, seed and epoch: ": lambda size, seed: np.arange(size),
+    "must return an array of indices, not a dict, of which NumPy takes no part": lambda *_: dict.fromkeys(range(60)),
     "the 7 samples of the order do not fill a micro-batch of 8": an_array([*range(7)]),
     "not 60 samples in epoch 1 and 58 in epoch 3": lambda size, seed, epoch: np.arange(size - epoch),
 }
@@ -335,6 +341,13 @@ def test_a_sampler_refuses_wrong_indices_in_one_line(line: str, orders: Any, sam
 
     with pytest.raises(orders.UserError, match=rf"^data\.py: [^\n]*{re.escape(line)}[^\n]*$"):
         list(all_of_two_epochs())
+
+
+def test_an_order_that_is_another_at_each_call_is_refused(sampler: Callable[..., Any], package: Package) -> None:
+    """torch.randperm() without a generator is the same on all ranks at the start, and differs at a resume."""
+    loading = package("runtime.data_loading")
+    with pytest.raises(loading.UserError, match=r"^data\.py: an order must depend on size, seed and epoch alone: this"):
+        loading.check_order(sampler(lambda size, *_: torch.randperm(size)), later=False)
 
 
 def test_progress_counts_the_samples_of_the_order(orders: Any, sampler: Callable[..., Any], package: Package) -> None:

@@ -214,12 +214,12 @@ def defaults_of(config: Any) -> dict[str, Any]:
     return found
 
 
-def parse_words(config: type[T], words: Sequence[str], *, quiet: bool) -> T:
+def parse_words(config: type[T], arguments: Sequence[str], *, quiet: bool) -> T:
     """Read the words of a command line. Raises UserError, which says what is wrong with them."""
     complaint = io.StringIO()
     try:
         with redirect_stderr(complaint):
-            return tyro.cli(config, description=DESCRIPTION, args=words, console_outputs=not quiet)
+            return tyro.cli(config, description=DESCRIPTION, args=arguments, console_outputs=not quiet)
     except SystemExit as leaving:
         if leaving.code == 0:
             raise

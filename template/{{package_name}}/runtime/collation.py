@@ -12,6 +12,7 @@ from dataclasses import fields, is_dataclass
 from functools import cached_property
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from pprint import pformat
 from typing import Any, ClassVar
 
 import numpy as np
@@ -130,7 +131,7 @@ def digest(batch: Any) -> str:
         share = torch.cos(torch.arange(len(numbers))).double() @ numbers / numbers.norm()
         return f"{tensor.dtype} {tuple(tensor.shape)} {numbers.norm():.{digits}g} {share:.{digits}f}"
 
-    text = re.sub("0x[0-9a-f]+", "", repr(map_tensors(batch, summary)))  # where objects lie
+    text = re.sub("0x[0-9a-f]+", "", pformat(map_tensors(batch, summary), width=1))  # where objects lie; it sorts sets
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -40,6 +40,8 @@ def reduce_tensor(tensor: Tensor, op: Literal["mean", "sum"] = "mean") -> Tensor
     Returns:
         A new tensor without gradient; of float32 for half precision, whose sums would overflow or round.
     """
+    if op not in ("sum", "mean"):
+        raise UserError(f'reduce_tensor() takes the op "sum" or "mean", not {op!r}')
     half = tensor.dtype in (torch.float16, torch.bfloat16)
     reduced = tensor.detach().to(torch.float32 if half else tensor.dtype, copy=True)
     dist.all_reduce(reduced, op=dist.ReduceOp.SUM)
@@ -56,6 +58,9 @@ def gather_with_grad(rows: Tensor) -> tuple[Tensor, int]:
 
     Raises UserError on every rank if shapes or dtypes differ, or if --accum-steps splits the batch of a training step.
     """
+    if not isinstance(rows, Tensor) or not rows.dim():
+        found = f"shape {tuple(rows.shape)}" if isinstance(rows, Tensor) else f"type {type(rows).__name__}"
+        raise UserError(f"task.py: gather_with_grad() takes a tensor with a row for each sample, not one of {found}")
     if BATCH.accum_steps > 1 and torch.is_grad_enabled():
         wrong = f"--accum-steps {BATCH.accum_steps} does not go with gather_with_grad() in task.py"
         raise UserError(f"{wrong}, which gathers one micro-batch, not the whole batch: give --accum-steps 1")

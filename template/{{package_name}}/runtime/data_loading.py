@@ -63,12 +63,19 @@ def load(config: Config, env: DistEnv, device: torch.device) -> Loaders:
     micro_batch = 0 if sized else global_micro_batch_size(config, env, len(own.train))
     order = own.order, config.accum_steps
     sampler = ResumableDistributedSampler(len(own.train), micro_batch, env, config.seed, *order)
-    first = sampler.indices[np.arange(sampler.global_micro_batch_size)]
-    ordered = torch.tensor(first if sampler.ends is None else np.append(first, sampler.ends))
-    if own.order is not None and len({*gather(digest(ordered))}) > 1:
-        raise UserError("data.py: the order of the samples is not the same on all ranks: let load_data() make it so")
+    if own.order is not None:
+        check_order(sampler, later=config.epochs > 1)
     training = TrainingLoader(own.train, sampler, config, device, own.collate)
     return Loaders(training, *loaders_to_evaluate(own, config, env, device))
+
+
+def check_order(sampler: ResumableDistributedSampler, *, later: bool) -> None:
+    """Raise UserError if an order is another one when it is asked again, or on another rank, in two epochs if later."""
+    first, again, last = (sampler.excerpt(epoch) for epoch in (0, 0, int(later)))
+    if not np.array_equal(first, again):
+        raise UserError("data.py: an order must depend on size, seed and epoch alone: this one is another at each call")
+    if len({*gather(digest(torch.from_numpy(np.append(first, last))))}) > 1:
+        raise UserError("data.py: the order of the samples is not the same on all ranks: let load_data() make it so")
 
 
 def agreed_data(config: Config, env: DistEnv) -> Data:
@@ -76,7 +83,7 @@ def agreed_data(config: Config, env: DistEnv) -> Data:
     check_names()
     if prepare := getattr(data, "prepare", None):
         STATUS.phase = "in prepare() of data.py"
-        on_each_node(partial(prepare, config), leads=env.local_rank == 0)
+        on_each_node(partial(without_exit, "prepare", prepare, config), leads=env.local_rank == 0)
     STATUS.phase = "in load_data() of data.py"
     loaded = on_all_ranks(partial(load_own, config))
     datasets = {"training": loaded.train, **loaded.evaluation, **loaded.test}
@@ -107,10 +114,17 @@ def load_own(config: Config) -> Data:
     """Return the datasets of this rank. Without --timeout, load_data() may take as long as it needs."""
     OWN_WAIT.what = (lambda: "load_data() of data.py") if config.timeout else None
     try:
-        returned: Any = data.load_data(config)
-        return checked(returned)
+        return checked(without_exit("load_data", data.load_data, config))
     finally:
         OWN_WAIT.what = None  # from here on this rank waits for others
+
+
+def without_exit(name: str, work: Callable[[Config], Any], config: Config) -> Any:
+    """Call a function of data.py. Raises UserError if it calls sys.exit(), of which other ranks would know nothing."""
+    try:
+        return work(config)
+    except SystemExit as error:
+        raise UserError(f"data.py: {name}() must return, and calls sys.exit({error.code!r})") from error
 
 
 def checked(returned: Any) -> Data:

@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ def shown(model: nn.Module, batches: EvaluationLoader) -> Media:
     returned = show(model, batch)
     if not isinstance(returned, Mapping):
         raise UserError(f"task.py: show() must return a dict, not {type(returned).__name__}")
-    return {str(name): media_of(name, value) for name, value in returned.items()}
+    media = {str(name): media_of(name, value) for name, value in returned.items()}
+    return {name: value for name, value in media.items() if len(value)}
 
 
 def media_of(name: str, value: Any) -> Any:
@@ -45,8 +47,9 @@ def media_of(name: str, value: Any) -> Any:
         return [value]
     if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
         return [*value[:MOST]]
-    if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value)
+    with suppress(TypeError, ValueError):  # an array of objects
+        value = torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
+    value = value.to_dense() if isinstance(value, Tensor) else value
     if isinstance(value, Tensor) and value.dim() == 1:
         values = value.detach().to("cpu", torch.float64).numpy()
         return values[np.isfinite(values)]
@@ -78,7 +81,10 @@ def in_rows(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def bars(values: NDArray[np.float64]) -> str:
     """Return a histogram of finite values, as SVG."""
-    counts, edges = np.histogram(values, BINS)
+    try:
+        counts, edges = np.histogram(values, BINS)
+    except ValueError:  # the range is too large or too small for so many
+        counts, edges = np.array([len(values)]), np.array([values.min(), values.max()])
     heights, parts = 100 * counts / max(1, counts.max()), []
     for i, (count, height, low, high) in enumerate(zip(counts, heights, edges[:-1], edges[1:], strict=True)):
         box = f'x="{8 * i}" y="{100 - height:.1f}" width="7" height="{height:.1f}"'
@@ -89,17 +95,16 @@ def bars(values: NDArray[np.float64]) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {box}>{"".join(parts)}</svg>'
 
 
-def write_media(folder: Path, media: Media) -> None:
-    """Write what was shown, in place of what was shown before under the same name. Raises OSError or UserError."""
-    for name, value in media.items():
-        file = re.sub(r"[^\w.-]|^(?=\.|$)", "_", name)  # which is no hidden file, and never ".."
-        folder.mkdir(exist_ok=True)
-        if isinstance(value, list):
-            write(folder / f"{file}.txt", "\n\n".join(value).encode(errors="backslashreplace"))
-        elif value.ndim == 1:
-            write(folder / f"{file}.svg", bars(value).encode())
-        else:
-            write(folder / f"{file}.png", png(in_rows(value)))
+def write_media(folder: Path, name: str, value: Any) -> None:
+    """Write what was shown, in place of what was shown before under this name. Raises OSError or UserError."""
+    file = re.sub(r"[^\w.-]|^(?=\.|$)", "_", name)  # which is no hidden file, and never ".."
+    folder.mkdir(exist_ok=True)
+    if isinstance(value, list):
+        write(folder / f"{file}.txt", "\n\n".join(value).encode(errors="backslashreplace"))
+    elif value.ndim == 1:
+        write(folder / f"{file}.svg", bars(value).encode())
+    else:
+        write(folder / f"{file}.png", png(in_rows(value)))
 
 
 def write(file: Path, content: bytes) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, field, fields
 from itertools import chain
 from typing import Any, NamedTuple
@@ -48,11 +49,13 @@ def checked(means: Any) -> dict[str, Mean]:
         found = f"a dict of {[*means]}" if isinstance(means, dict) else type(means).__name__
         raise UserError(f'task.py: compute() must return a dict with "loss": Mean(sum, count), not {found}')
     for name, mean in means.items():
-        if isinstance(mean, AllSamples):
+        if isinstance(mean, AllSamples) and name != "loss":
             check_rows(name, mean.values)
         elif not (isinstance(mean, Mean) and isinstance(mean[0], NUMBERS) and isinstance(mean[1], NUMBERS)):
             found = " ".join(repr(mean).split())
             raise UserError(f'task.py: "{name}" must be a Mean(sum, count) of tensors or numbers, not {found:.60}')
+        elif isinstance(count := mean.count, Tensor) and count.dim():
+            raise UserError(f'task.py: the count of "{name}" must be a scalar, not of shape {tuple(count.shape)}')
     if isinstance(loss := means["loss"].sum, Tensor) and loss.dim():
         shape = tuple(loss.shape)
         raise UserError(f'task.py: the sum of "loss" must be a scalar, not of shape {shape}: give reduction="sum"')
@@ -75,6 +78,7 @@ class MetricAccumulator:
         self.finite_only = finite_only
         self.batches: list[list[Tensor | float]] = []  # that are not in the totals yet: each sum and its count, in turn
         self.shapes: dict[str, torch.Size] = {}  # of the sums
+        self.rows_of: list[str] = []  # names of AllSamples, in an evaluation
         self.agreed = False  # whether the shapes are those of all ranks
         self.totals: Tensor | float = 0.0  # each sum, flattened, and its count, in a row
 
@@ -85,8 +89,7 @@ class MetricAccumulator:
         if not self.shapes:
             self.shapes = {name: torch.as_tensor(mean.sum).shape for name, mean in means.items()}
         if means.keys() != self.shapes.keys():
-            both = f"{', '.join(self.shapes)} and then {', '.join(means)}"
-            raise UserError(f"task.py: compute() must return the same names for every batch, not {both}")
+            raise other_names(self.shapes, means)
         values = [value for name in self.shapes for value in means[name]]
         self.batches.append([value.detach() if isinstance(value, Tensor) else value for value in values])
         if len(self.batches) >= AT_ONCE:
@@ -100,7 +103,8 @@ class MetricAccumulator:
         STATUS.phase = "reducing"
         self._add_up()
         if not self.agreed:
-            self.shapes, self.agreed = agreed_shapes(self.shapes), True
+            agreed = agreed_shapes(self.shapes | dict.fromkeys(self.rows_of, torch.Size()))
+            self.shapes, self.agreed = {name: agreed[name] for name in agreed if name not in self.rows_of}, True
         lengths = [length for shape in self.shapes.values() for length in (shape.numel(), 1)]
         own, self.totals = torch.zeros(sum(lengths), dtype=torch.float64, device=self.device) + self.totals, 0.0
         numbers = [torch.as_tensor(each, dtype=own.dtype, device=own.device).view(-1) for each in further]
@@ -109,14 +113,19 @@ class MetricAccumulator:
         totals: ReducedMetrics = {}
         for (name, shape), total, count in zip(self.shapes.items(), parts[::2], parts[1::2], strict=True):
             totals[name] = Mean(total.view(shape) if shape else total.item(), count.item())
-            if totals[name].count == 0 and not self.finite_only:
+            if totals[name].count == 0 and name == "loss" and not self.finite_only:
                 raise UserError(f'task.py: the count of "{name}" is 0 over all batches and ranks')
         return totals, everything[len(own) :].tolist()
 
     def _add_up(self) -> None:
         if not self.batches:
             return
-        columns = [self._rows(values) for values in zip(*self.batches, strict=True)]
+        try:
+            columns = [self._rows(values) for values in zip(*self.batches, strict=True)]
+        except RuntimeError as error:
+            if "equal size" in str(error):
+                raise UserError(f"task.py: each sum must have the same shape in every batch: {error}") from error
+            raise
         rows = torch.cat(columns, dim=1)
         if self.finite_only:
             rows = torch.where(columns[2 * [*self.shapes].index("loss")].isfinite(), rows, 0.0)
@@ -151,6 +160,10 @@ class EvaluationAccumulator(MetricAccumulator):
     def add(self, means: dict[str, Any], *, counts: bool = True) -> None:
         """Add the means and the rows of a batch, if it counts. Raises UserError as in training."""
         own = {name: each.values for name, each in means.items() if isinstance(each, AllSamples)}
+        if not self.shapes:
+            self.rows_of = [*own]
+        if own.keys() != {*self.rows_of}:
+            raise other_names([*self.shapes, *self.rows_of], means)
         if own:
             rows = {name: tuple(map(on_cpu, values)) for name, values in own.items()}
             self.waiting.append(rows if counts else {name: () for name in rows})
@@ -160,9 +173,10 @@ class EvaluationAccumulator(MetricAccumulator):
 
     def result(self) -> Evaluated:
         """Return what was added on all ranks."""
+        totals, _ = self.reduce()  # which finds ranks with other names
         if self.waiting:
             self._gather_rows()
-        return Evaluated(self.reduce()[0], self.rows, {})
+        return Evaluated(totals, self.rows, {})
 
     def _gather_rows(self) -> None:
         STATUS.phase = "gathering samples"
@@ -186,6 +200,12 @@ def joined(name: str, rows: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         return tuple(map(torch.cat, zip(*rows, strict=True)))
     except (RuntimeError, ValueError) as error:
         raise UserError(f'task.py: the AllSamples of "{name}" must have rows of one shape: {error}') from error
+
+
+def other_names(before: Iterable[str], now: Iterable[str]) -> UserError:
+    """Return the error for a batch whose names are not those of the batches before."""
+    both = f"{', '.join(map(str, before))} and then {', '.join(map(str, now))}"
+    return UserError(f"task.py: compute() must return the same names for every batch, not {both}")
 
 
 def agreed_shapes(own: dict[str, torch.Size]) -> dict[str, torch.Size]:
@@ -333,7 +353,8 @@ class Progress:
         self.evaluated_step = self.step
         self.since_best += self.is_regular_evaluation()  # --patience does not count the one of a stop at --max-steps
         value = metrics[decides]
-        if math.isnan(self.best) or (value > self.best if higher else value < self.best):
+        better = value > self.best if higher else value < self.best
+        if not self.best_metrics or better or (math.isnan(self.best) and not math.isnan(value)):
             self.best, self.best_metrics, self.since_best = value, {**metrics, "step": self.step}, 0
 
     def is_best_step(self) -> bool:

@@ -5,6 +5,7 @@ or an object that computes any part of one. If it depends on these three numbers
 length, a run resumes at any step with any number of processes, and trains on the same samples.
 """
 
+import operator
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
@@ -60,7 +61,7 @@ def weighted(weights: Any, *, replacement: bool = True, samples: int | None = No
     check_proportions(column, "weighted() needs weights")
     candidates, cumulative = np.flatnonzero(column), column.cumsum()
     cumulative /= cumulative[-1]
-    number = (len(column) if replacement else len(candidates)) if samples is None else samples
+    number = (len(column) if replacement else len(candidates)) if samples is None else as_integer(samples, "samples")
     if not 0 < number <= (number if replacement else len(candidates)):
         limit = "" if replacement else f" and at most {len(candidates)}, the number of weights above 0"
         raise UserError(f"data.py: weighted() needs samples of at least 1{limit}, not {number}")
@@ -89,13 +90,17 @@ class Mixture:
 
         Raises UserError if a share is negative, not finite, or too small, or if its set is empty.
         """
-        self.sizes, column = np.array([len(each) for each in sets]), as_column(shares, "Mixture() needs shares")
+        try:
+            self.sizes = np.array([len(each) for each in sets])
+        except TypeError as error:
+            raise UserError(f"data.py: Mixture() needs a list of datasets: {error}") from error
+        column = as_column(shares, "Mixture() needs shares")
         check_proportions(column, "Mixture() needs shares")
         check_size(len(sets), len(column), "shares of Mixture()", "sets")
         self.counts = np.diff(np.rint(BLOCK * column.cumsum() / column.sum()).astype(np.int64), prepend=0)
         if ((column > 0) & (np.minimum(self.counts, self.sizes) == 0)).any():
             raise UserError(f"data.py: Mixture() needs shares of 0 or at least {1 / BLOCK:g}, and 0 for an empty set")
-        self.samples = int(self.sizes.sum()) if samples is None else samples
+        self.samples = int(self.sizes.sum()) if samples is None else as_integer(samples, "samples")
         if self.samples < 1:
             raise UserError(f"data.py: Mixture() needs samples of at least 1, not {samples}")
         # In a block, sample i of the c of a set comes at a random time between i / c and (i + 1) / c.
@@ -130,6 +135,7 @@ def by_length(lengths: Any, *, batch: int, group: int = 50) -> Order:
     epoch begins. After LengthGroupedSampler of transformers.
     """
     column = as_column(lengths, "by_length() needs lengths")
+    batch, group = as_integer(batch, "batch"), as_integer(group, "group")
     if batch < 1 or group < 1:
         raise UserError(f"data.py: by_length() needs batch and group of at least 1, not {batch} and {group}")
 
@@ -186,7 +192,7 @@ def tokens_per_batch(lengths: Any, tokens: int) -> Order:
 
     Raises UserError if a length is below 1 or above `tokens`.
     """
-    column = as_column(lengths, "tokens_per_batch() needs lengths")
+    column, tokens = as_column(lengths, "tokens_per_batch() needs lengths"), as_integer(tokens, "tokens")
     if column.min() < 1 or column.max() > tokens:
         found = f"lengths from {column.min():g} to {column.max():g} and {tokens} tokens"
         raise UserError(f"data.py: tokens_per_batch() needs lengths from 1 to the number of tokens, not {found}")
@@ -206,9 +212,19 @@ def as_column(values: Any, needed: str) -> NDArray[np.float64]:
         column = np.asarray(values.detach().cpu().double() if isinstance(values, Tensor) else values, np.float64)
     except (TypeError, ValueError) as error:
         raise UserError(f"data.py: {needed} that are numbers: {error}") from error
-    if column.ndim != 1 or not len(column) or np.isnan(column).any():
-        raise UserError(f"data.py: {needed} of shape (n,) without NaN, not {column.shape}")
+    if column.ndim != 1 or not len(column):
+        raise UserError(f"data.py: {needed} of shape (n,), not {column.shape}")
+    if np.isnan(column).any():
+        raise UserError(f"data.py: {needed} that are numbers, and number {np.isnan(column).argmax()} is NaN")
     return column
+
+
+def as_integer(number: Any, name: str) -> int:
+    """Return a whole number, also one of NumPy. Raises UserError if it is none."""
+    try:
+        return operator.index(number)
+    except TypeError as error:
+        raise UserError(f"data.py: {name} of an order must be a whole number, not {number!r:.40}") from error
 
 
 def check_proportions(column: NDArray[np.float64], needed: str) -> None:

@@ -16,6 +16,7 @@ from .launcher import DistEnv
 from .orders import Batched, Indices, Order
 from .permutation import Permutation
 
+EXCERPT = 1000  # samples of an order to compare
 COMPUTED_AT_ONCE = 1 << 14  # samples of the order: one by one, each would take 200 times as long
 
 
@@ -85,6 +86,13 @@ class ResumableDistributedSampler(Sampler[Batch]):
             filled = f"do not fill a micro-batch of {global_micro_batch_size} over all ranks"
             raise UserError(f"data.py: the {self.samples} samples of the order {filled}: make an epoch longer")
 
+    def excerpt(self, epoch: int) -> NDArray[np.int64]:
+        """Ask for the order of an epoch, and return some of its indices, and sizes of its batches, to compare them."""
+        indices = self._indices_of(epoch)
+        positions = np.linspace(0, len(indices) - 1, min(len(indices), EXCERPT)).astype(np.int64)
+        found = self._at(positions, indices).astype(np.int64)
+        return np.append(found, indices.sizes) if isinstance(indices, Batched) else found
+
     def set_epoch(self, epoch: int, skip: int = 0) -> None:
         """Choose the epoch to iterate over, and how many of its samples to leave out because they are trained.
 
@@ -152,15 +160,28 @@ class ResumableDistributedSampler(Sampler[Batch]):
         """Return the order of an epoch. Raises UserError if it is none."""
         found: Any = self.order
         if callable(found):
-            found = found(self.size, self.seed, epoch)
+            try:
+                found = found(self.size, self.seed, epoch)
+            except TypeError as error:
+                if error.__traceback__ and error.__traceback__.tb_next:  # it comes from within the order
+                    raise
+                raise UserError(f"data.py: an order takes size, seed and epoch: {error}") from error
             if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
                 return np.asarray(found) if isinstance(found, Sequence) else found
         needed = "an order must be a function of size, seed and epoch that returns an array of indices"
         raise UserError(f"data.py: {needed}, not {type(found).__name__}")
 
-    def _at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the indices at some places of the epoch. Raises UserError if the set has no such indices."""
-        found: NDArray[np.int64] = np.asarray(self.indices[positions])
+    def _at(self, positions: NDArray[np.int64], indices: Indices | None = None) -> NDArray[np.int64]:
+        """Return the indices at some places of an epoch: this one, or one that is given.
+
+        Raises UserError if the set has no such indices.
+        """
+        indices = self.indices if indices is None else indices
+        try:
+            found: NDArray[np.int64] = np.asarray(indices[positions])
+        except (TypeError, ValueError, LookupError) as error:
+            wrong = f"{type(indices).__name__}, of which NumPy takes no part: {error}"
+            raise UserError(f"data.py: an order must return an array of indices, not a {wrong}") from error
         if found.shape != positions.shape or found.dtype.kind not in "iu":
             what = f"{found.dtype} of shape {found.shape}"
         elif found.min() < 0 or found.max() >= self.size:

@@ -91,8 +91,12 @@ def test_rows_that_cannot_be_gathered_are_refused(contrastive: Path, tmp_path: P
         Program(contrastive, tmp_path / "two", OPTIONS | {"accum_steps": 2}, 2, code=2),
         Program(other, tmp_path / "shapes", OPTIONS, 2, code=2),
     ]
-    one, two, shapes = (error_in(ended.output) for [ended] in run_all([[program] for program in programs]))
+    none = shutil.copytree(contrastive, tmp_path / "none")
+    Rewrite("gather_with_grad($X)", "gather_with_grad($X.sum())").apply(none / "ddp_project" / "task.py")
+    programs.append(Program(none, tmp_path / "scalar", OPTIONS, 1, code=2))
+    one, two, shapes, scalar = (error_in(ended.output) for [ended] in run_all([[program] for program in programs]))
     assert one == two
+    assert "takes a tensor with a row for each sample, not one of shape ()" in scalar
     assert one.startswith("error: --accum-steps 2 does not go with gather_with_grad() in task.py")
     assert (
         "rows of the same shape and dtype on all ranks, not (2,) of torch.float32 and (3,) of torch.float32" in shapes

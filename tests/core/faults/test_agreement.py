@@ -80,6 +80,7 @@ def test_data_of_another_length_is_named(own_project: Render, tmp_path: Path, me
 RANK = 'int(os.environ["RANK"])'
 ORDERS = {
     "own": f"lambda size, seed, epoch: np.roll(np.arange(size), {RANK})",
+    "own, later": f"lambda size, seed, epoch: np.roll(np.arange(size), epoch * {RANK})",
     "tokens": f"tokens_per_batch([8] * 1000 + [1] * (len(train) - 1000), 160 + 80 * {RANK})",
 }
 

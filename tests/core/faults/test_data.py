@@ -4,6 +4,7 @@ import os
 import random
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,15 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from tests.conftest import Render
+from tests.support.processes import output_of
 from tests.support.ranks import error_in, project_module, run_train, start_ranks, train_on_ranks, wrap
 
 FETCHED = 3  # samples of each set that are compared
+# Sets of text have another order in each process.
+DIGEST = """
+from ddp_project.runtime.collation import digest
+print(digest([{f"tag {i}" for i in range(9)}, [frozenset("abc")]]))
+"""
 STREAM = "is a stream (Stream): return one with __len__ and __getitem__ that has all samples on every rank"
 RETURN = "load_data() must return Data(train=..., evaluation=...), or two datasets, to train and to validate on"
 REFUSED = {
@@ -25,6 +32,7 @@ REFUSED = {
     "a stream": f"the training set {STREAM}",
     "a part of a stream": f"the validation set {STREAM}",
     "no samples": "the training set is empty",
+    "the program ends": "load_data() must return, and calls sys.exit(0)",
     "nothing to evaluate": "the validation set is empty: load_data() must return samples to evaluate on",
     "a negative length": "the training set has no length: ValueError __len__() should return >= 0",
     "a length that raises": "the training set has no length: FileNotFoundError index.json",
@@ -77,6 +85,8 @@ class Stream(IterableDataset[Any]):
 
 def load_what_is_asked_for(config: Any, load: Any, kind: str) -> Any:
     training, validation = load(config)
+    if kind == "the program ends":
+        sys.exit(0)
     wrong = {
         "one set": training,
         "three sets": [training, validation, validation],
@@ -86,6 +96,12 @@ def load_what_is_asked_for(config: Any, load: Any, kind: str) -> Any:
         "nothing to evaluate": (training, Subset(validation, [])),
     }
     return wrong[kind] if kind in wrong else (Digits(training, kind), Digits(validation, kind))
+
+
+def test_sets_of_text_are_the_same_in_each_process(project: Render) -> None:
+    command, seeds = [sys.executable, "-c", DIGEST], ("1", "2", "3")
+    printed = {output_of(command, project(), {**os.environ, "PYTHONHASHSEED": seed}) for seed in seeds}
+    assert len(printed) == 1
 
 
 def train_on_it() -> None:

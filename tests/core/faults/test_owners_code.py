@@ -79,6 +79,20 @@ def train_what_fails() -> None:
     run_in_session()
 
 
+def train_without_an_optimizer_on_one_rank() -> None:
+    found = None if os.environ["RANK"] == "1" else nn.Identity
+    wrap("task.build_optimizer", lambda build: lambda *given: found and build(*given))
+    run_in_session()
+
+
+def test_a_rank_says_what_rank_zero_cannot_know(project: Render, tmp_path: Path) -> None:
+    """A launcher ends rank 0 meanwhile, before it can say that another rank has ended."""
+    options = ("--timeout", "2000")
+    one, other = start_ranks(project(), tmp_path / "run", *options, entry=train_without_an_optimizer_on_one_rank)
+    assert "error: task.py: build_optimizer() must return an optimizer" in other.ends_with(2, timeout=SOON)
+    one.kill()
+
+
 @pytest.mark.parametrize(("what", "workers"), CASES)
 def test_all_ranks_end_and_one_line_says_why(what: str, workers: int, project: Render, tmp_path: Path) -> None:
     options = ("--epochs", "1000", "--workers", str(workers), "--timeout", "2000")

@@ -14,9 +14,12 @@ from tests.support.forked_runs import Program, metrics, run_all
 from tests.support.ranks import error_in
 from tools.rewriting import Rewrite, extend
 
+ALL = '__import__("ddp_project.runtime").runtime.AllSamples'
 SUMMARY = "{}\n\n\ndef summarize(means):\n    "
 # The edit of compute(), or of what is outside of functions, and the error.
 NONSENSE = [
+    ('"loss": Mean($X, $Y)', '"loss": Mean($X, labels[:1])', 'the count of "loss" must be a scalar, not of shape (1,)'),
+    ('"loss": Mean($X, $Y)', f'"loss": {ALL}(logits)', '"loss" must be a Mean(sum, count) of tensors or numbers'),
     ('reduction="sum"', 'reduction="none"', 'the sum of "loss" must be a scalar, not of shape (12,)'),
     ("F.cross_entropy($$$A)", "{}.detach()", '"loss" has no gradient'),
     ('"loss": $X', '"error": $X', 'compute() must return a dict with "loss": Mean(sum, count), not a dict of [\'err'),
