@@ -223,6 +223,7 @@ def parse_words(config: type[T], arguments: Sequence[str], *, quiet: bool) -> T:
     except SystemExit as leaving:
         if leaving.code == 0:
             raise
+        # tyro draws a box with a title: take the words out of it.
         raise UserError(in_one_sentence(complaint.getvalue(), config)) from None
 
 

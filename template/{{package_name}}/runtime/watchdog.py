@@ -181,7 +181,8 @@ class Watchdog:
             advice = "start again with --resume" if STATUS.step else "launch.sh --doctor examines the nodes"
             if MISMATCH in found or "load_data()" in found:
                 advice = "no --resume helps" if MISMATCH in found else "if it needs longer, give --timeout more seconds"
-            raise RankLost(f"{found}; {advice}{self.record}", should_report=self.rank == min(left)) from error
+            more = "" if "has ended: UserError" in found else f"; {advice}{self.record}"  # it says what to do itself
+            raise RankLost(f"{found}{more}", should_report=self.rank == min(left)) from error
 
     def _missing(self, seconds: float) -> dict[int, str]:
         """Listen to the others for some seconds, and say which have ended or are silent."""
