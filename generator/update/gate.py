@@ -48,6 +48,7 @@ PARTS = {
 GROUPS = 8  # of edits, each in one update
 PAIRS = 12  # of answers, at least
 STRENGTH = 2  # of the covering set: every pair of answers
+STRENGTH_OF_FILES = 3  # of the projects of this version whose files are compared
 # Files that only one launcher needs; UPDATING.md says when an update deletes them.
 OF_ONE_LAUNCHER = GitIgnoreSpec.from_lines(["/*/runtime/ray_nodes.py", "/apptainer.def"])
 STOP, END = 3, 5  # steps of a run that resumes after an update
@@ -150,8 +151,11 @@ class Gate:
     def try_files(self, part: Part) -> None:
         """Compare the files of this version's projects with each other, and with the files of older versions."""
         old = {self.old_versions[route[0]].folder: self.covers[route] for route in self.direct}
+        now_written = self.version.combinations
+        if self.strength is not None:
+            now_written = covering(now_written, min(STRENGTH_OF_FILES, len(self.version.questions)))
         jobs = {}
-        for version, combinations in {self.version.folder: self.version.combinations, **old}.items():
+        for version, combinations in {self.version.folder: now_written, **old}.items():
             for each in combinations:
                 project = version, each, self.folder / "projects" / version.name / each.name
                 jobs[self.workers.render(*project)] = project
