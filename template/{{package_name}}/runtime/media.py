@@ -82,7 +82,8 @@ def in_rows(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def bars(values: NDArray[np.float64]) -> str:
     """Return a histogram of finite values, as SVG."""
     try:
-        counts, edges = np.histogram(values, BINS)
+        with np.errstate(all="ignore"):
+            counts, edges = np.histogram(values, BINS)
     except ValueError:  # the range is too large or too small for so many
         counts, edges = np.array([len(values)]), np.array([values.min(), values.max()])
     heights, parts = 100 * counts / max(1, counts.max()), []
