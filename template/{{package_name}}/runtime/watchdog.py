@@ -46,6 +46,7 @@ MISMATCH = (
     "ranks must call the same collectives, on tensors of the same shapes: see compute(), and code of one rank; in an "
     "evaluation, batches have one size on all ranks if the number of samples is a multiple of that of the ranks"
 )
+REPORTED, HEARD = "reports of rank 0", "ranks that know of them"  # keys of the store at which the ranks met
 KEPT: list[object] = []  # what C calls, and Python would forget
 OWN_WAIT = SimpleNamespace(what=None)  # a function, new for each wait, that says for what this rank itself waits
 STATUS = RankStatus()  # the training loop only sets it, which costs nothing; a thread tells the others
@@ -98,6 +99,33 @@ def end_at_a_mismatch(rank: int) -> None:
 
     KEPT.append(ctypes.CFUNCTYPE(None)(end))
     before = library._ZSt13set_terminatePFvvE(KEPT[-1])
+
+
+def report_is_known(rank: int, world_size: int) -> bool:
+    """Let the ranks know that rank 0 has reported the error that all of them have; they need its store until then.
+
+    Rank 0 calls it after its report, others before they say nothing. Returns whether all know it, within seconds.
+    """
+    known = threading.Event()
+
+    def ask() -> None:
+        store = dist.distributed_c10d._get_default_store()
+        own, other, number = (REPORTED, HEARD, world_size - 1) if rank == 0 else (HEARD, REPORTED, 1)
+        try:
+            store.add(own, rank == 0)
+            for _ in range(int(PATIENCE / 0.05)):
+                if store.add(other, 0) >= number:
+                    store.add(own, rank != 0)
+                    return known.set()
+                time.sleep(0.05)
+        except RuntimeError:  # rank 0 has left, and the store with it
+            known.set()
+
+    if world_size > 1:
+        thread = threading.Thread(target=ask, name=__name__, daemon=True)  # hangs if the store is frozen
+        thread.start()
+        thread.join(timeout=PATIENCE + 1)
+    return known.is_set()
 
 
 def end_process(rank: int, end: str, code: ExitCode) -> None:
