@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Render
-from tests.core.tasks.test_recipes import ALTERNATING, changed_project
 from tests.support.forked_runs import relative_difference
+from tests.support.projects.instructions import ALTERNATING, follow_recipe
 from tests.support.ranks import train_on_ranks
 from tests.support.reference import Average
 from tests.support.training import EXACTLY, checkpoint, train
@@ -37,7 +37,7 @@ def test_a_compiled_run_has_the_same_keys_and_goes_on_uncompiled(project: Render
 
 @NEEDS_COMPILER
 def test_a_loss_that_depends_on_the_step_is_not_compiled_in_each_step(project: Render, tmp_path: Path) -> None:
-    changed = changed_project(ALTERNATING, project(), tmp_path / "project")
+    changed = follow_recipe(ALTERNATING, project(), tmp_path / "project")
     options = ("--max-steps", "12", "--compile")
     said = train(changed, tmp_path / "run", *options, launcher="alone", env={"TORCH_LOGS": "recompiles"})
     assert 1 <= said.count("Recompiling function") <= 4, "once for each of the two losses, or nearly so"

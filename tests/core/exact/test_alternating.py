@@ -1,6 +1,5 @@
 """Two networks that are trained in turn arrive where a plain loop that alternates does."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +10,9 @@ from torch import Tensor, nn
 
 from tests.conftest import Render
 from tests.core.exact.test_processes import CLIP_NORM, OPTIONS, largest_difference, recipe
-from tests.core.tasks.test_recipes import ALTERNATING
 from tests.support import reference
 from tests.support.forked_runs import Program, run_all
-from tests.support.projects.instructions import follow, read_recipes
+from tests.support.projects.instructions import ALTERNATING, follow_recipe
 
 DATA = reference.DATA.replace("TensorDataset(images, labels)", "TensorDataset(images, images[:, :2].flip(0))")
 MODEL = """
@@ -36,8 +34,7 @@ def build_model(config: object) -> nn.Module:
 @pytest.fixture
 def alternating(project: Render, tmp_path: Path) -> Path:
     """Return a project after the recipe, with the data and two small networks of these tests."""
-    place = shutil.copytree(project(logging="csv"), tmp_path / "project")
-    follow(place, read_recipes(place)[ALTERNATING])
+    place = follow_recipe(ALTERNATING, project(logging="csv"), tmp_path / "project")
     (place / "ddp_project" / "data.py").write_text(DATA)
     (place / "ddp_project" / "model.py").write_text(MODEL)
     return place

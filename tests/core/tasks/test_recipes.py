@@ -1,6 +1,5 @@
 """Every recipe of RECIPES.md works: it edits the owner's files, or train.py, and a run of it can be stopped."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +10,10 @@ from generator.render.project import read_files
 from tests.conftest import Render
 from tests.core.exact.test_resume import assert_stops_in_turn_change_nothing
 from tests.support.forked_runs import Program
-from tests.support.projects.instructions import follow, read_recipes
+from tests.support.projects.instructions import ALTERNATING, follow_recipe, read_recipes
 
 OWNERS = {*(f"ddp_project/{name}.py" for name in ("task", "model", "data", "options")), "tests/task.py"}
 CONTRASTIVE = "A contrastive loss over all ranks"
-ALTERNATING = "Alternating optimizers"
 CALLBACK, PLATEAU, SCHEDULER = IN_TRAIN = [
     "A callback every few minutes",
     "ReduceLROnPlateau",
@@ -50,8 +48,7 @@ OPTIONS = {"global_batch_size": 24, "accum_steps": 2, "epochs": 2, "warmup_steps
 
 
 def changed_project(title: str, project: Path, place: Path) -> Path:
-    shutil.copytree(project, place)
-    follow(place, read_recipes(place)[title])
+    follow_recipe(title, project, place)
     for part, number in (("training", 119), ("validation", 10)):
         for i in range(number):
             file = place / "images" / part / str(i % 3) / f"{i}.png"

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 import textwrap
 from itertools import chain
 from pathlib import Path
@@ -22,6 +23,9 @@ class Guide(NamedTuple):
 def read_guide(project: Path) -> Guide:
     page = (project / "UPDATING.md").read_text()
     return Guide(*re.findall(r"^```\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL))
+
+
+ALTERNATING = "Alternating optimizers"
 
 
 class Block(NamedTuple):
@@ -49,6 +53,13 @@ def read_recipes(project: Path) -> dict[str, list[Block]]:
         own = [Block(*found) for found in re.findall(STEP, text, re.MULTILINE | re.DOTALL)]
         recipes[text.split("\n")[0]] = [*chain(*earlier), *renamed, *own]
     return recipes
+
+
+def follow_recipe(title: str, project: Path, place: Path) -> Path:
+    """Return a copy of a project, in which a recipe has been followed."""
+    shutil.copytree(project, place)
+    follow(place, read_recipes(place)[title])
+    return place
 
 
 def follow(project: Path, blocks: list[Block]) -> None:
