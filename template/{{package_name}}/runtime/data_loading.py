@@ -71,9 +71,10 @@ def load(config: Config, env: DistEnv, device: torch.device) -> Loaders:
 
 def check_order(sampler: ResumableDistributedSampler, *, later: bool) -> None:
     """Raise UserError if an order is another one when it is asked again, or on another rank, in two epochs if later."""
-    first, again, last = (sampler.excerpt(epoch) for epoch in (0, 0, int(later)))
+    first, again = sampler.excerpt(), sampler.excerpt(epoch=0)
     if not np.array_equal(first, again):
         raise UserError("data.py: an order must depend on size, seed and epoch alone: this one is another at each call")
+    last = sampler.excerpt(epoch=1) if later else again
     if len({*gather(digest(torch.from_numpy(np.append(first, last))))}) > 1:
         raise UserError("data.py: the order of the samples is not the same on all ranks: let load_data() make it so")
 

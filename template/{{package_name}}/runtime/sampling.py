@@ -86,9 +86,9 @@ class ResumableDistributedSampler(Sampler[Batch]):
             filled = f"do not fill a micro-batch of {global_micro_batch_size} over all ranks"
             raise UserError(f"data.py: the {self.samples} samples of the order {filled}: make an epoch longer")
 
-    def excerpt(self, epoch: int) -> NDArray[np.int64]:
-        """Ask for the order of an epoch, and return some of its indices, and sizes of its batches, to compare them."""
-        indices = self._indices_of(epoch)
+    def excerpt(self, epoch: int | None = None) -> NDArray[np.int64]:
+        """Return some indices of this epoch, and the sizes of its batches; if one is given, ask the order for it."""
+        indices = self.indices if epoch is None else self._indices_of(epoch)
         positions = np.linspace(0, len(indices) - 1, min(len(indices), EXCERPT)).astype(np.int64)
         found = self._at(positions, indices).astype(np.int64)
         return np.append(found, indices.sizes) if isinstance(indices, Batched) else found

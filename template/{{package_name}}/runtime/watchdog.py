@@ -102,7 +102,7 @@ def end_at_a_mismatch(rank: int) -> None:
 
 
 def report_is_known(rank: int, world_size: int) -> bool:
-    """Let the ranks know that rank 0 has reported the error that all of them have; they need its store until then.
+    """Tell the ranks that rank 0 has reported the error that all of them have; they need its store until then.
 
     Rank 0 calls it after its report, others before they say nothing. Returns whether all know it, within seconds.
     """
