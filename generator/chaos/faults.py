@@ -258,7 +258,8 @@ MEMORY_EXITS = {
 # A signal before the training ends the program as any program: the output has no metrics yet.
 BEFORE_TRAINING = r"\A(?!.* INFO step \d)"
 # If a rank is killed before it has stopped, the launcher knows only the signal.
-STOP_EXITS = {STOPPED: "stopped after step"} | {128 + number: f"{BEFORE_TRAINING}|{LOST_LINE}" for number in STOPS}
+KILLED_LINE = f"{BEFORE_TRAINING}|{LOST_LINE}|ranks did not stop"
+STOP_EXITS = {STOPPED: "stopped after step"} | {128 + number: KILLED_LINE for number in STOPS}
 
 
 def disk_that_is(state: str, reason: str = "") -> Kind:

@@ -13,7 +13,7 @@ import torch
 from tests.conftest import Measured, Render
 from tests.support.processes import is_running, scaled, wait_for_line
 from tests.support.schedulers.mpi import NEEDS_OPENMPI
-from tests.support.training import ON_CPU, ON_GPU, ranks_of, running
+from tests.support.training import FOR_EVER, ON_CPU, ON_GPU, launched, ranks_of, running, wait_for_steps
 
 TIMEOUT = 4  # seconds that a collective waits
 FOUND = 3  # seconds more that it may take to see which rank is silent
@@ -40,6 +40,19 @@ def test_a_frozen_rank_is_named(launcher: str, rank: int, project: Render, tmp_p
         assert process.wait(timeout=scaled(30)) != 0
         assert not any(map(is_running, ranks))
     measured("frozen", f"{launcher}, rank {rank}, --timeout {TIMEOUT}: named after (seconds)", round(took, 1))
+
+
+def test_a_launcher_that_must_kill_a_frozen_rank_says_so(project: Render, tmp_path: Path) -> None:
+    """torchrun waits half a minute for a rank to stop."""
+    run_dir, output = tmp_path / "run", tmp_path / "output.log"
+    with launched(project(launcher="torchrun"), run_dir, *FOR_EVER) as process:
+        wait_for_steps(run_dir)
+        ranks = [pid for pid in ranks_of(run_dir) if pid != process.pid]
+        os.kill(ranks[1], signal.SIGSTOP)
+        process.terminate()
+        assert process.wait(timeout=scaled(60)) == 128 + signal.SIGTERM
+        last = output.read_text().splitlines()[-1]
+        assert last.startswith("error: ranks did not stop for half a minute, and were killed")
 
 
 @pytest.mark.gpu

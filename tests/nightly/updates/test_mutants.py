@@ -13,7 +13,7 @@ from tools.rewriting import Rewrite
 
 PACKAGE = "template/{{package_name}}"
 DEFAULTS = ("launcher=torchrun", "backend=auto", "amp=none", "sync_bn=false", "logging=console")
-ASKS_MORE = Rewrite("returned: Any = $X", "returned, _, _ = $X", "load_own")
+ASKS_MORE = Rewrite("checked($X)", "checked([*$X, None, None])", "load_own")
 BEGINS_ANEW = Rewrite("vars(self).update($X)", "pass", "Progress.load_state_dict")
 ANOTHER_FORMAT = Rewrite('"model": $MODEL', '"weights": $MODEL', "Checkpoints.__init__")
 RESUMED = "resume: v1.0.0 -> v99999, digits-torchrun-auto-none-false-console"
