@@ -123,5 +123,5 @@ def test_versions_that_refuse_old_answers_or_write_something_else_each_time(made
 def test_a_version_that_cannot_be_rendered_is_a_finding_of_each_project(made_up: MadeUp, workers: Workers) -> None:
     made_up.replace("template/README.md.jinja", "## Start\n", "## {{ nosuch }}\n")
     lines = found(made_up, workers, "files", "history").splitlines()
-    assert "files: digits-torchrun-auto-none-false-console of snapshot: 'nosuch' is undefined" in lines
+    assert "files: digits-torchrun-auto-torch-false-console of snapshot: 'nosuch' is undefined" in lines
     assert [line for line in lines if line.startswith("history: ") and "is refused: 'nosuch' is undefined" in line]
