@@ -34,7 +34,7 @@ CATALOG = "from sky.catalog import common; print(common.get_catalog_path('common
 @pytest.fixture(scope="module")
 def shown(project: Render) -> str:
     page = (project() / "LAUNCHING.md").read_text()
-    [task] = re.findall(r"`skypilot.yaml`:\n\n```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    [task] = re.findall(r"`skypilot.yaml`, [^`]*`sky launch.*?^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     return str(task)
 
 
