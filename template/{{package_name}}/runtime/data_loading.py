@@ -172,7 +172,7 @@ def checked_set(name: str, dataset: Any) -> Any:
     if isinstance(inner, IterableDataset | Stream) or not hasattr(inner, "__getitem__"):
         from .streams import as_stream
 
-        return as_stream(name, inner)
+        return as_stream(name, dataset)
     try:
         len(dataset)
     except Exception as error:

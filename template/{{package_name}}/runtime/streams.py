@@ -1,6 +1,7 @@
 """Streams: shards that are read one after the other, dealt out to ranks and workers, none of which knows the end."""
 
 import math
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -26,7 +27,8 @@ from .permutation import Permutation
 from .sampling import Stream
 from .watchdog import OWN_WAIT
 
-FIRST_SLOTS, MOST_TURNS, MOST_SLOTS = 8, 8, 64
+FIRST_SLOTS, MOST_SLOTS, TURNS = 8, 64, (1, 2, 4, 8)
+UNEVEN = 1.34  # times the mean number of shards is the most that a lane may have
 Place = list[Any]  # of a lane: four numbers, or the state of an iterable
 Places = dict[int, Place]
 
@@ -77,15 +79,18 @@ class Layout(NamedTuple):
 
 
 def layout_of(stream: Stream, batch: int) -> Layout:
-    """Return a layout with as many lanes as there are shards, at most: for ranks first, then workers, then ranks."""
-
-    def slots(most: int) -> int:
-        return max(number for number in range(1, min(most, batch) + 1) if batch % number == 0)
-
+    """Return a layout of lanes with about equally many shards: slots for ranks first, then turns for workers."""
     shards = max(1, len(stream.shards))
-    share = shards // slots(min(shards, FIRST_SLOTS))
-    turns = min(MOST_TURNS, 1 << share.bit_length() - 1)  # a power of two: as many workers as there mostly are
-    return Layout(batch, slots(min(shards // turns, MOST_SLOTS)), turns)
+
+    def fits(lanes: int) -> bool:
+        return lanes == 1 or lanes <= shards >= -(-shards // lanes) * lanes / UNEVEN
+
+    def most(numbers: Iterable[int], others: int) -> int:
+        return max((number for number in numbers if fits(number * others)), default=1)
+
+    slots = [number for number in range(1, min(batch, MOST_SLOTS) + 1) if batch % number == 0]
+    turns = most(TURNS, most([number for number in slots if number <= FIRST_SLOTS], 1))
+    return Layout(batch, most(slots, turns), turns)
 
 
 class StreamBatch(NamedTuple):
@@ -219,6 +224,17 @@ class StreamBatches(BatchDataset):
         self.start: tuple[int, ...] = ()
         self.lanes: dict[int, Lane] = {}
         self.stand_in: list[Any] = []  # one sample, for batches that have none
+
+    def __getitem__(self, batch: Any) -> Any:
+        """Return a part. It is read ahead, so the rank's own generators stay as they are, without workers, too."""
+        before, seed = (random.getstate(), np.random.get_state()), hash(batch.rng_key)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            return super().__getitem__(batch)
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
 
     def _load(self, batch: Any) -> Part:
         if batch.start != self.start:
