@@ -36,7 +36,8 @@ STYLE = """
 section { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 1em 2em }
 figure { margin: 0 } img { max-width: 100%; image-rendering: pixelated }
 svg { width: 100% } svg text { font-size: 11px; fill: currentColor; text-anchor: end }
-path { fill: none; stroke-width: 1.8; stroke-linecap: round } circle { opacity: 0 } circle:hover { opacity: 1 }
+path { fill: none; stroke-width: 1.8; stroke-linecap: round; pointer-events: none }
+circle { opacity: 0 } circle:hover { opacity: 1 }
 line { stroke: currentColor; opacity: .2 } .mark { opacity: 1; stroke-width: 2; stroke-dasharray: 1 3 }
 .other { font-weight: bold } .scroll { overflow-x: auto } th, td { text-align: left; padding-right: 1em }
 """
