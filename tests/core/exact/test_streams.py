@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 
 from .runtime import Data, Stream
 
@@ -30,6 +31,7 @@ class Counting:
     place = 0
 
     def __iter__(self) -> Iterator[Any]:
+        assert get_worker_info() is None  # else it would deal itself out, as many iterables do
         while self.place < 45:
             self.place += 1
             yield sample(self.place - 1)
