@@ -20,7 +20,7 @@ from torch import multiprocessing as mp
 import train
 
 STEPS = 6
-SAVING = replace(OWN, max_steps=STEPS, save_every=2, keep=2, eval_every=STEPS)
+SAVING = replace(OWN, max_steps=STEPS, save_every=2, log_every=1, keep=2, eval_every=STEPS)
 REPLACED = 3  # files that are replaced in each save: the manifest, the numbered file and last.pt
 
 
@@ -78,13 +78,13 @@ def test_a_run_that_is_killed_while_it_saves_goes_on(on_ranks: OnRanks, whole: P
 
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(on_ranks: OnRanks, whole: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "stopped"
-    on_ranks(2, train_until_stopped, replace(SAVING, run_dir=run_dir, save_every=0, log_every=1), 3)
+    on_ranks(2, train_until_stopped, replace(SAVING, run_dir=run_dir, save_every=0), 3)
     assert saved(run_dir)["progress"]["step"] == 3
     assert_goes_on(run_dir, whole, on_ranks)
 
 
 def test_a_signal_in_the_last_step_lets_the_run_end(on_ranks: OnRanks, whole: Path, tmp_path: Path) -> None:
-    on_ranks(2, train_until_stopped, replace(SAVING, run_dir=tmp_path / "last", log_every=1), STEPS)
+    on_ranks(2, train_until_stopped, replace(SAVING, run_dir=tmp_path / "last"), STEPS)
     assert [*differences(saved(tmp_path / "last")["model"], saved(whole)["model"])] == []
     assert (tmp_path / "last" / "checkpoints" / "best.pt").is_file()
 

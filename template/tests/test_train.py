@@ -15,7 +15,7 @@ def records(run_dir: Path, name: str) -> list[dict[str, Any]]:
 
 
 def test_it_learns_and_rank_0_alone_writes(train: Train, tmp_path: Path) -> None:
-    options = ("--epochs", "40", "--max-steps", "40", "--log-every", "10", "--save-every", "10", "--keep", "2")
+    options = ("--steps", "800", "--max-steps", "40", "--log-every", "10", "--save-every", "10", "--keep", "2")
     train(*options, "--run-dir", str(tmp_path / "run"))
     saved = torch.load(tmp_path / "run" / "checkpoints" / "last.pt", weights_only=True)
     trained = records(tmp_path / "run", "train/loss")

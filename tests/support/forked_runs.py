@@ -31,6 +31,8 @@ def first_samples(config: Any, load: Any = load_data) -> Any:
     from .runtime.data_loading import checked
 
     own = checked(load(config))
+    if not hasattr(own.train, "__getitem__"):  # a stream
+        return own
     for sets in (own.evaluation, own.test):
         sets.update({name: Subset(each, range(10)) for name, each in sets.items()})
     if given := own.order:  # it is made for all samples

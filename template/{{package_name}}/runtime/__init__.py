@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .orders import tokens_per_batch as tokens_per_batch
     from .orders import weighted as weighted
     from .sampling import Data as Data
+    from .sampling import Stream as Stream
 else:
 
     def __getattr__(name):
@@ -47,7 +48,7 @@ NAMES = {
     "metrics": "AllSamples Mean current_step",
     "optimizer_step": "Optimizers",
     "orders": "Mixture by_length tokens_per_batch weighted",
-    "sampling": "Data",
+    "sampling": "Data Stream",
 }
 
 if sys.platform == "win32":

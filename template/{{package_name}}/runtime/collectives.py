@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from ..config import Config
 from .exits import UserError
+from .sampling import Stream
 from .seeding import code_digests
 from .state import buffers_of, fingerprint, persistent_buffers
 
@@ -295,6 +296,7 @@ def description(config: Config, sets: dict[str, Sized]) -> dict[str, str]:
     """Return what this rank runs with: options, lengths of the data, versions, and the code as short digests."""
     chosen = {name: value for name, value in asdict(config).items() if name not in FROM_RANK_0}
     options = {f"--{name.replace('_', '-')}": value for name, value in chosen.items()}
-    lengths = {f"the length of the {name} set": len(each) for name, each in sets.items()}
+    what = {name: "number of shards" if isinstance(each, Stream) else "length" for name, each in sets.items()}
+    lengths = {f"the {what[name]} of the {name} set": len(each) for name, each in sets.items()}
     versions = {"Python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
     return {what: str(value) for what, value in (options | lengths | versions | code_digests()).items()}

@@ -33,7 +33,7 @@ from .exits import STOP_SIGNALS, UserError, end_with_parent, in_one_line, is_out
 from .launcher import DistEnv
 from .metrics import Progress
 from .orders import Batches
-from .sampling import Batch, Data, EvaluationSampler, ResumableDistributedSampler, global_micro_batch_size
+from .sampling import Batch, Data, EvaluationSampler, ResumableDistributedSampler, Stream, global_micro_batch_size
 from .seeding import seed_everything
 from .task_functions import check_names
 from .watchdog import OWN_WAIT, STATUS
@@ -59,6 +59,12 @@ def load(config: Config, env: DistEnv, device: torch.device) -> Loaders:
     misspelt name.
     """
     own = agreed_data(config, env)
+    if isinstance(own.train, Stream):
+        from .streams import TrainingStream  # which other data has no use for
+
+        global_micro_batch_size(config, env, samples=config.global_batch_size)
+        stream = TrainingStream(own.train, config, env, device, own.collate)
+        return Loaders(stream, *loaders_to_evaluate(own, config, env, device))
     sized = isinstance(own.order, Batches)
     micro_batch = 0 if sized else global_micro_batch_size(config, env, len(own.train))
     order = own.order, config.accum_steps
@@ -104,11 +110,16 @@ def loaders_to_evaluate(
     """Return loaders of the evaluation sets and of the test sets, whose batches are about as large as in training."""
     size = max(1, config.global_batch_size // config.accum_steps // env.world_size)
 
-    def loaders(sets: dict[str, Any]) -> dict[str, EvaluationLoader]:
-        shards = {name: EvaluationSampler(len(each), size, env) for name, each in sets.items()}
-        return {name: EvaluationLoader(sets[name], shards[name], config, device, own.collate) for name in sets}
+    def loader(dataset: Any) -> EvaluationLoader:
+        if isinstance(dataset, Stream):
+            from .streams import EvaluationStream
 
-    return loaders(own.evaluation), loaders(own.test)
+            return EvaluationStream(dataset, config, env, device, own.collate)
+        sampler = EvaluationSampler(len(dataset), size, env)
+        return EvaluationLoader(dataset, sampler, config, device, own.collate)
+
+    evaluation = {name: loader(each) for name, each in own.evaluation.items()}
+    return evaluation, {name: loader(each) for name, each in own.test.items()}
 
 
 def load_own(config: Config) -> Data:
@@ -146,18 +157,27 @@ def checked(returned: Any) -> Data:
     if not evaluation or len({"train", *names}) <= len(names):
         wanted = "one to evaluate on, and each with a name of its own, which train and training are not"
         raise UserError(f"data.py: load_data() must return sets, {wanted}; it returned {', '.join(names)}")
-    for name, dataset in named:
-        inner = dataset
-        while isinstance(inner, Subset):
-            inner = inner.dataset
-        if isinstance(inner, IterableDataset) or not hasattr(inner, "__getitem__"):
-            remedy = "return one with __len__ and __getitem__ that has all samples on every rank, which gets its part"
-            raise UserError(f"data.py: the {name} set is a stream ({type(inner).__name__}): {remedy}")
-        try:
-            len(dataset)
-        except Exception as error:
-            raise UserError(f"data.py: the {name} set has no length: {in_one_line(error)}") from error
-    return replace(whole, evaluation=evaluation, test=test)
+    sets = {name: checked_set(name, dataset) for name, dataset in named}
+    if isinstance(sets["training"], Stream) and whole.order is not None:
+        raise UserError("data.py: an order is for a set with a length: a stream has shuffle in its place")
+    evaluation, test = {name: sets[name] for name in evaluation}, {name: sets[name] for name in test}
+    return replace(whole, train=sets["training"], evaluation=evaluation, test=test)
+
+
+def checked_set(name: str, dataset: Any) -> Any:
+    """Return a dataset, which is a Stream if it has no __getitem__. Raises UserError if it cannot be dealt out."""
+    inner = dataset
+    while isinstance(inner, Subset):
+        inner = inner.dataset
+    if isinstance(inner, IterableDataset | Stream) or not hasattr(inner, "__getitem__"):
+        from .streams import as_stream
+
+        return as_stream(name, dataset)
+    try:
+        len(dataset)
+    except Exception as error:
+        raise UserError(f"data.py: the {name} set has no length: {in_one_line(error)}") from error
+    return dataset
 
 
 def by_name(sets: Any, name: str) -> dict[str, Any]:
@@ -174,21 +194,28 @@ def digests_of(datasets: dict[str, Any], collate: Collate, config: Config) -> di
     """
     digests: dict[str, str | None] = dict.fromkeys(datasets)
     for name, dataset in datasets.items():
-        places = sorted({0, len(dataset) // 2, max(0, len(dataset) - 1)})
-        batches = [Batch([place], (place,)) for place in places]
+        batches: list[Any]
+        if isinstance(dataset, Stream):
+            from .streams import first_sample
+
+            places = [0]
+            whole, batches = first_sample(dataset, collate, config.seed)
+        else:
+            places = sorted({0, len(dataset) // 2, max(0, len(dataset) - 1)})
+            whole, batches = BatchDataset(dataset, collate), [Batch([place], (place,)) for place in places]
         OWN_WAIT.what = partial("samples {} of the {} set".format, places, name)
         with suppress(Exception), seed_everything(config.seed, 0):
             workers = min(1, workers_for(dataset, config))
             forked = "fork" if workers and sys.platform == "linux" else None  # which starts soonest
-            loader = loader_of(BatchDataset(dataset, collate), batches, workers, multiprocessing_context=forked)
+            loader = loader_of(whole, batches, workers, multiprocessing_context=forked)
             loaded = [each.batch for each in loader]
             if not any(isinstance(each, Exception) for each in loaded):
-                digests[name] = digest(loaded)
+                digests[name] = digest([getattr(dataset, "shards", None), loaded])
     OWN_WAIT.what = None
     return digests
 
 
-def loader_of(dataset: BatchDataset, sampler: Iterable[Batch], workers: int, **options: Any) -> DataLoader[Any]:
+def loader_of(dataset: BatchDataset, sampler: Iterable[Any], workers: int, **options: Any) -> DataLoader[Any]:
     """Return PyTorch's loader of the whole batches that a sampler yields."""
     signals = partial(outlive_signals, os.getpid())
     options |= {"generator": torch.Generator()}  # else each epoch would draw from the global RNG
@@ -202,9 +229,9 @@ class PrefetchLoader:
     phase = "evaluating"
 
     def __init__(
-        self, dataset: Any, sampler: Iterable[Batch], config: Config, device: torch.device, collate: Collate = None
+        self, dataset: Any, sampler: Iterable[Any], config: Config, device: torch.device, collate: Collate = None
     ) -> None:
-        self.dataset = BatchDataset(dataset, collate)
+        self.dataset = dataset if isinstance(dataset, BatchDataset) else BatchDataset(dataset, collate)
         self.sampler: Any = sampler
         self.arrived = 0  # batches
         self.device = device
@@ -247,10 +274,12 @@ class PrefetchLoader:
 
     def _awaited(self) -> str:
         """Return which batch has not come, and from where."""
-        what = numbered(next(islice(self.sampler, self.arrived, None), Batch([], ())).indices)
         workers = workers_of(self.loader)
         worker = workers[self.arrived % len(workers)] if workers else None
-        return f"{what}, from the worker with process ID {worker.pid}" if worker else what
+        return f"{self._next()}, from the worker with process ID {worker.pid}" if worker else self._next()
+
+    def _next(self) -> str:
+        return numbered(next(islice(self.sampler, self.arrived, None), Batch([], ())).indices)
 
     def _move(self, batch: Any) -> tuple[Any, torch.cuda.Event | None]:
         """Return a batch on the device, and what the GPU must wait for before it is there."""
@@ -306,7 +335,7 @@ class TrainingLoader(PrefetchLoader):
         collate: Collate = None,
     ) -> None:
         super().__init__(dataset, sampler, config, device, collate)
-        self.sampler: ResumableDistributedSampler = sampler
+        self.sampler = sampler
         self.accum_steps = config.accum_steps
         self.total_steps = config.steps or config.epochs * len(self)
         self.waited = self.passed = 0.0  # seconds
@@ -315,16 +344,22 @@ class TrainingLoader(PrefetchLoader):
         """Yield the micro-batches of each step, from where the run has come to, until nothing is left to train."""
         while not progress.is_done():
             self.sampler.set_epoch(progress.epoch, skip=progress.samples_in_epoch)
-            batches, left = iter(self), len(self.sampler)
-            while left and not progress.is_done():
-                number = min(self.accum_steps, left)
-                step = MicroBatches(batches, number, self.sampler.samples_of(len(self.sampler) - left, number))
-                left -= number
+            for step in self._steps():
                 began = time.perf_counter()
                 yield step
-                if left:  # else the time of an evaluation is in it
+                if progress.is_done():
+                    break
+                if progress.samples_in_epoch:  # else the time of an evaluation is in it
                     self._add_times(step.waited, time.perf_counter() - began)
             progress.start_next_epoch()  # if the loop has not done so
+
+    def _steps(self) -> Iterator[MicroBatches]:
+        """Yield the micro-batches of each step that is left of the epoch."""
+        batches, left = iter(self), len(self.sampler)
+        while left:
+            number = min(self.accum_steps, left)
+            yield MicroBatches(batches, number, self.sampler.samples_of(len(self.sampler) - left, number))
+            left -= number
 
     def __len__(self) -> int:
         """Return the steps that are left of the epoch."""

@@ -282,7 +282,7 @@ class Progress:
 
     def has_finished_epoch(self) -> bool:
         """Return whether nothing is left of the epoch."""
-        return self.samples_in_epoch + self._sampler.global_micro_batch_size > self._sampler.samples
+        return self._sampler.is_over(self.samples_in_epoch)
 
     def reached_max_steps(self) -> bool:
         """Return whether --steps or --max-steps ends the run here."""
@@ -375,13 +375,16 @@ class Progress:
     def state_dict(self) -> dict[str, Any]:
         """Return all of it as plain numbers and tensors, for the checkpoint."""
         totals = {name: {key: [*mean] for key, mean in getattr(self, name).items()} for name in ("of_epoch", "recent")}
-        return {each.name: getattr(self, each.name) for each in fields(self)} | totals
+        return {each.name: getattr(self, each.name) for each in fields(self)} | totals | self._sampler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state. Raises TypeError if it is none."""
         totals = {name: {key: Mean(*mean) for key, mean in state[name].items()} for name in ("of_epoch", "recent")}
+        own = {each.name: state[each.name] for each in fields(self) if each.name in state}
         best = math.nan if state["best"] is None else state["best"]  # None: from version 1.0.0, before an evaluation
-        vars(self).update(vars(Progress(self._config, self._sampler, **state | totals | {"best": best})))
+        vars(self).update(vars(Progress(self._config, self._sampler, **own | totals | {"best": best})))
+        if "stream" in state and hasattr(self._sampler, "load_state_dict"):
+            self._sampler.load_state_dict(state["stream"])
         STATUS.step = self.step
 
     def check_samples(self) -> None:

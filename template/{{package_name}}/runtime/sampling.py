@@ -1,7 +1,7 @@
 """What load_data() of data.py returns, and which rank gets which of its samples, in which order."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -21,8 +21,27 @@ COMPUTED_AT_ONCE = 1 << 14  # samples of the order: one by one, each would take 
 
 
 @dataclass
+class Stream:
+    """Samples that are read from shards, such as files, one after the other; nobody knows how many there are.
+
+    Return it from load_data() as a set to train or to evaluate on. Each sample comes once in an epoch, and a run
+    resumes where it was, on any number of ranks and workers. Several shards for each worker of each rank are best:
+    where they are too few, several workers read the same ones, and each decodes its own samples alone.
+    """
+
+    shards: Sequence[Any]  # the same on all ranks, in the same order
+    read: Callable[[Any], Iterable[Any]]  # yields the samples of a shard: the same ones, in the same order, each time
+    decode: Callable[[Any], Any] | None = None  # makes what is collated; only for own samples; may draw random numbers
+    shuffle: int = 0  # samples, over all ranks, that are in memory to be mixed; 0: shards and samples in their order
+
+    def __len__(self) -> int:
+        """Return the number of shards."""
+        return len(self.shards)
+
+
+@dataclass
 class Data:
-    """The datasets, each with __len__ and __getitem__(index), and how batches are made of them."""
+    """The datasets, each a Stream or with __len__ and __getitem__(index), and how batches are made of them."""
 
     train: Any
     evaluation: Any  # a dataset, or several by name: the first one decides which checkpoint is the best
@@ -109,6 +128,14 @@ class ResumableDistributedSampler(Sampler[Batch]):
         if self.ends is not None and skip not in (0, *self.ends[self.accum_steps - 1 :: self.accum_steps]):
             remedy = "resume with the same lengths and tokens, or from a checkpoint at the end of an epoch"
             raise UserError(f"data.py: no batch of epoch {epoch + 1} ends after {skip} samples: {remedy}")
+
+    def is_over(self, samples: int) -> bool:
+        """Return whether no micro-batch is left of an epoch after this many of its samples."""
+        return samples + self.global_micro_batch_size > self.samples
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs beside the samples that are trained: nothing."""
+        return {}
 
     def __len__(self) -> int:
         """Micro-batches that are left of the epoch."""

@@ -24,19 +24,27 @@ DIGEST = """
 from ddp_project.runtime.collation import digest
 print(digest([{f"tag {i}" for i in range(9)}, [frozenset("abc")]]))
 """
-STREAM = "is a stream (Stream): return one with __len__ and __getitem__ that has all samples on every rank"
+STREAM = "that cannot be dealt out: return Stream(shards, read) of runtime/ instead"
+NOT_THE_SAME = "has not the same samples on all ranks: load_data() must return all"
 RETURN = "load_data() must return Data(train=..., evaluation=...), or two datasets, to train and to validate on"
 REFUSED = {
     "one set": f"{RETURN}, not Digits",
     "three sets": f"{RETURN}, not 3 things",
-    "a stream": f"the training set {STREAM}",
-    "a part of a stream": f"the validation set {STREAM}",
+    "a stream": f"the training set is a stream (Lines) {STREAM}",
+    "a part of a stream": f"the validation set is a stream (Subset) {STREAM}",
+    "a stream that deals itself out": f"the training set {NOT_THE_SAME}",
+    "a stream whose state needs more": "the training set is a stream (Told), whose state_dict() fails: TypeError",
+    "a stream without --steps": "the training set is a stream, whose length is not known: give --steps",
+    "shards in another order": f"the training set {NOT_THE_SAME}",
+    "other shards": "the number of shards of the training set is 2 on rank 0 and 3 on rank 1",
+    "a stream with an order": "an order is for a set with a length: a stream has shuffle in its place",
+    "a negative shuffle": "shuffle of the training set must be a number of samples, not -1",
     "no samples": "the training set is empty",
     "the program ends": "load_data() must return, and calls sys.exit(0)",
     "nothing to evaluate": "the validation set is empty: load_data() must return samples to evaluate on",
     "a negative length": "the training set has no length: ValueError __len__() should return >= 0",
     "a length that raises": "the training set has no length: FileNotFoundError index.json",
-    "each rank its own samples": "the training set has not the same samples on all ranks: load_data() must return all",
+    "each rank its own samples": f"the training set {NOT_THE_SAME}",
 }
 
 
@@ -67,7 +75,7 @@ class Digits(Dataset[Any]):
         return image, label
 
 
-class Stream(IterableDataset[Any]):
+class Lines(IterableDataset[Any]):
     """A stream that has a length and samples, too, as streaming libraries have it."""
 
     def __init__(self, digits: Any) -> None:
@@ -83,15 +91,45 @@ class Stream(IterableDataset[Any]):
         return iter([])
 
 
+class Dealing(Lines):
+    """A stream of this rank's samples alone, as MosaicML's StreamingDataset is one."""
+
+    def __iter__(self) -> Any:
+        return iter([self.digits[i] for i in range(int(os.environ["RANK"]), len(self.digits), 2)])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Told(Dealing):
+    def state_dict(self, samples: int = 0, *, from_beginning: bool) -> dict[str, Any]:  # type: ignore[override]
+        return {"samples": samples}
+
+
 def load_what_is_asked_for(config: Any, load: Any, kind: str) -> Any:
     training, validation = load(config)
     if kind == "the program ends":
         sys.exit(0)
+    from ddp_project.runtime import Data, Stream
+
+    rank = int(os.environ["RANK"])
+    shards = (
+        [3, 4][:: 1 - 2 * rank] if kind == "shards in another order" else [*range(2 + rank * (kind == "other shards"))]
+    )
+    stream = Stream(shards, lambda shard: [training[shard]], shuffle=-1 if kind == "a negative shuffle" else 0)
     wrong = {
+        **dict.fromkeys(["a stream without --steps", "shards in another order", "other shards"], (stream, validation)),
+        "a negative shuffle": (stream, validation),
+        "a stream with an order": Data(stream, validation, order=lambda size, seed, epoch: [0]),
         "one set": training,
         "three sets": [training, validation, validation],
-        "a stream": (Stream(training), validation),
-        "a part of a stream": (training, Subset(Stream(validation), range(9))),
+        "a stream": (Lines(training), validation),
+        "a part of a stream": (training, Subset(Dealing(validation), range(9))),
+        "a stream that deals itself out": (Dealing(training), validation),
+        "a stream whose state needs more": (Told(training), validation),
         "no samples": (Subset(training, []), validation),
         "nothing to evaluate": (training, Subset(validation, [])),
     }
@@ -112,7 +150,8 @@ def train_on_it() -> None:
 @pytest.mark.parametrize("kind", REFUSED)
 def test_data_that_cannot_be_dealt_out_is_refused(kind: str, project: Render, tmp_path: Path) -> None:
     printed = train_on_ranks(project(), tmp_path / "run", code=2, entry=train_on_it, env={"KIND": kind}, timeout=60)
-    assert f"data.py: {REFUSED[kind]}" in error_in(printed)
+    prefix = "the ranks must be the same" if kind == "other shards" else "data.py"
+    assert f"{prefix}: {REFUSED[kind]}" in error_in(printed)
     assert not (tmp_path / "run").exists()
 
 

@@ -1,0 +1,103 @@
+"""Runs on streams: any number of ranks and workers equals one, and a stop after any step changes no bit."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Measured
+from tests.core.exact.test_resume import assert_ends_like, stopped_at
+from tests.support import reference
+from tests.support.forked_runs import Program, metrics, relative_difference, run_all
+from tests.support.training import checkpoint
+
+# 45 samples in shards of unequal sizes, of which two are empty, and 7 to evaluate on: with 12 samples in a batch, an
+# epoch ends with batches that have fewer, and some ranks have none.
+DATA = f"""
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import get_worker_info
+
+from .runtime import Data, Stream
+
+SIZES = [0, 9, 1, 20, 0, 2, 3, 10]
+
+
+class Counting:
+    place = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        assert get_worker_info() is None  # else it would deal itself out, as many iterables do
+        while self.place < 45:
+            self.place += 1
+            yield sample(self.place - 1)
+
+    def state_dict(self) -> dict[str, int]:
+        return {{"place": self.place}}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+def sample(number: int) -> Any:
+    rng = torch.Generator().manual_seed(number)
+    return torch.randn({reference.FEATURES}, generator=rng), torch.randint(0, {reference.CLASSES}, (), generator=rng)
+
+
+def read(shard: int) -> Iterable[Any]:
+    return map(sample, range(sum(SIZES[:shard]), sum(SIZES[: shard + 1])))
+
+
+def load_data(config: object) -> Data:
+    evaluation = {{"validation": Stream([3, 0, 5, 2], read), "more": Stream([2], read)}}
+    return Data(train=STREAM, evaluation=evaluation, test=Stream([5, 6], read))
+"""
+STREAMS = {"shards": "Stream(range(8), read, shuffle=9)", "an iterable": "Counting()"}
+OPTIONS: dict[str, Any] = {"global_batch_size": 12, "steps": 13, "warmup_steps": 2, "log_every": 3, "lr": 0.01}
+# Ranks and options.
+OTHERS: list[tuple[int, dict[str, Any]]] = [
+    (2, {}),
+    (4, {"workers": 1}),
+    (2, {"accum_steps": 3, "workers": 2}),
+    (3, {"accum_steps": 2}),
+]
+
+
+@pytest.fixture(params=STREAMS)
+def streaming(request: pytest.FixtureRequest, plain_project: Path, tmp_path: Path) -> Path:
+    place = shutil.copytree(plain_project, tmp_path / "project")
+    (place / "ddp_project" / "data.py").write_text(DATA.replace("STREAM", STREAMS[request.param]))
+    return place
+
+
+def test_any_number_of_ranks_and_workers_ends_where_one_does(
+    streaming: Path, tmp_path: Path, measured: Measured
+) -> None:
+    alone = Program(streaming, tmp_path / "alone", OPTIONS, world_size=1)
+    others = [
+        replace(alone, run_dir=tmp_path / str(place), options=OPTIONS | more, world_size=ranks)
+        for place, (ranks, more) in enumerate(OTHERS)
+    ]
+    run_all([[each] for each in (alone, *others)])
+    expected, records = checkpoint(alone.run_dir), metrics(alone.run_dir)
+    for other in others:
+        saved = checkpoint(other.run_dir)
+        assert relative_difference(saved["model"], expected["model"]) < 1e-5, other.run_dir.name
+        for name in ("epoch", "samples_in_epoch", "samples_seen", "stream"):
+            assert saved["progress"][name] == expected["progress"][name], name
+        for name, values in metrics(other.run_dir).items():
+            assert dict(values) == pytest.approx(dict(records[name]), rel=1e-5), name
+    if "stream" in expected["progress"]:
+        measured("streams", "samples of two epochs, once each", expected["progress"]["samples_seen"])
+
+
+def test_stopped_after_any_step_it_ends_the_same(streaming: Path, tmp_path: Path) -> None:
+    whole = Program(streaming, tmp_path / "whole", OPTIONS | {"workers": 1})
+    sequences = [stopped_at(whole, stop) for stop in range(1, 13)]
+    run_all([[whole], *sequences])
+    for programs in sequences:
+        assert_ends_like(whole, programs[-1])
