@@ -113,17 +113,16 @@ def load_what_is_asked_for(config: Any, load: Any, kind: str) -> Any:
     training, validation = load(config)
     if kind == "the program ends":
         sys.exit(0)
-    from ddp_project.runtime import Data, Stream
-
+    runtime = project_module("runtime")
     rank = int(os.environ["RANK"])
     shards = (
         [3, 4][:: 1 - 2 * rank] if kind == "shards in another order" else [*range(2 + rank * (kind == "other shards"))]
     )
-    stream = Stream(shards, lambda shard: [training[shard]], shuffle=-1 if kind == "a negative shuffle" else 0)
+    stream = runtime.Stream(shards, lambda shard: [training[shard]], shuffle=-1 if kind == "a negative shuffle" else 0)
     wrong = {
         **dict.fromkeys(["a stream without --steps", "shards in another order", "other shards"], (stream, validation)),
         "a negative shuffle": (stream, validation),
-        "a stream with an order": Data(stream, validation, order=lambda size, seed, epoch: [0]),
+        "a stream with an order": runtime.Data(stream, validation, order=lambda size, seed, epoch: [0]),
         "one set": training,
         "three sets": [training, validation, validation],
         "a stream": (Lines(training), validation),

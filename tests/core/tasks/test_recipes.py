@@ -86,7 +86,8 @@ def write_shards(folder: Path) -> None:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"{part}.parquet", row_group_size=16)
         with tarfile.open(folder / f"{part}.tar", "w") as tar:
             for i, row in enumerate(rows):
-                add(tar, f"{i}.png", png(row["pixels"].reshape(8, 8))), add(tar, f"{i}.cls", str(row["label"]).encode())
+                add(tar, f"{i}.png", png(row["pixels"].reshape(8, 8)))
+                add(tar, f"{i}.cls", str(row["label"]).encode())
         first += number
 
 
