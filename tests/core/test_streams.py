@@ -181,6 +181,21 @@ def test_what_is_random_in_decode_depends_on_the_place_alone(package: Package, s
     assert first.rng_key == (7, 0, 0)
 
 
+def test_another_batch_size_or_number_of_shards_within_an_epoch_is_refused(
+    stream: Callable[..., Any], dealt: Callable[..., Any], package: Package
+) -> None:
+    _, state = dealt(stream([9] * 8), most=2, batch=8)
+    refused = package("runtime.exits").UserError
+    with pytest.raises(refused, match="--global-batch-size 12 is no multiple of 8, which the checkpoint needs within"):
+        dealt(stream([9] * 8), state=state, batch=12)
+    with pytest.raises(refused, match="the stream has 7 shards and had 8 when the epoch began: resume with as many"):
+        dealt(stream([9] * 7), state=state, batch=8)
+    with pytest.raises(refused, match="the stream has 8 shards and had a length when the epoch began"):
+        dealt(stream([9] * 8), state=state | {"places": {}}, batch=8)
+    larger, _ = dealt(stream([9] * 8), state=state, batch=16)
+    assert sorted(chain(*larger)) == [(shard, i) for shard in range(8) for i in range(2, 9)]
+
+
 def test_a_stream_of_no_samples_is_refused_in_one_line(
     stream: Callable[..., Any], streams: Any, package: Package
 ) -> None:

@@ -300,13 +300,17 @@ class StreamSampler(Sampler[StreamBatch]):
     def set_epoch(self, epoch: int, skip: int = 0) -> None:
         """Choose the epoch: from its beginning or, after some samples, from the places of the checkpoint.
 
-        Raises UserError if it has none, or has them of another number of shards.
+        Raises UserError if it has none, if it has them of another number of shards, or if the global batch cannot be
+        made of as many lanes.
         """
         shards = len(self.stream.shards)
         if skip and not (self.resumed and self.shards == shards):
             had = self.shards if self.resumed else "a length"
             remedy = "resume with as many, or from a checkpoint at the end of an epoch, or begin anew with --init-from"
             raise UserError(f"data.py: the stream has {shards} shards and had {had} when the epoch began: {remedy}")
+        if skip and self.batch % self.layout.slots:
+            wrong = f"--global-batch-size {self.batch} is no multiple of {self.layout.slots}"
+            raise UserError(f"{wrong}, which the checkpoint needs within an epoch of a stream")
         if not skip:
             self.layout, self.number, self.end = layout_of(self.stream, self.batch), 0, math.inf
             self.resumed, self.places, self.shards = {}, {}, shards
@@ -348,10 +352,7 @@ class StreamSampler(Sampler[StreamBatch]):
         return {"stream": state | {"slots": self.layout.slots, "turns": self.layout.turns}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from saved places. Raises UserError if the global batch cannot be made of as many lanes."""
-        if self.batch % state["slots"]:
-            wrong = f"--global-batch-size {self.batch} is no multiple of {state['slots']}"
-            raise UserError(f"{wrong}, which the checkpoint needs within an epoch of a stream")
+        """Go on from saved places, once set_epoch() is called."""
         self.layout = Layout(self.batch, state["slots"], state["turns"])
         self.resumed, self.number = state["places"], state["number"]
         self.end, self.shards = state["end"], state["shards"]
