@@ -14,6 +14,7 @@ import pytest
 
 from generator.answers.questions import TEMPLATE, read_ownership, read_questions
 from generator.render.project import RenderError, read_files, recorded_answers
+from generator.update.edits import repeats_in
 from tests.conftest import Render
 from tests.support.processes import output_of
 from tests.support.training import node_launcher
@@ -139,6 +140,13 @@ def test_another_task_changes_the_owners_files_alone(project: Render, others: di
         assert {path for path in shared[0] | other if shared[0].get(path) != other.get(path)} <= OF_THE_TASK
     files = [{path for path in tree if owned.match_file(path) and not path.endswith(".npz")} for tree in trees]
     assert files == [files[0]] * 4, "each task has all of the owner's files"
+
+
+@pytest.mark.parametrize("task", ["digits", "images", "language", "tabular"])
+def test_each_place_of_a_file_has_surroundings_of_its_own(task: str, project: Render) -> None:
+    """Else an update could move an edit from one to the other; the gate asks the same of many combinations."""
+    files = read_files(project(task=task)).items()
+    assert not [(path, found) for path, (_, content) in files for found in repeats_in(content)]
 
 
 def test_the_default_project_is_short(with_choice: WithChoice) -> None:
