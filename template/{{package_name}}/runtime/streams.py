@@ -291,6 +291,7 @@ class StreamSampler(Sampler[StreamBatch]):
     def __init__(self, stream: Stream, batch: int, env: DistEnv, seed: int, accum_steps: int = 1) -> None:
         """Begin with epoch 0. Global batches have this many samples, if no lane is at its end."""
         self.stream, self.batch, self.env, self.seed, self.accum_steps = stream, batch, env, seed, accum_steps
+        self.layout = layout_of(stream, batch)
         self.starts = 0
         self.shards = len(stream.shards)  # when the epoch began
         self.resumed: Places = {}  # of all lanes, as the checkpoint has them
