@@ -380,7 +380,7 @@ class Progress:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state. Raises TypeError if it is none."""
         totals = {name: {key: Mean(*mean) for key, mean in state[name].items()} for name in ("of_epoch", "recent")}
-        own = {each.name: state[each.name] for each in fields(self) if each.name in state}
+        own = {name: value for name, value in state.items() if name != "stream"}  # which is the sampler's
         best = math.nan if state["best"] is None else state["best"]  # None: from version 1.0.0, before an evaluation
         vars(self).update(vars(Progress(self._config, self._sampler, **own | totals | {"best": best})))
         if "stream" in state and hasattr(self._sampler, "load_state_dict"):
