@@ -134,7 +134,7 @@ class ResumableDistributedSampler(Sampler[Batch]):
         return samples + self.global_micro_batch_size > self.samples
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs beside the samples that are trained: nothing."""
+        """Return what a checkpoint needs in addition to the number of trained samples: nothing."""
         return {}
 
     def __len__(self) -> int:

@@ -59,11 +59,11 @@ def as_stream(name: str, dataset: Any) -> Stream:
 
 
 class Layout(NamedTuple):
-    """How shards become global batches, whatever the number of ranks and workers.
+    """How shards become global batches, the same ones for any number of ranks and workers.
 
-    Shard i of an epoch belongs to lane i % (slots * turns). Global batch s has batch / slots samples of each of the
-    lanes slots * (s % turns) + 0, 1, ..., slots - 1, in this order. A rank reads those lanes that its part of the batch
-    comes from, and a worker those whose turn it is when its batches are due.
+    Shard i of an epoch belongs to lane i % (slots * turns). Let f be slots * (s % turns). Global batch s has
+    batch / slots samples of each of the lanes f, f + 1, ..., f + slots - 1, in this order. A rank reads the lanes that
+    its part of the batch comes from, and a worker the lanes whose turn it is when its batches are due.
     """
 
     batch: int  # samples, over all ranks
@@ -99,7 +99,7 @@ class StreamBatch(NamedTuple):
     indices: list[int]  # numbers of the samples in the epoch, if no shard has ended
     rng_key: tuple[int, ...]
     epoch: int  # 0 in an evaluation
-    start: tuple[int, ...]  # new each time that lanes are to be opened anew
+    start: tuple[int, ...]  # another one each time that lanes are opened again
     number: int  # of the global batch in the epoch
     layout: Layout
     lanes: list[tuple[int, int, int]]  # and which of their samples
@@ -128,8 +128,8 @@ class Part(NamedTuple):
 class Lane:
     """Reads some shards of a stream from a place on.
 
-    To shuffle, it permutes one block of samples after the other, and reads the next block while it gives out the one
-    before. So its place is four numbers: of the block, of its first shard and sample, and how many were given out.
+    To shuffle, it permutes one block of samples after the other, and reads the next block while it returns the samples
+    of this one. So its place is four numbers: of the block, of its first shard and sample, and how many were returned.
     """
 
     visited = -1  # the last global batch for which it was read
@@ -141,7 +141,7 @@ class Lane:
         self.samples = self._shuffled() if block else self._in_order()
 
     def read(self, batch: "StreamBatch") -> list[Any]:
-        """Return its samples in a global batch. Other workers may have got those of batches before it."""
+        """Return its samples in a global batch. Other workers may have loaded the batches before it."""
         each = batch.layout.batch // batch.layout.slots
         while self.visited < batch.number:
             self.visited += batch.layout.turns
@@ -226,7 +226,7 @@ class StreamBatches(BatchDataset):
         self.stand_in: list[Any] = []  # one sample, for batches that have none
 
     def __getitem__(self, batch: Any) -> Any:
-        """Return a part. It is read ahead, so the rank's own generators stay as they are, without workers, too."""
+        """Return a part. It is read ahead, so the generators of the rank stay as they are, also without workers."""
         before, seed = (random.getstate(), np.random.get_state()), hash(batch.rng_key)
         random.seed(seed)
         np.random.seed(seed % 2**32)
@@ -283,7 +283,7 @@ def hidden_worker() -> Iterator[None]:
 class StreamSampler(Sampler[StreamBatch]):
     """Says which lanes this rank's parts of global batches come from, from any place in an epoch on, without end.
 
-    If a lane is at its end, the others go on: the last batches of an epoch are smaller, and each sample comes once.
+    If a lane is at its end, the others continue: the last batches of an epoch are smaller, and each sample comes once.
     """
 
     samples = math.inf  # of an epoch, as far as anyone knows
@@ -301,8 +301,8 @@ class StreamSampler(Sampler[StreamBatch]):
     def set_epoch(self, epoch: int, skip: int = 0) -> None:
         """Choose the epoch: from its beginning or, after some samples, from the places of the checkpoint.
 
-        Raises UserError if it has none, if it has them of another number of shards, or if the global batch cannot be
-        made of as many lanes.
+        Raises UserError if it has no places or those of another number of shards. Raises UserError also if the global
+        batch cannot be made of as many lanes.
         """
         shards = len(self.stream.shards)
         if skip and not (self.resumed and self.shards == shards):
@@ -360,7 +360,7 @@ class StreamSampler(Sampler[StreamBatch]):
 
 
 class StreamLoader(PrefetchLoader):
-    """Loads this rank's parts of global batches, as long as any rank has samples; it looks one step ahead."""
+    """Loads this rank's parts of global batches until no rank has samples; it looks one step ahead."""
 
     def __init__(
         self, stream: Stream, sampler: StreamSampler, config: Config, device: torch.device, collate: Collate
