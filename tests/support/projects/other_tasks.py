@@ -108,7 +108,9 @@ def prepare(config: Config) -> None:
     with np.load(Path(__file__).with_name("digits.npz")) as digits:
         rows = np.concatenate([digits["labels"][:, None], digits["images"].reshape(-1, 64)], axis=1).astype(np.uint8)
     Path(config.folder).mkdir(parents=True, exist_ok=True)
-    Path(config.folder, "digits.raw").write_bytes(rows[rows[:, 0].argsort(kind="stable")].tobytes())
+    file = Path(config.folder, f"digits.{os.getpid()}")
+    file.write_bytes(rows[rows[:, 0].argsort(kind="stable")].tobytes())
+    file.replace(file.with_name("digits.raw"))  # another run may read it meanwhile
 
 
 class Samples:
@@ -284,7 +286,7 @@ OPTIONS = {"folder": str(Path(__file__).with_name("digits"))}
 ''',
 }
 IMPORTS_OF_SETS_WITH_STATE = {
-    "ddp_project/data.py": "from typing import Any\n",
+    "ddp_project/data.py": "import os\nfrom typing import Any\n",
     "ddp_project/model.py": "import torch\n",
     "ddp_project/task.py": "from .data import Samples\nfrom .runtime import AllSamples\n",
     "tests/task.py": (
