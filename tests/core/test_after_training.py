@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tests.conftest import Logged, Package, Render, of_package
 from tests.support.processes import output_of
 from tests.support.ranks import assert_same_state, lone_error_in, train_on_ranks
-from tests.support.training import HAS_GPU, assert_same_weights, checkpoint, differences
+from tests.support.training import assert_same_weights, checkpoint, differences
 
 Refused = Callable[..., str]
 export, weights = of_package("runtime.export"), of_package("runtime.weights")
@@ -194,42 +194,6 @@ def test_tied_weights_are_in_the_file_once_and_tied_again(weights: Any, tmp_path
     saved = torch.load(tmp_path / "tied.pt", weights_only=True)
     averaged, _ = weights.weights_of(saved | {"update": {"average": {"embedding.weight": torch.ones(5, 3)}}})
     assert averaged["head.weight"].sum() == 15
-
-
-def test_what_cannot_be_predicted_is_named(
-    export: Any, package: Package, run_dir: Path, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, to, good, bad = export.export(run_dir), tmp_path / "answers", tmp_path / "good.npy", tmp_path / "bad"
-    (bad / "folder.npy").mkdir(parents=True)
-    for name, array in {"flat": np.zeros((2, 64)), "bright": np.full((2, 8, 8), 255), "words": np.array("a")}.items():
-        np.save(bad / f"{name}.npy", array)
-    np.savez(bad / "other.npz", labels=np.zeros((2, 8, 8)))
-    np.savez_compressed(bad / "cut.npz", images=np.arange(128.0).reshape(2, 8, 8) / 8)
-    (bad / "cut.npz").write_bytes((bad / "cut.npz").read_bytes()[:200])
-    (bad / "text.npy").write_text("digits\n")
-    (bad / "empty.npy").touch()
-    np.save(good, np.zeros((2, 8, 8)))
-    for path in (*bad.iterdir(), tmp_path / "missing.npy"):
-        words = "does not hold images" if path.name in ("flat.npy", "bright.npy") else "cannot be read as images"
-        assert f"{path} {words}" in refused(export.predict, [folder, good, path], to)
-        assert not to.exists()
-    assert "name files behind" in refused(export.predict, [folder])
-    assert "does not hold model.safetensors" in refused(export.predict, [run_dir, good])
-    if not HAS_GPU:
-        assert "--device cuda needs a GPU" in refused(export.predict, [folder, good], to, "cuda")
-
-    # The task leaves the error of a file as it is; what it yields are tensors.
-    answers = ({"answer": torch.tensor([float(line)])} for line in ("1.5", "2"))
-    monkeypatch.setattr(package("task"), "predict", lambda model, file: answers if file.open() else None)
-    line = refused(export.predict, [folder, folder / "model.json", folder / "none"], to)
-    assert f"{folder / 'none'} cannot be read: No such file or directory" in line
-    assert not to.exists()
-    monkeypatch.delattr(package("task"), "predict")  # as in a task of an earlier version
-    line = refused(export.predict, [folder, run_dir])
-    assert "task.py lacks def predict(model: nn.Module, file: Path) -> Iterator[dict[str, Any]]: add it" in line
-
-    damage(folder / "model.safetensors")
-    assert "model.safetensors is damaged" in refused(export.load_model, folder)
 
 
 def test_options_of_another_version_do_no_harm(export: Any, run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

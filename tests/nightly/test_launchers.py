@@ -1,6 +1,8 @@
 """Each launcher takes what its README says: addresses, host files, numbers of processes, or no launcher at all."""
 
+import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from tests.conftest import Render
 from tests.support.processes import PATH, output_of
 from tests.support.schedulers import mpi
+from tests.support.schedulers.slurm import Cluster
 from tests.support.training import ON_CPU, assert_same_weights, checkpoint, train
 
 STEPS = ("--max-steps", "12")
@@ -61,3 +64,42 @@ def test_an_elastic_launcher_refuses_a_tcp_address(project: Render, tmp_path: Pa
     printed = train(project(), tmp_path / "run", "--init-method", "tcp://127.0.0.1:29500", code=1)
     assert printed.count("error: --init-method tcp://127.0.0.1:29500 cannot work under") == 1
     assert "exitcode  : 2" in printed
+
+
+@pytest.mark.parametrize(
+    "launcher", ["torchrun", "launch", "spawn", "slurm", pytest.param("mpirun", marks=mpi.NEEDS_OPENMPI)]
+)
+def test_what_comes_after_training_runs_on_two_processes_as_written(
+    launcher: str, project: Render, reference: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A program says by which command; it gives what one process gives."""
+    place = project(launcher=launcher)
+    env = mpi.environment("Open MPI", tmp_path) if launcher == "mpirun" else os.environ | {"PATH": PATH}
+    to, files = tmp_path / "predictions.jsonl", "ddp_project/digits.npz"
+    given = {"RUN": str(reference), "FOLDER ": "", "FILE...": f"{reference}/export {files} --to {to}"}
+
+    def output(program: str, start: str) -> str:
+        line = next(line for line in (place / program).read_text().splitlines() if line.startswith(start))
+        command = f"{line.removeprefix(start).strip()} {' '.join(ON_CPU)}"
+        for word, value in given.items():
+            command = command.replace(word, value)
+        if "srun" in command:
+            cluster: Cluster = request.getfixturevalue("slurm_cluster")
+            return cluster.run(
+                "srun", "--chdir", place, *command.replace("python ", f"{sys.executable} ").split()[1:]
+            ).stdout
+        return output_of(["bash", "-c", command], place, env)
+
+    output_of([sys.executable, "export.py", reference], place)
+    evaluated = []
+    for start in ("Of another run, or a checkpoint:", "On two processes:"):
+        [line] = [line for line in output("evaluate.py", start).splitlines() if line.startswith("{")]
+        evaluated.append(json.loads(line))
+    assert evaluated[0].pop("set") == evaluated[1].pop("set")
+    assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-6)
+    written = []
+    for start in ("Another one:", "On two processes:"):
+        output("predict.py", start)
+        written.append(to.read_text())
+        to.unlink()
+    assert written[0] == written[1]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..config import Config
-from .cli import AUTO, NEWEST, as_plain_dict
+from .cli import AUTO, NEWEST, RUNS, as_plain_dict
 from .collectives import (
     FROM_RANK_0,
     averaged_buffers,
@@ -51,7 +51,6 @@ from .state import (
 from .storage import HashedFile, Manifest, atomic_write, link_atomically, lock, sha256_of_json, sync_folder
 from .watchdog import RECORDS, STATUS
 
-RUNS = Path("runs")
 STARTS = "starts"  # a file of the run directory
 RESULT = "result.json"  # another one
 RESUMED = "resumed"  # a file of runs/JOB: the run directory with which a job that was started with --resume goes on

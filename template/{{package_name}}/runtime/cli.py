@@ -1,19 +1,19 @@
 """What an option can be, and how the command line is read: all options are the fields of one dataclass, Config."""
 
-import argparse
 import difflib
 import io
 import json
 import math
 import re
+from argparse import ArgumentError, ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr, suppress
 from copy import copy
-from dataclasses import MISSING, fields, is_dataclass, make_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, make_dataclass
 from datetime import date, time, timedelta
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
@@ -23,6 +23,13 @@ from .exits import UserError
 DESCRIPTION = """Train on any number of processes. README.md says how to start them.
 --config FILE takes options from JSON or YAML, such as config.json of another run; the command line overrides it.
 --doctor examines what a run needs, and says what to mend. --help all shows the other options, too."""
+PREDICT = """Predict from files with an exported model. Each prediction becomes a line of JSON, in the order of inputs.
+After a stop or a kill, the same words with --to go on where it was. Further options are those of train.py."""
+PATHS = "files, after the folder of an export (default: the newest one in runs/); @LIST: one path in each line of LIST"
+OF_A_RUN = ("run_dir", "resume", "init_method")  # options
+RUNS = Path("runs")
+EXPORT = "export"  # a folder of the run directory
+ABOUT = "model.json"  # next to the weights of an export: what made them
 NEWEST = "newest"
 AUTO = "auto"
 SEVERAL = (list, tuple, set, frozenset, Sequence)  # types of options that take several values
@@ -165,12 +172,12 @@ def parse(config: type[T], arguments: Sequence[str] | None = None, *, quiet: boo
     --doctor is left out, and a quiet rank leaves --help to others. Ends the process after --help. Raises UserError if
     an option is unknown or has an impossible value.
     """
-    files = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    files = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     files.add_argument("--config", type=Path, action="append", default=[], metavar="FILE")
     files.add_argument("--doctor", action="store_true")  # read_options() looks for it
     try:
         given, words = files.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
+    except ArgumentError as error:
         raise UserError(str(error)) from None
     if {"-h", "--help"} & {*words}:
         show_help(config, all_groups="all" in words, quiet=quiet)
@@ -289,7 +296,8 @@ def similar_option(name: str, config: Any) -> str | None:
 def words_of(file: Path, config: Any) -> list[str]:
     """Return the options of a JSON or YAML file as words of a command line. Raises UserError if there are others.
 
-    The config.json of a run does not name its directory, nor what it went on from: these belong to that run alone.
+    The config.json of a run does not name its directory, what it went on from and where its ranks met: these belong to
+    that run alone. Nor does the file of an export say how many processes to start.
     """
     try:
         found = load(file.read_text(encoding="utf-8-sig"), is_json=file.suffix == ".json")
@@ -299,7 +307,9 @@ def words_of(file: Path, config: Any) -> list[str]:
     found = {} if found is None else found
     if not isinstance(found, dict):
         raise UserError(f"--config {file} does not hold options and their values, as config.json of a run does")
-    own = ("run_dir", "resume") if file.name == "config.json" else ()
+    if file.name == ABOUT:  # of another version, which may have had other options
+        found = {name: value for name, value in found.get("options", {}).items() if name in defaults_of(config)}
+    own = {"config.json": OF_A_RUN, ABOUT: (*OF_A_RUN, "nproc")}.get(file.name, ())
     try:
         return words_from({key: value for key, value in found.items() if key not in own}, config)
     except UserError as error:
@@ -318,9 +328,59 @@ def words_of_run(words: Sequence[str]) -> list[str]:
     else:
         from .checkpoint import newest_run  # not at the top: it imports torch
 
-        path = newest_run() or Path("runs")
+        path = newest_run() or RUNS
     run_dir, weights = (path.parent.parent, path) if path.is_file() else (path, path / "checkpoints" / "best.pt")
     return [f"--config={run_dir / 'config.json'}", *words, f"--init-from={weights}"]
+
+
+@dataclass
+class PredictArguments:
+    """What predict.py is asked for."""
+
+    folder: Path = Path()  # of an export
+    files: Sequence[Path] = ()
+    to: Path | None = None  # None: the screen
+    batch_size: int = 64
+
+    def read(self, words: Sequence[str]) -> list[str]:
+        """Take what is asked for from the words of a command line.
+
+        Returns words for train.py: the options that the model was trained with, and those that are left. Raises
+        UserError if something is missing.
+        """
+        parser = PredictParser(description=PREDICT, fromfile_prefix_chars="@", allow_abbrev=False)
+        number = f"inputs that a rank predicts at once (default: {self.batch_size})"
+        parser.add_argument("files", nargs="+", type=Path, metavar="PATH", help=PATHS)
+        parser.add_argument("--to", type=Path, metavar="FILE", help="write to this file, not to the screen")
+        parser.add_argument("--batch-size", type=int, default=self.batch_size, metavar="N", help=number)
+        _, others = parser.parse_known_args(words, namespace=self)
+        if words[:1] == others[:1]:
+            raise UserError(f"name the files before {words[0]}")
+        if self.batch_size < 1:
+            raise UserError(f"--batch-size must be at least 1, not {self.batch_size}")
+        named = self.files[0].is_dir()
+        self.folder, self.files = self.files[0] if named else newest_export(), self.files[named:]
+        if not self.files:
+            raise UserError(f"name files behind {self.folder}, to predict from")
+        if not (about := self.folder / ABOUT).is_file():
+            raise UserError(f"{self.folder} does not hold {ABOUT}: name a folder that export.py has written")
+        return [f"--config={about}", *others]
+
+
+class PredictParser(ArgumentParser):
+    """Reads the command line of predict.py."""
+
+    def error(self, message: str) -> NoReturn:
+        """Leave it to the caller to say what is wrong."""
+        raise UserError(f"{message}: see --help")
+
+
+def newest_export() -> Path:
+    """Return the folder of the newest export in runs/. Raises UserError if there is none."""
+    found = sorted(RUNS.glob(f"*/{EXPORT}/{ABOUT}"), key=lambda file: file.stat().st_mtime_ns)
+    if not found:
+        raise UserError(f"there is no export in {RUNS.absolute()}: export.py writes one, or name its folder first")
+    return found[-1].parent
 
 
 def words_from(found: Mapping[Any, Any], config: Any) -> list[str]:

@@ -196,9 +196,10 @@ def on_all_ranks(work: Callable[[], T]) -> T:
 
 def raise_first(problems: Iterable[str | None]) -> None:
     """Raise the first of the problems of all ranks as UserError, if there is one."""
-    for rank, problem in enumerate(problems):
+    of_ranks = [*problems]
+    for rank, problem in enumerate(of_ranks):
         if problem is not None:
-            raise UserError(f"rank {rank}: {problem}")
+            raise UserError(f"rank {rank}: {problem}" if len(of_ranks) > 1 else problem)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SMALLER_BATCHES = "raise --accum-steps, for smaller micro-batches and the same result, or lower --global-batch-size"
 
 # What errors of torch mean for the owner, by their words.
 MISTAKES = {
@@ -89,10 +90,9 @@ def finish(work: Callable[[], Any]) -> int:
     return ExitCode.DONE
 
 
-def raise_if_out_of_memory(error: Exception, rank: int) -> None:
+def raise_if_out_of_memory(error: Exception, rank: int, lower: str = SMALLER_BATCHES) -> None:
     """Raise OutOfMemory if the error says so: torch has a type for it, but CUDA, cuBLAS, cuDNN and NCCL have words."""
     if found := re.search(r".*(out of memory|_ALLOC(ATION)?_FAILED).*", str(error)):
-        lower = "raise --accum-steps, for smaller micro-batches and the same result, or lower --global-batch-size"
         reason = ". ".join(found[0].split(". ")[:3])
         raise OutOfMemory(f"rank {rank} is out of memory: {lower}, or end what else uses its GPU ({reason})") from error
     if is_out_of_memory(error):

@@ -1,11 +1,9 @@
-"""What comes after training, on one process: weights for other programs, the model back from them, and its answers."""
+"""What comes after training: weights for other programs, and the model back from them."""
 
 import json
 import math
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,19 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import task
 from ..config import Config
 from ..model import build_model
-from .checkpoint import RUNS, newest_run
-from .cli import parse_words, words_from
-from .devices import uses_gpu
+from .checkpoint import newest_run
+from .cli import ABOUT, EXPORT, RUNS, parse_words, words_from
 from .exits import UserError
 from .storage import atomic_write
-from .task_functions import optional
-from .weights import ABOUT, fill, read_safetensors, read_whole, verify, weights_of, write_safetensors
+from .weights import fill, read_safetensors, read_whole, verify, weights_of, write_safetensors
 
 WEIGHTS = "model.safetensors"
-EXPORT = "export"  # a folder of the run directory
 
 
 def export(source: Path | None = None, folder: Path | None = None) -> Path:
@@ -67,14 +61,17 @@ def description(checkpoint: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def load_model(folder: Path | str, device: torch.device | str = "cpu") -> nn.Module:
-    """Return the model of an export, in evaluation mode. Raises UserError if it is missing, damaged or does not fit."""
+def load_model(folder: Path | str, device: torch.device | str = "cpu", config: Config | None = None) -> nn.Module:
+    """Return the model of an export, in evaluation mode; config: options in place of those that it was trained with.
+
+    Raises UserError if it is missing, damaged or does not fit.
+    """
     weights, about = Path(folder, WEIGHTS), Path(folder, ABOUT)
     if not (weights.is_file() and about.is_file()):
         raise UserError(f"{folder} does not hold {WEIGHTS} and {ABOUT}: export.py writes them")
     verify(weights)
     said, tensors = json.loads(about.read_text()), read_safetensors(weights)
-    model = build_model(config_of(said.get("options", {})))
+    model = build_model(config or config_of(said.get("options", {})))
     fill(model, tensors, said.get("grown_buffers", {}), weights)
     return model.to(device).eval()
 
@@ -85,42 +82,3 @@ def config_of(options: dict[str, Any]) -> Config:
     if unknown := sorted(options.keys() - known):
         print(f"{ABOUT} has options that this program does not: {', '.join(unknown)}", file=sys.stderr)
     return parse_words(Config, words_from({name: options[name] for name in options.keys() & known}, Config), quiet=True)
-
-
-def predict(paths: Sequence[Path], to: Path | None = None, device: str = "auto") -> None:
-    """Write what a model says of files as lines of JSON. The first path may be the folder of an export.
-
-    Raises UserError if there is no model, or if predict() of task.py cannot read a file; then `to` is not written.
-    """
-    ask = optional("predict")
-    if ask is None:
-        signature = "def predict(model: nn.Module, file: Path) -> Iterator[dict[str, Any]]"
-        raise UserError(f"{task.__file__} lacks {signature}: add it, to yield what the model says of each sample")
-    folder, files = (paths[0], paths[1:]) if paths[0].is_dir() else (newest_export(), paths)
-    if not files:
-        raise UserError(f"name files behind {folder}, to be read by predict() of {task.__file__}")
-    model = load_model(folder, "cuda" if uses_gpu(device) else "cpu")
-    with atomic_write(to) if to else nullcontext(sys.stdout.buffer) as output, torch.no_grad():
-        for file in files:
-            for line in lines_of(ask, model, file):
-                output.write(line)
-        output.flush()
-
-
-def lines_of(ask: Callable[..., Iterator[dict[str, Any]]], model: nn.Module, file: Path) -> Iterator[bytes]:
-    """Yield a line of JSON for each answer. Raises UserError if the file cannot be read."""
-    try:
-        for answer in ask(model, file):
-            # What the values of NumPy and torch have in common.
-            line = json.dumps({"file": str(file), **answer}, default=lambda value: value.tolist())
-            yield f"{line}\n".encode()
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from error
-
-
-def newest_export() -> Path:
-    """Return the folder of the newest export in runs/. Raises UserError if there is none."""
-    found = sorted(RUNS.glob(f"*/{EXPORT}/{ABOUT}"), key=lambda file: file.stat().st_mtime_ns)
-    if not found:
-        raise UserError(f"there is no export in {RUNS.absolute()}: export.py writes one, or name its folder first")
-    return found[-1].parent

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..config import Config
 from ..model import build_model
 from .checkpoint import IF_IT_DOES_NOT_FIT, read_checkpoint, weights_file
+from .cli import ABOUT
 from .collectives import on_all_ranks, on_rank_zero
 from .exits import UserError, in_one_line
 from .launcher import DistEnv
@@ -20,7 +21,6 @@ from .seeding import seed_everything
 from .state import grow_buffers, some
 from .storage import Manifest, atomic_write, sha256_of
 
-ABOUT = "model.json"  # next to the weights of an export: what made them
 OF_OTHERS = ("state_dict", "model_state_dict", "module", "weights")  # where other programs keep them in a file
 
 Weights = dict[str, Any]  # parameters and buffers by name; nothing but tensors, unless the model adds something

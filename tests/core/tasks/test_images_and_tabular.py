@@ -154,14 +154,14 @@ def test_predict_says_what_the_model_sees_in_an_image(of_images: Modules, images
     network = model.build_model(of_images("config").Config(data=images, image_size=8)).eval()
     file = images / "val" / "red" / "8.jpg"
     with torch.inference_mode():
-        [found] = task.predict(network, file)
+        [found] = task.predict(network, [*task.read_inputs(network, file)])
         shares = network(of_images("data").read_image(file, 8)[None]).softmax(dim=1)[0]
     assert (found["class"], found["probability"]) == (sorted(COLOURS)[shares.argmax()], shares.max())
     renamed = model.Network(["1" * len(name) for name in sorted(COLOURS)], 32, 8)
     renamed.load_state_dict(network.state_dict())
     assert renamed.classes == sorted(COLOURS)
     (images / "nonsense.png").write_text("nonsense")
-    said = refusal(of_images, lambda: [*task.predict(network, images / "nonsense.png")])
+    said = refusal(of_images, lambda: [*task.read_inputs(network, images / "nonsense.png")])
     assert said.startswith(f"{images}/nonsense.png is no image that can be read: ")
 
 
@@ -231,12 +231,12 @@ def test_predict_reads_the_columns_that_the_model_knows(of_tables: Modules, tmp_
     named = [["a", width, height] for height, width, _ in rows]
     table = write_csv(tmp_path / "new.csv", named, ["name", "width", "height"])
     with torch.inference_mode():
-        found = [*task.predict(loaded, table)]
+        found = [*task.predict(loaded, [*task.read_inputs(loaded, table)])]
         expected = trained(torch.tensor(rows)[:, :2]).tolist()
     assert [[*row] for row in found] == [["price"]] * 40
     assert [row["price"] for row in found] == pytest.approx(expected, rel=1e-5)
     lacking = write_csv(tmp_path / "lacking.csv", [[1]], ["width"])
-    said = refusal(of_tables, lambda: [*task.predict(loaded, lacking)])
+    said = refusal(of_tables, lambda: task.read_inputs(loaded, lacking))
     assert said == f"{lacking} has no column height: it has width"
 
 

@@ -144,13 +144,19 @@ def test_a_prediction_is_what_follows(language: Modules, tmp_path: Path) -> None
             return nn.functional.one_hot(tokens + 1, 257).float()
 
     (tmp_path / "start").write_bytes(bytes([9, 9, 5]))
-    [answer] = language("task").predict(Next(), tmp_path / "start")
+    task = language("task")
+
+    def predicted(model: nn.Module, name: str) -> Any:
+        [answer] = task.predict(model, task.read_inputs(model, tmp_path / name))
+        return answer
+
+    answer = predicted(Next(), "start")
     assert answer == {"continuation": bytes(range(6, 106)).decode()}
     (tmp_path / "empty").touch()
-    said = refusal(language, lambda: [*language("task").predict(Next(), tmp_path / "empty")])
+    said = refusal(language, lambda: predicted(Next(), "empty"))
     assert said == f"{tmp_path}/empty is empty: there is nothing to continue"
-    [answer] = language("task").predict(Next(1000), tmp_path / "start")
+    answer = predicted(Next(1000), "start")
     assert answer == {"continuation": [*range(6, 106)]}, "tokens of a tokenizer are no bytes"
     np.array([7, 9], np.uint16).tofile(tmp_path / "words.u16")
-    said = refusal(language, lambda: [*language("task").predict(Next(9), tmp_path / "words.u16")])
+    said = refusal(language, lambda: predicted(Next(9), "words.u16"))
     assert said == f"{tmp_path}/words.u16 has the token 9, and the model knows 9: is it of another tokenizer?"
