@@ -5,13 +5,14 @@ import io
 import json
 import logging
 import os
+import platform
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zipfile import is_zipfile
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..config import Config
-from .cli import AUTO, NEWEST, RUNS, as_plain_dict
+from .cli import AUTO, NEWEST, RUNS, as_plain_dict, local_run_dir, remote_place
 from .collectives import (
     FROM_RANK_0,
     averaged_buffers,
@@ -29,6 +30,7 @@ from .collectives import (
     gather_buffers,
     gather_to_rank_zero,
     on_all_ranks,
+    on_each_node,
     on_rank_zero,
     unequal_buffers,
 )
@@ -51,12 +53,18 @@ from .state import (
 from .storage import HashedFile, Manifest, atomic_write, link_atomically, lock, sha256_of_json, sync_folder
 from .watchdog import RECORDS, STATUS
 
+if TYPE_CHECKING:
+    from .remote import Mirror
+
 STARTS = "starts"  # a file of the run directory
 RESULT = "result.json"  # another one
 RESUMED = "resumed"  # a file of runs/JOB: the run directory with which a job that was started with --resume goes on
 STARTS_WITHOUT_PROGRESS = 3  # in a row, with --resume auto; then something is wrong that no restart fixes
 IN_FOLDERS = ("model.safetensors", "checkpoints/best.pt", "best.pt", "pytorch_model.bin")  # weights for --init-from
+UNTIL_KILLED = 20.0  # seconds that a launcher leaves to a run that it stops
 IF_IT_DOES_NOT_FIT = "go on with the version of the program that wrote it, or start a run in another --run-dir"
+
+MIRRORS: "dict[Path, Mirror]" = {}  # of run directories that have a copy in a remote place
 
 
 def create_run_dir(config: Config) -> tuple[Config, list[Path]]:
@@ -66,15 +74,24 @@ def create_run_dir(config: Config) -> tuple[Config, list[Path]]:
     or the one that was named. Raises UserError, with nothing written, if the checkpoint is missing, or if two runs
     would mix.
     """
-    config = replace(config, run_dir=on_rank_zero(lambda: choose_run_dir(config)))
+    resumes = config.resume in (NEWEST, AUTO)
+    run_dir, url, resumes = on_rank_zero(lambda: (choose_run_dir(config), remote_place(config.run_dir), resumes))
+    config = replace(config, run_dir=run_dir)
     os.environ.setdefault(RECORDS, str(config.run_dir / "flight-recorder-rank-"))  # unless the user has said where
-    return config, on_rank_zero(lambda: claim(config))
+    if url is None:
+        return config, on_rank_zero(lambda: claim(config))
+    from .remote import Mirror
+
+    mirror = MIRRORS[config.run_dir] = Mirror(url, config.run_dir, config.keep)
+    hosts = gather(platform.node())
+    on_each_node(lambda: mirror.fetch(resumes=resumes), leads=hosts.index(platform.node()) == dist.get_rank())
+    return config, on_rank_zero(lambda: mirror.begin(lambda: claim(config)))
 
 
 def choose_run_dir(config: Config) -> Path:
     """Return the run directory: for --run-dir auto that of this job, the newest one for --resume, or a new one."""
     if config.run_dir != Path(AUTO):
-        return config.run_dir
+        return local_run_dir(config.run_dir)
     job = job_name()
     resumed = RUNS / (job or "") / RESUMED
     if job and config.resume != NEWEST:
@@ -185,6 +202,7 @@ class Checkpoints:
         self.shapes = shapes_of(model)
         self.largest: dict[str, float] = {}  # values of weights and buffers at the start
         self.writer = ThreadPoolExecutor(max_workers=1)
+        self.mirror = MIRRORS.get(config.run_dir)
         self.before_save: Callable[[], None] = lambda: None  # rank 0 does this then, so that its records are not behind
         self.writing: Future[Any] | None = None  # on rank 0, with --async-saves; it may outlive the process group
 
@@ -248,6 +266,8 @@ class Checkpoints:
         sync_folder(self.folder)
         for old in self.manifest.numbered()[: -self.config.keep]:
             old.unlink()
+        if self.mirror:
+            self.mirror.send()
 
     def restore(self, candidates: list[Path]) -> None:
         """Load the first of the checkpoints that is whole, if there are any, and get ready to save. All ranks call it.
@@ -301,9 +321,23 @@ class Checkpoints:
         return {name: checkpoint[name] for name in ("config", "code") if name in checkpoint}
 
     def complete(self) -> None:
-        """Wait for the last save, and forget how often the run was started: it is at its end. All ranks call it."""
+        """Wait for the last save and its copy, and forget how often the run was started. All ranks call it at its end.
+
+        Raises UserError if a remote place does not take the copy.
+        """
         self.finish()
         on_rank_zero(lambda: (self.folder.parent / STARTS).unlink(missing_ok=True))
+        if self.mirror:
+            on_rank_zero(self.mirror.finish)
+
+    def copy_rest(self) -> None:
+        """Copy what was written after the last save to the remote place, if there is one. Rank 0 calls it at the end.
+
+        Raises UserError if the place does not take it.
+        """
+        if self.mirror and self.mirror.problem is None:
+            self.mirror.send()
+            self.mirror.finish(UNTIL_KILLED)
 
     def advice(self) -> str:
         """Return what to do if the numbers are not finite any more. All ranks call it."""

@@ -24,7 +24,7 @@ DESCRIPTION = """Train on any number of processes. README.md says how to start t
 --config FILE takes options from JSON or YAML, such as config.json of another run; the command line overrides it.
 --doctor examines what a run needs, and says what to mend. --help all shows the other options, too."""
 PREDICT = """Predict from files with an exported model. Each prediction becomes a line of JSON, in the order of inputs.
-After a stop or a kill, the same words with --to go on where it was. Further options are those of train.py."""
+After an interruption, the same command with --to resumes where it was. Further options are those of train.py."""
 PATHS = "files, after the folder of an export (default: the newest one in runs/); @LIST: one path in each line of LIST"
 OF_A_RUN = ("run_dir", "resume", "init_method")  # options
 RUNS = Path("runs")
@@ -381,6 +381,18 @@ def newest_export() -> Path:
     if not found:
         raise UserError(f"there is no export in {RUNS.absolute()}: export.py writes one, or name its folder first")
     return found[-1].parent
+
+
+def remote_place(run_dir: Path) -> str | None:
+    """Return the URL that --run-dir names, such as s3://bucket/run; None if it is a folder of this machine."""
+    found = re.fullmatch("([a-z][a-z0-9+]+):/(.+)", str(run_dir))  # a path has no double slashes
+    return found and f"{found[1]}://{'/' * (found[1] == 'file')}{found[2]}"
+
+
+def local_run_dir(run_dir: Path) -> Path:
+    """Return the folder of this machine for --run-dir."""
+    url = remote_place(run_dir)
+    return RUNS / url.partition("://")[2].strip("/").replace("/", "-") if url else run_dir
 
 
 def words_from(found: Mapping[Any, Any], config: Any) -> list[str]:

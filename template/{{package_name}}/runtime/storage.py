@@ -146,8 +146,12 @@ class Manifest:
             if key in before or one.get("best") or (self.folder / one["file"]).exists()
         }
         kept.pop(sha256, None)  # to come last
+        self.write({**kept, sha256: entry})
+
+    def write(self, known: dict[str, dict[str, Any]]) -> None:
+        """Replace all entries."""
         with atomic_write(self.path) as file:
-            file.write((json.dumps({**kept, sha256: entry}, indent=2) + "\n").encode())
+            file.write((json.dumps(known, indent=2) + "\n").encode())
 
     def problem(self, checkpoint: Path, sha256: str | None = None) -> str | None:
         """Return what is wrong with a file; None if its bytes are known, or if nothing is known of such a file.

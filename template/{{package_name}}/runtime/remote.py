@@ -1,0 +1,245 @@
+"""A copy of the run directory in a remote place such as s3://bucket/run: whole after each save, fetched to resume."""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from threading import Condition, Thread
+from typing import Any, TypeVar
+
+from .exits import UserError, in_one_line
+from .storage import Manifest, link_atomically, sha256_of
+
+MANIFEST = "checkpoints/manifest.json"
+PLACE = "remote"  # a file of the run directory: the URL of its copy
+OF_THIS_MACHINE = (MANIFEST, PLACE, "in-use", "starts")  # files that are not copied as they are
+AT_THE_END = 60.0  # seconds to wait for what is not copied yet
+LONGEST_PAUSE = 30.0  # seconds between two tries
+
+T = TypeVar("T")
+Entries = dict[str, dict[str, Any]]  # of a manifest, by the SHA-256 of checkpoints, in the order of saving
+
+
+class Mirror:
+    """Copies a run directory to a place that fsspec knows, in a thread of its own: no step waits for the network.
+
+    A checkpoint there has its digest in its name, so none is ever written over. The manifest is written after what it
+    names, and what it does not name any more is deleted after that: whenever this is cut, the place has a whole run.
+    """
+
+    def __init__(self, url: str, run_dir: Path, keep: int) -> None:
+        """Name the place, and how many checkpoints to keep there. Nothing is read or written yet."""
+        self.url, self.run_dir, self.keep = url, run_dir, keep
+        self.manifest = Manifest(run_dir / "checkpoints")
+        self.written: set[bytes | None] = set()  # the manifests that may be there if no other program writes one
+        self.copied: dict[str, tuple[int, int]] = {}  # size and time of the other files
+        self.waiting: tuple[Entries, dict[str, bytes]] | None = None  # the manifest and the files to copy next
+        self.is_busy = False  # copying
+        self.problem: str | None = None  # why the last try failed
+        self.is_lost = False  # to another program
+        self.changed = Condition()
+        self.thread: Thread | None = None
+
+    def fetch(self, *, resumes: bool) -> None:
+        """Get ready to copy. If the run resumes and is ahead there, bring the newest and the best checkpoint first.
+
+        Raises UserError if the place cannot be reached, or has a run that is not to go on.
+        """
+        place = self.run_dir / PLACE
+        if place.exists() and (other := place.read_text()) != self.url:
+            raise UserError(f"{self.run_dir} is the copy of {other}: move it away, or choose another --run-dir")
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it reports what is an error of a call here, too
+        with described(self.url):
+            makes_folders = {"auto_mkdir": True} if self.url.startswith("file:") else {}
+            self.files, self.root = import_module("fsspec.core").url_to_fs(self.url, **makes_folders)
+            there = self._read_manifest()
+            self.written = {there}
+            theirs: Entries = json.loads(there or b"{}")
+            if theirs and not resumes:
+                raise UserError(f"{self.url} holds a run already: go on with --resume, or choose another --run-dir")
+            if theirs and self._is_behind(theirs):
+                self._download(theirs)
+
+    def begin(self, claim: Callable[[], T]) -> T:
+        """Make the run directory by claim(), and return its result. Raises UserError if the place takes no files."""
+        with described(self.url):
+            self.files.pipe_file(f"{self.root}/{PLACE}", self.url.encode())
+        claimed = claim()
+        (self.run_dir / PLACE).write_text(self.url)
+        return claimed
+
+    def _read_manifest(self) -> bytes | None:
+        self.files.invalidate_cache()
+        with suppress(FileNotFoundError):
+            found: bytes = self.files.cat_file(f"{self.root}/{MANIFEST}")
+            return found
+        return None
+
+    def _is_behind(self, theirs: Entries) -> bool:
+        """Return whether the newest checkpoint there is newer than that of this machine."""
+        ours, newest = self.manifest.read(), [*theirs][-1]
+        if newest in ours and self._path(ours[newest]).is_file():
+            return False
+        step = max((entry.get("step", 0) for entry in ours.values() if self._path(entry).is_file()), default=-1)
+        return bool(theirs[newest]["step"] >= step)
+
+    def _path(self, entry: dict[str, Any]) -> Path:
+        return self.manifest.folder / Path(entry["file"]).name
+
+    def _download(self, theirs: Entries) -> None:
+        """Replace what is here by the newest checkpoint that is whole, the best one, and the other files."""
+        for name in self.files.find(self.root):
+            inner = name.removeprefix(self.root).lstrip("/")
+            if not inner.startswith("checkpoints/") and ".." not in inner.split("/"):
+                self._get(name, self.run_dir / inner)
+        newest_first = [*theirs.items()][::-1]
+        newest = next((each for each in newest_first if self._get_whole(*each)), None)
+        if newest is None:
+            raise UserError(f"no checkpoint of {self.url} is whole")
+        best = next((each for each in newest_first if each[1].get("best") and self._get_whole(*each)), None)
+        # Whole again if this is cut: the manifest that tells about the links comes after them.
+        for name, found in {"last.pt": newest, "best.pt": best}.items():
+            if found:
+                link_atomically(self._path(found[1]), self.manifest.folder / name)
+        kept = dict(each for each in (best, newest) if each)
+        self.manifest.write(kept)
+        for stale in {*self.manifest.folder.glob("step-*.pt")} - {*map(self._path, kept.values())}:
+            stale.unlink(missing_ok=True)
+
+    def _get_whole(self, sha256: str, entry: dict[str, Any]) -> bool:
+        """Bring a checkpoint. Returns whether it has the right bytes."""
+        path = self._path(entry)
+        with suppress(FileNotFoundError):
+            if not path.is_file() or sha256_of(path) != sha256:
+                self._get(f"{self.root}/checkpoints/{name_of(sha256, entry)}", path)
+            if sha256_of(path) == sha256:
+                return True
+        logging.warning("%s of %s is missing or damaged", entry["file"], self.url)
+        return False
+
+    def _get(self, name: str, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # nodes that share the folder may do the same
+        self.files.get_file(name, str(temporary))
+        os.replace(temporary, path)
+
+    def send(self) -> None:
+        """Copy what is new, in the background. Raises UserError if another program writes there."""
+        if self.is_lost:
+            raise UserError(str(self.problem))
+        files = self._changed_files()
+        with self.changed:
+            self.waiting = self.manifest.read(), (self.waiting[1] if self.waiting else {}) | files
+            self.changed.notify_all()
+        if self.thread is None:
+            self.thread = Thread(target=self._copy_for_ever, daemon=True)  # else a dead network would keep the program
+            self.thread.start()
+
+    def _changed_files(self) -> dict[str, bytes]:
+        """Return the content of files, but for checkpoints, that are others than when they were read last."""
+        found = {}
+        for path in self.run_dir.rglob("*"):
+            name = path.relative_to(self.run_dir).as_posix()
+            if name in OF_THIS_MACHINE or path.suffix in (".pt", ".tmp") or not path.is_file():
+                continue
+            with suppress(FileNotFoundError):
+                form = path.stat().st_size, path.stat().st_mtime_ns
+                if self.copied.get(name) != form:
+                    found[name], self.copied[name] = path.read_bytes(), form
+        return found
+
+    def finish(self, seconds: float = AT_THE_END) -> None:
+        """Wait until all is copied. Raises UserError if that takes longer, or if another program writes there."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.is_lost or not (self.waiting or self.is_busy), seconds)
+            if not (self.is_lost or self.waiting or self.is_busy):
+                return
+        problem = self.problem or f"--run-dir {self.url} takes too long"
+        raise UserError(f"{problem}; the run is whole in {self.run_dir}: start again with --resume to copy it")
+
+    def _copy_for_ever(self) -> None:
+        """Copy what waits, and try again after a pause if that fails."""
+        pause = 1.0  # seconds
+        while not self.is_lost:
+            with self.changed:
+                self.changed.wait_for(lambda: self.waiting is not None)
+                assert self.waiting is not None
+                (manifest, files), self.waiting, self.is_busy = self.waiting, None, True
+            problem = None
+            try:
+                with described(self.url):
+                    self._copy(manifest, files)
+            except UserError as error:
+                problem = str(error)
+            with self.changed:
+                if problem:
+                    newest, more = self.waiting or (manifest, files)
+                    self.waiting = newest, files | more
+                if bool(problem) != bool(self.problem):  # at the begin of an outage, and at its end
+                    logging.warning("%s", f"{problem}; it is tried again" if problem else f"{self.url} has all again")
+                self.problem, self.is_busy = problem, False
+                self.changed.notify_all()
+                pause = min(2 * pause, LONGEST_PAUSE) if problem else 1.0
+                if problem:
+                    self.changed.wait(pause)
+
+    def _copy(self, manifest: Entries, files: dict[str, bytes]) -> None:
+        """Copy checkpoints and files, then the manifest that names them, and delete what it does not name."""
+        self.files.invalidate_cache()
+        try:
+            listed = self.files.ls(f"{self.root}/checkpoints", detail=True)
+        except FileNotFoundError:
+            listed = []
+        there = {Path(each["name"]).name: each["size"] for each in listed if each["type"] == "file"}
+        newest_first = [*manifest.items()][::-1]
+        best = next((sha256 for sha256, entry in newest_first if entry.get("best")), None)
+        kept: Entries = {}
+        for sha256, entry in newest_first:
+            if len(kept) < self.keep or sha256 == best:
+                name = name_of(sha256, entry)
+                if there.get(name, -1) == entry.get("size") or self._put(sha256, entry, name, is_best=sha256 == best):
+                    kept[sha256] = entry
+        for name, content in files.items():
+            self.files.pipe_file(f"{self.root}/{name}", content)
+        if not kept:
+            return
+        if self._read_manifest() not in (None, *self.written):
+            self.is_lost = True
+            raise UserError(f"another program writes to {self.url}")
+        content = json.dumps(dict([*kept.items()][::-1]), indent=2).encode()
+        self.written.add(content)  # also if the answer is lost
+        self.files.pipe_file(f"{self.root}/{MANIFEST}", content)
+        self.written = {content}
+        names = {name_of(*each) for each in kept.items()} | {Path(MANIFEST).name}
+        for name in there.keys() - names:
+            self.files.rm_file(f"{self.root}/checkpoints/{name}")
+
+    def _put(self, sha256: str, entry: dict[str, Any], name: str, *, is_best: bool) -> bool:
+        """Copy a checkpoint. Returns whether it is still here."""
+        paths = [self._path(entry), *([self.manifest.folder / "best.pt"] if is_best else [])]
+        for path in paths:
+            with suppress(FileNotFoundError), open(path, "rb") as file:
+                itself = f"/dev/fd/{file.fileno()}"  # another file may get its name meanwhile
+                if sha256_of(Path(itself)) == sha256:
+                    self.files.put_file(itself, f"{self.root}/checkpoints/{name}")
+                    return True
+        return False
+
+
+def name_of(sha256: str, entry: dict[str, Any]) -> str:
+    """Return the name of a checkpoint in the remote place."""
+    return f"{Path(entry['file']).stem}-{sha256[:16]}.pt"
+
+
+@contextmanager
+def described(url: str) -> Iterator[None]:
+    """Raise what goes wrong inside as UserError: each file system has errors of its own."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"--run-dir {url}: {in_one_line(error)}") from error

@@ -1,0 +1,357 @@
+"""A run that is copied to an object store is whole there whenever it is cut, and resumes on a machine without it."""
+
+import hashlib
+import json
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import boto3
+import fsspec
+import pytest
+from moto.server import ThreadedMotoServer
+
+from tests.conftest import Package, Render, of_package
+from tests.support.processes import wait_until
+from tests.support.ranks import any_ended, error_in, start_ranks, train_on_ranks
+from tests.support.training import checkpoint, differences
+from tools.rewriting import Rewrite
+
+URL = "s3://bucket/runs/digits"
+LOCAL = Path("runs", "bucket-runs-digits")
+OPTIONS = ("--max-steps", "12", "--save-every", "2", "--keep", "2", "--global-batch-size", "64")
+remote, storage = of_package("runtime.remote"), of_package("runtime.storage")
+
+
+class Wire:
+    """What is between a run and the store: it can be cut, slowed down, and joined again."""
+
+    def __init__(self, port: int) -> None:
+        self.to, self.is_cut, self.pause = port, False, 0.0  # seconds for each packet
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self.listener.accept()
+                if self.is_cut:
+                    near.close()
+                    continue
+                far = socket.create_connection(("127.0.0.1", self.to))
+                for one, other in ((near, far), (far, near)):
+                    Thread(target=self._pass_on, args=(one, other), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, to: socket.socket) -> None:
+        with suppress(OSError), source, to:
+            while (packet := source.recv(1 << 14)) and not self.is_cut:
+                time.sleep(self.pause)
+                to.sendall(packet)
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[int]:
+    """The port of an S3 server on this machine."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    yield server.get_host_and_port()[1]
+    server.stop()
+
+
+@pytest.fixture
+def wire(store: int, monkeypatch: pytest.MonkeyPatch) -> Wire:
+    """The way of this test to an empty bucket."""
+    wire = Wire(store)
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
+    for name, value in {**keys, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{wire.port}", "AWS_MAX_ATTEMPTS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    direct = boto3.resource("s3", endpoint_url=f"http://127.0.0.1:{store}")
+    bucket = direct.create_bucket(Bucket="bucket")
+    bucket.objects.all().delete()
+    return wire
+
+
+def objects(store: int) -> dict[str, bytes]:
+    bucket = boto3.resource("s3", endpoint_url=f"http://127.0.0.1:{store}").Bucket("bucket")
+    return {each.key.removeprefix("runs/digits/"): each.get()["Body"].read() for each in bucket.objects.all()}
+
+
+def newest_step(store: int) -> int:
+    """Return the newest step that the store has. Fails if its manifest names what is not whole."""
+    bucket = boto3.resource("s3", endpoint_url=f"http://127.0.0.1:{store}").Bucket("bucket")
+
+    def read(name: str) -> bytes:
+        try:
+            content: bytes = bucket.Object(f"runs/digits/checkpoints/{name}").get()["Body"].read()
+            return content
+        except bucket.meta.client.exceptions.NoSuchKey:
+            return b""
+
+    manifest = read("manifest.json")
+    entries = json.loads(manifest or b"{}")
+    names = {sha256: f"{Path(entry['file']).stem}-{sha256[:16]}.pt" for sha256, entry in entries.items()}
+    damaged = [name for sha256, name in names.items() if hashlib.sha256(read(name)).hexdigest() != sha256]
+    if damaged and read("manifest.json") != manifest:  # a newer one came meanwhile
+        return newest_step(store)
+    assert damaged == []
+    return max((entry["step"] for entry in entries.values()), default=0)
+
+
+def assert_ends_alike(project: Path, whole: Path) -> None:
+    one, other = checkpoint(whole), checkpoint(project / LOCAL)
+    for part in ("model", "optimizer", "ranks"):
+        assert differences(one[part], other[part]) == [], part
+
+
+def test_a_run_is_copied_and_goes_on_where_nothing_of_it_is(
+    own_project: Render, wire: Wire, store: int, tmp_path: Path
+) -> None:
+    project = own_project()
+    how: dict[str, Any] = {"outputs": tmp_path}
+    train_on_ranks(project, tmp_path / "whole", *OPTIONS)
+    train_on_ranks(project, Path(URL), *OPTIONS, "--max-steps", "5", **how)
+    assert newest_step(store) == 5
+    names = {name for name in objects(store) if name.endswith(".pt")}
+    assert len(names) <= 3, "two of --keep, and the best"
+    shutil.rmtree(project / "runs")
+    printed = train_on_ranks(project, Path(URL), *OPTIONS, code=2, **how)
+    assert (
+        error_in(printed)
+        == f"error: rank 0: {URL} holds a run already: go on with --resume, or choose another --run-dir"
+    )
+    train_on_ranks(project, Path(URL), *OPTIONS, "--resume", "auto", **how)
+    assert_ends_alike(project, tmp_path / "whole")
+    assert newest_step(store) == 12
+    found = objects(store)
+    assert json.loads(found["result.json"])["exit_code"] == 0
+    for file in ("metrics.jsonl", "config.json", "report.html"):
+        assert found[file] == (project / LOCAL / file).read_bytes()
+    recorded = [json.loads(line) for line in found["metrics.jsonl"].splitlines()]
+    steps = [record["step"] for record in recorded if "train/loss" in record]
+    assert steps == sorted({*steps}), "each once"
+
+    export = train_on_ranks(project, Path("s3://bucket-runs/digits"), *OPTIONS, code=2, **how)
+    assert f"{LOCAL} is the copy of {URL}: move it away, or choose another --run-dir" in error_in(export)
+
+
+def test_killed_and_cut_anywhere_it_goes_on_from_a_whole_checkpoint(
+    own_project: Render, wire: Wire, store: int, tmp_path: Path
+) -> None:
+    """Each time on a machine that has nothing of the run, over a slow network that is cut now and then."""
+    project, steps = own_project(), ("--max-steps", "60")
+    train_on_ranks(project, tmp_path / "whole", *OPTIONS, *steps)
+    wire.pause = 0.002
+
+    def goes_on_and_is_killed(reached: int, delay: float, *, cut: bool) -> int:
+        ranks = start_ranks(project, Path(URL), *OPTIONS, *steps, "--resume", "auto", outputs=tmp_path)
+        wait_until(lambda: newest_step(store) > reached or any_ended(ranks), told=ranks[0].output.read_text)
+        time.sleep(delay)  # seconds, into another copy
+        wire.is_cut = cut
+        for rank in ranks:
+            rank.process.kill()
+        for rank in ranks:
+            rank.process.join()
+        wire.is_cut = False
+        shutil.rmtree(project / "runs")
+        assert newest_step(store) > reached
+        return newest_step(store)
+
+    reached = 0
+    for number in range(5):
+        reached = goes_on_and_is_killed(reached, 0.03 * number, cut=number % 2 == 1)
+    train_on_ranks(project, Path(URL), *OPTIONS, *steps, "--resume", "auto", outputs=tmp_path)
+    assert_ends_alike(project, tmp_path / "whole")
+    assert newest_step(store) == 60
+
+
+def test_training_goes_on_without_the_network_and_the_next_start_copies_the_rest(
+    own_project: Render, wire: Wire, store: int, tmp_path: Path
+) -> None:
+    project = own_project()
+    how: dict[str, Any] = {"outputs": tmp_path}
+    Rewrite("AT_THE_END = $X", "AT_THE_END = 2.0").apply(project / "ddp_project" / "runtime" / "remote.py")
+    slow = '__import__("time").sleep(0.02)\n{}'
+    Rewrite("run.progress.advance($$$A)", slow, "train_step").apply(project / "train.py")
+    ranks = start_ranks(project, Path(URL), *OPTIONS, "--max-steps", "40", **how)
+    wait_until(lambda: newest_step(store) >= 2, told=ranks[0].output.read_text)
+    wire.is_cut = True
+    printed = [rank.ends_with(2, 60) for rank in ranks]
+    error = error_in(printed)
+    assert f"error: --run-dir {URL}" in error
+    assert f"the run is whole in {LOCAL}: start again with --resume to copy it" in error
+    assert checkpoint(project / LOCAL)["progress"]["step"] == 40
+    wire.is_cut = False
+    assert newest_step(store) < 40
+    train_on_ranks(project, Path(URL), *OPTIONS, "--max-steps", "40", "--resume", **how)
+    assert newest_step(store) == 40
+
+
+class Cut(BaseException):
+    """Ends a program as a kill does."""
+
+
+class CutFiles:
+    """A file system of fsspec that is cut at one of its transfers: before it, or within a checkpoint."""
+
+    def __init__(self, files: Any, at: int) -> None:
+        self.files, self.left = files, at
+
+    def __getattr__(self, name: str) -> Any:
+        work = getattr(self.files, name)
+        if name not in ("pipe_file", "put_file", "rm_file", "get_file"):
+            return work
+
+        def cut_or_work(*arguments: Any) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                raise Cut
+            if self.left == 1 and name == "put_file":  # a store that shows what has arrived so far
+                self.files.pipe_file(arguments[1], Path(arguments[0]).read_bytes()[:3])
+                raise Cut
+            work(*arguments)
+
+        return cut_or_work
+
+
+class Saved:
+    """A run directory that is saved to, without a run."""
+
+    def __init__(self, storage: Any, folder: Path) -> None:
+        self.storage, self.folder = storage, folder / "checkpoints"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.manifest = storage.Manifest(self.folder)
+
+    def save(self, step: int, *, best: bool, keep: int = 2) -> None:
+        path, content = self.folder / f"step-{step:08d}.pt", f"weights of step {step}".encode()
+        entry = {"file": path.name, "size": len(content), "step": step, "best": best}
+        self.manifest.enter(hashlib.sha256(content).hexdigest(), entry)
+        path.write_bytes(content)
+        for name in ("last.pt", "best.pt") if best else ("last.pt",):
+            self.storage.link_atomically(path, self.folder / name)
+        for old in self.manifest.numbered()[:-keep]:
+            old.unlink()
+        (self.folder.parent / "metrics.jsonl").write_text(f"records until step {step}\n")
+
+
+def held(remote: Any, url: str, folder: Path) -> dict[str, str]:
+    """Return what a machine that has nothing gets from a place; every checkpoint of its manifest must be whole."""
+    mirror = remote.Mirror(url, folder, keep=2)
+    mirror.fetch(resumes=True)
+    files = {path.name: path.read_text() for path in folder.rglob("*") if path.suffix in (".pt", ".jsonl")}
+    shutil.rmtree(folder, ignore_errors=True)
+    return files
+
+
+def test_cut_at_any_change_the_place_has_a_whole_run(remote: Any, storage: Any, tmp_path: Path) -> None:
+    steps = {1: False, 2: True, 3: False, 4: False, 5: True, 6: False}
+    for at in count(1):
+        url, saved = f"file://{tmp_path}/{at}/there", Saved(storage, tmp_path / str(at) / "here")
+        mirror = remote.Mirror(url, saved.folder.parent, keep=2)
+        mirror.fetch(resumes=False)
+        mirror.files = CutFiles(mirror.files, at)
+        reached = 0
+        for step, best in steps.items():
+            saved.save(step, best=best)
+            try:
+                mirror._copy(saved.manifest.read(), mirror._changed_files())
+                reached = step
+            except Cut:
+                break
+        found = held(remote, url, tmp_path / str(at) / "fresh")
+        if reached:
+            assert found["last.pt"] in (f"weights of step {reached}", f"weights of step {step}")
+        if reached >= 2:
+            assert found["best.pt"] in {f"weights of step {each}" for each in (2, 5) if each <= step}
+        # The next program on this machine brings all up to date.
+        again = remote.Mirror(url, saved.folder.parent, keep=2)
+        again.fetch(resumes=True)
+        again._copy(saved.manifest.read(), again._changed_files())
+        found = held(remote, url, tmp_path / str(at) / "fresh")
+        assert found["last.pt"] == f"weights of step {step}"
+        assert found["metrics.jsonl"] == f"records until step {step}\n"
+        left = len([*(tmp_path / str(at) / "there" / "checkpoints").glob("*.pt")])
+        assert left <= 3, "two of --keep, and the best"
+        if reached == 6:
+            return
+
+
+def test_a_download_that_was_cut_is_made_again(
+    remote: Any, storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where an older state of the run was left."""
+    url = f"file://{tmp_path}/there"
+    for place, steps in {"here": 3, "ahead": 6}.items():
+        saved, mirror = Saved(storage, tmp_path / place), remote.Mirror(url, tmp_path / place, keep=2)
+        mirror.fetch(resumes=True)
+        for step in range(1, steps + 1):
+            saved.save(step, best=step == steps - 1)
+        if place == "ahead":
+            mirror._copy(saved.manifest.read(), mirror._changed_files())
+    connect = fsspec.core.url_to_fs
+
+    def fetch_and_cut(folder: Path, at: int) -> None:
+        with monkeypatch.context() as patched, suppress(Cut):
+            files, root = connect(url)
+            patched.setattr(fsspec.core, "url_to_fs", lambda url, **how: (CutFiles(files, at), root))
+            remote.Mirror(url, folder, keep=2).fetch(resumes=True)
+
+    for at in count(1):
+        folder = shutil.copytree(tmp_path / "here", tmp_path / f"cut-{at}")
+        fetch_and_cut(folder, at)
+        manifest = storage.Manifest(folder / "checkpoints")
+        done = [manifest.problem(file) for file in manifest.newest_first()[:1]] == [None]
+        remote.Mirror(url, folder, keep=2).fetch(resumes=True)
+        files = {file.name: file.read_text() for file in (folder / "checkpoints").glob("*.pt")}
+        expected = {"last.pt": 6, "step-00000006.pt": 6, "best.pt": 5, "step-00000005.pt": 5}
+        assert files == {name: f"weights of step {step}" for name, step in expected.items()}
+        assert [*map(manifest.problem, manifest.newest_first())] == [None] * 2
+        assert (folder / "metrics.jsonl").read_text() == "records until step 6\n"
+        if done and at > 3:
+            return
+
+
+def test_what_another_program_has_written_is_not_overwritten(remote: Any, storage: Any, tmp_path: Path) -> None:
+    url, one, other = f"file://{tmp_path}/there", Saved(storage, tmp_path / "one"), Saved(storage, tmp_path / "other")
+    first = remote.Mirror(url, tmp_path / "one", keep=2)
+    first.fetch(resumes=False)
+    one.save(1, best=True)
+    first.send()
+    first.finish()
+    second = remote.Mirror(url, tmp_path / "other", keep=2)
+    second.fetch(resumes=True)
+    other.save(2, best=True)
+    second.send()
+    second.finish()
+    one.save(2, best=False)
+    first.send()
+    with pytest.raises(Exception, match=f"another program writes to {url}; the run is whole in {tmp_path}/one"):
+        first.finish()
+    with pytest.raises(Exception, match="another program writes to"):
+        first.send()
+    assert held(remote, url, tmp_path / "fresh")["best.pt"] == "weights of step 2"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://nowhere/run", "FileNotFoundError The specified bucket does not exist"),
+        ("gs://bucket/run", "ImportError Please install gcsfs"),
+        ("foo://bucket/run", "ValueError Protocol not known: foo"),
+        ("file:///proc/run", "FileNotFoundError"),
+    ],
+)
+def test_a_place_that_takes_no_run_is_named(
+    url: str, said: str, remote: Any, wire: Wire, package: Package, tmp_path: Path
+) -> None:
+    mirror = remote.Mirror(url, tmp_path / "run", keep=2)
+    with pytest.raises(package("runtime.exits").UserError) as refused:
+        _ = mirror.fetch(resumes=False), mirror.begin(lambda: None)
+    assert str(refused.value).startswith(f"--run-dir {url}: {said}")
+    assert not (tmp_path / "run").exists()
