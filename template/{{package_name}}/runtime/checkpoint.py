@@ -335,7 +335,7 @@ class Checkpoints:
 
         Raises UserError if the place does not take it.
         """
-        if self.mirror and self.mirror.problem is None:
+        if self.mirror and not self.mirror.gave_up:
             self.mirror.send()
             self.mirror.finish(UNTIL_KILLED)
 

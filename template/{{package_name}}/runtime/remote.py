@@ -40,6 +40,7 @@ class Mirror:
         self.is_busy = False  # copying
         self.problem: str | None = None  # why the last try failed
         self.is_lost = False  # to another program
+        self.gave_up = False  # to wait for what is not copied yet
         self.changed = Condition()
         self.thread: Thread | None = None
 
@@ -157,6 +158,7 @@ class Mirror:
             self.changed.wait_for(lambda: self.is_lost or not (self.waiting or self.is_busy), seconds)
             if not (self.is_lost or self.waiting or self.is_busy):
                 return
+        self.gave_up = True
         problem = self.problem or f"--run-dir {self.url} takes too long"
         raise UserError(f"{problem}; the run is whole in {self.run_dir}: start again with --resume to copy it")
 
