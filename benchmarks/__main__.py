@@ -21,6 +21,7 @@ NAMES = {
     "gpu": "training on one GPU, compared with a plain loop",
     "starting": "the start and the end of a project's commands",
     "loading": "data loading with more and more workers",
+    "streams": "streams and predictions, compared with plain loops",
     "scale": "many samples and many ranks",
     "copying": "copier copy and copier update",
     "site": "the preview in a browser",

@@ -122,10 +122,7 @@ def test_a_run_is_copied_and_goes_on_where_nothing_of_it_is(
     assert len(names) <= 3, "two of --keep, and the best"
     shutil.rmtree(project / "runs")
     printed = train_on_ranks(project, Path(URL), *OPTIONS, code=2, **how)
-    assert (
-        error_in(printed)
-        == f"error: rank 0: {URL} holds a run already: go on with --resume, or choose another --run-dir"
-    )
+    assert error_in(printed) == f"error: {URL} holds a run already: go on with --resume, or choose another --run-dir"
     train_on_ranks(project, Path(URL), *OPTIONS, "--resume", "auto", **how)
     assert_ends_alike(project, tmp_path / "whole")
     assert newest_step(store) == 12

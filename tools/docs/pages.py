@@ -18,7 +18,7 @@ from tools.docs.check import NOT_MEASURED, Record, check_table, growth_table, ma
 from tools.docs.goals import goal_table
 from tools.docs.scale import agreement_table, checkpoint_table, evaluation_table, orders_table, training_table
 from tools.docs.speed import RATE, block_table, guard_table, optimization_table, part_table, speed_table, versions_line
-from tools.docs.starting import copying_table, gpu_table, loading_table, site_table, starting_table
+from tools.docs.starting import copying_table, gpu_table, loading_table, site_table, starting_table, stream_table
 
 README, MATRIX, UPDATES = map(Path, ("README.md", "docs/matrix.md", "docs/updates.md"))
 CHINESE = Path("README.zh.md")
@@ -45,6 +45,7 @@ MAKERS: dict[str, dict[str, Callable[[Record], str]]] = {
     "gpu": {"gpu": gpu_table},
     "starting": {"starting": starting_table},
     "loading": {"loading": loading_table},
+    "streams": {"streams": stream_table},
     "scale": {
         "sampler": training_table,
         "orders": orders_table,

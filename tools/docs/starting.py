@@ -45,6 +45,18 @@ def loading_table(results: Record) -> str:
     return grid(workers, {}, cells, workers, "a step")
 
 
+def stream_table(results: Record) -> str:
+    """Return the rate of each way to read, to predict and to copy, in times of a plain loop, and its memory."""
+    rows = []
+    for record in records(results):
+        [plain] = records(results, what=record["what"], way="a plain loop")
+        rate, memory = statistics.median(record["rate"]), statistics.median(record["memory"])
+        times = statistics.median(ratios(record["rate"], plain["rate"]))
+        found = f"{rate / 1e6:,.0f} MB" if record["what"] == "a copy" else f"{rate:,.0f}"
+        rows.append([record["what"], record["way"], found, f"{times:.2f}", f"{memory / 2**20:.0f} MiB"])
+    return markdown(["", "", "per second", "times the plain loop", "memory"], rows)
+
+
 def copying_table(results: Record) -> str:
     """Return what Copier takes for each template, in seconds and in times of the same files in the same round."""
     rows = []

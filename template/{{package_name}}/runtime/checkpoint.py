@@ -83,8 +83,9 @@ def create_run_dir(config: Config) -> tuple[Config, list[Path]]:
     from .remote import Mirror
 
     mirror = MIRRORS[config.run_dir] = Mirror(url, config.run_dir, config.keep)
-    hosts = gather(platform.node())
-    on_each_node(lambda: mirror.fetch(resumes=resumes), leads=hosts.index(platform.node()) == dist.get_rank())
+    on_rank_zero(lambda: mirror.fetch(resumes=resumes))
+    first = gather(platform.node()).index(platform.node())  # rank of this node
+    on_each_node(lambda: mirror.fetch(resumes=resumes), leads=first == dist.get_rank() > 0)  # unless they share it
     return config, on_rank_zero(lambda: mirror.begin(lambda: claim(config)))
 
 

@@ -221,9 +221,12 @@ class Mirror:
 
     def _put(self, sha256: str, entry: dict[str, Any], name: str, *, is_best: bool) -> bool:
         """Copy a checkpoint. Returns whether it is still here."""
-        paths = [self._path(entry), *([self.manifest.folder / "best.pt"] if is_best else [])]
-        for path in paths:
-            with suppress(FileNotFoundError), open(path, "rb") as file:
+        for path in (self._path(entry), self.manifest.folder / "best.pt")[: 1 + is_best]:
+            try:
+                file = open(path, "rb")  # noqa: SIM115
+            except FileNotFoundError:
+                continue
+            with file:
                 itself = f"/dev/fd/{file.fileno()}"  # another file may get its name meanwhile
                 if sha256_of(Path(itself)) == sha256:
                     self.files.put_file(itself, f"{self.root}/checkpoints/{name}")
