@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,9 +19,9 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from tests.conftest import Package, Render, of_package
-from tests.support.processes import wait_until
+from tests.support.processes import output_of, wait_until
 from tests.support.ranks import any_ended, error_in, start_ranks, train_on_ranks
-from tests.support.training import checkpoint, differences
+from tests.support.training import ON_CPU, checkpoint, differences
 from tools.rewriting import Rewrite
 
 URL = "s3://bucket/runs/digits"
@@ -134,8 +135,15 @@ def test_a_run_is_copied_and_goes_on_where_nothing_of_it_is(
     steps = [record["step"] for record in recorded if "train/loss" in record]
     assert steps == sorted({*steps}), "each once"
 
-    export = train_on_ranks(project, Path("s3://bucket-runs/digits"), *OPTIONS, code=2, **how)
-    assert f"{LOCAL} is the copy of {URL}: move it away, or choose another --run-dir" in error_in(export)
+    shutil.rmtree(project / "runs")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    printed = output_of([*launcher, "evaluate.py", URL, *ON_CPU], project)
+    [evaluated] = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    assert evaluated["accuracy"] == json.loads(found["result.json"])["best"]["accuracy"]
+    assert output_of([sys.executable, "export.py", URL], project) == f"{LOCAL}/export\n"
+
+    other = train_on_ranks(project, Path("s3://bucket-runs/digits"), *OPTIONS, code=2, **how)
+    assert f"{LOCAL} is the copy of {URL}: move it away, or choose another --run-dir" in error_in(other)
 
 
 def test_killed_and_cut_anywhere_it_goes_on_from_a_whole_checkpoint(

@@ -324,7 +324,9 @@ def words_of_run(words: Sequence[str]) -> list[str]:
     if {"-h", "--help"} & {*words}:
         return [*words]
     if words and not words[0].startswith("-"):
-        path, words = Path(words[0]), words[1:]
+        from .remote import here  # not at the top: most programs do without it
+
+        path, words = here(Path(words[0])), words[1:]
     else:
         from .checkpoint import newest_run  # not at the top: it imports torch
 

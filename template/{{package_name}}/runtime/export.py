@@ -16,6 +16,7 @@ from ..model import build_model
 from .checkpoint import newest_run
 from .cli import ABOUT, EXPORT, RUNS, parse_words, words_from
 from .exits import UserError
+from .remote import here
 from .storage import atomic_write
 from .weights import fill, read_safetensors, read_whole, verify, weights_of, write_safetensors
 
@@ -27,7 +28,7 @@ def export(source: Path | None = None, folder: Path | None = None) -> Path:
 
     Returns the folder, by default in the run directory. Raises UserError if there is no checkpoint that is whole.
     """
-    path = source or newest_run()
+    path = here(source) if source else newest_run()
     if path is None:
         raise UserError(f"there is no run in {RUNS.absolute()}: name a run directory or a checkpoint")
     path = path / "checkpoints" / "best.pt" if path.is_dir() else path

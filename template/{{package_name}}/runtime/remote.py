@@ -1,5 +1,6 @@
 """A copy of the run directory in a remote place such as s3://bucket/run: whole after each save, fetched to resume."""
 
+import fcntl
 import json
 import logging
 import os
@@ -10,12 +11,13 @@ from pathlib import Path
 from threading import Condition, Thread
 from typing import Any, TypeVar
 
+from .cli import local_run_dir, remote_place
 from .exits import UserError, in_one_line
 from .storage import Manifest, link_atomically, sha256_of
 
 MANIFEST = "checkpoints/manifest.json"
 PLACE = "remote"  # a file of the run directory: the URL of its copy
-OF_THIS_MACHINE = (MANIFEST, PLACE, "in-use", "starts")  # files that are not copied as they are
+OF_THIS_MACHINE = (MANIFEST, PLACE, "fetching", "in-use", "starts")  # files that are not copied as they are
 AT_THE_END = 60.0  # seconds to wait for what is not copied yet
 LONGEST_PAUSE = 30.0  # seconds between two tries
 
@@ -62,7 +64,12 @@ class Mirror:
             if theirs and not resumes:
                 raise UserError(f"{self.url} holds a run already: go on with --resume, or choose another --run-dir")
             if theirs and self._is_behind(theirs):
-                self._download(theirs)
+                self.run_dir.mkdir(parents=True, exist_ok=True)
+                with open(self.run_dir / "fetching", "w") as file:
+                    with suppress(OSError):  # some file systems have no locks
+                        fcntl.flock(file, fcntl.LOCK_EX)  # ranks that share the folder may do the same
+                    if self._is_behind(theirs):
+                        self._download(theirs)
 
     def begin(self, claim: Callable[[], T]) -> T:
         """Make the run directory by claim(), and return its result. Raises UserError if the place takes no files."""
@@ -123,7 +130,7 @@ class Mirror:
 
     def _get(self, name: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # nodes that share the folder may do the same
+        temporary = path.with_name(f"{path.name}.tmp")
         self.files.get_file(name, str(temporary))
         os.replace(temporary, path)
 
@@ -232,6 +239,14 @@ class Mirror:
                     self.files.put_file(itself, f"{self.root}/checkpoints/{name}")
                     return True
         return False
+
+
+def here(run_dir: Path) -> Path:
+    """Return a run directory of this machine: for a URL the copy, once the newest and the best checkpoint are there."""
+    if url := remote_place(run_dir):
+        run_dir = local_run_dir(run_dir)
+        Mirror(url, run_dir, keep=1).fetch(resumes=True)
+    return run_dir
 
 
 def name_of(sha256: str, entry: dict[str, Any]) -> str:
