@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ def install() -> None:
 
 
 def of_owner(dataset: Any) -> Any:
-    """Return the owner's dataset inside the wrappers of the project's runtime."""
-    while ".runtime." in type(dataset).__module__:
+    """Return the owner's dataset, or a stream of it, inside the wrappers of the project's runtime."""
+    while ".runtime." in type(dataset).__module__ and hasattr(dataset, "dataset"):
         dataset = dataset.dataset
     return dataset
 
@@ -40,7 +41,10 @@ def of_owner(dataset: Any) -> Any:
 def change(dataset: Any) -> None:
     """Make a dataset read its orders whenever it loads samples."""
     kind = type(dataset)
-    if method := getattr(kind, "__getitems__", None):
+    if not hasattr(kind, "__getitem__"):  # a stream
+        decode = dataset.decode or (lambda sample: sample)
+        dataset.decode = partial(obeying(lambda _, sample: decode(sample), of_many=False), dataset)
+    elif method := getattr(kind, "__getitems__", None):
         kind.__getitems__ = obeying(method, of_many=True)
     else:
         kind.__getitem__ = obeying(kind.__getitem__, of_many=False)

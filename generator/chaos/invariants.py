@@ -19,7 +19,7 @@ from generator.check.train.verification import digest
 
 ORPHANS = 10.0  # seconds after a run until all of its processes must be gone
 START = ("config", "code")  # parts of a checkpoint that describe the launch, not the run
-COUNTED = ("step", "epoch", "samples_in_epoch", "samples_seen")  # in the progress, equal for any number of processes
+COUNTED = ("step", "epoch", "samples_in_epoch", "samples_seen", "stream")  # in the progress, the same on any ranks
 # The faults after which a resumed run may lack records, by logger. A kill or a bad disk loses what the process of W&B
 # has in memory. A killed rank loses what the server of MLflow has not taken.
 MAY_LACK = {

@@ -25,6 +25,25 @@ GRACE = 20.0  # seconds until ranks end after the first failure, as with launche
 OFTEN = 6  # a kind that is drawn this many times must happen once
 GROUP, OWN_SHM = "DDP_CHAOS_GROUP", "DDP_CHAOS_SHM"  # variables for run_in_session()
 CLONE_NEWNS = 0x20000  # of Linux
+# An end of the data.py of a project: each shard has one digit more than the one before; the last ones may be empty.
+STREAM = """
+
+from functools import partial
+
+from .runtime import Data, Stream
+
+load_digits = load_data
+
+
+def read(digits: Digits, shard: int) -> range:
+    first = shard * (shard - 1) // 2
+    return range(first, min(first + shard, len(digits)))
+
+
+def load_data(config: Config) -> Data:
+    streams = [Stream(range(55), partial(read, each), each.__getitem__, shuffle=300) for each in load_digits(config)]
+    return Data(*streams)
+"""
 
 
 def run_in_session() -> None:
@@ -46,6 +65,13 @@ def mount_own_shm() -> None:
         raise OSError("no /dev/shm of its own")
     for words in (("--make-rprivate", "/"), ("-t", "tmpfs", "ddp-chaos", SHM)):
         subprocess.run(["mount", *words], check=True)
+
+
+def streaming(project: Path) -> Sequence[str]:
+    """Let a project train and evaluate on streams of its digits, and return the options for this."""
+    with open(project / "ddp_project" / "data.py", "a") as file:
+        file.write(STREAM)
+    return "--steps", "1000"  # more than any run has
 
 
 @dataclass

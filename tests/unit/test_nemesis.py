@@ -187,10 +187,10 @@ def test_what_has_changed_nothing_has_not_happened() -> None:
 
 
 def test_all_parts_of_checkpoints_are_compared_but_with_other_numbers_of_processes_only_counts_and_steps() -> None:
-    one = {"model": 1, "update": 2, "progress": {"step": 5, "epoch": 1}, "config": "here"}
-    other = {"model": 1, "update": 3, "scaler": 4, "progress": {"step": 5, "epoch": 2}, "code": "there"}
+    one = {"model": 1, "update": 2, "progress": {"step": 5, "epoch": 1, "stream": 6}, "config": "here"}
+    other = {"model": 1, "update": 3, "scaler": 4, "progress": {"step": 5, "epoch": 2, "stream": 7}, "code": "there"}
     assert invariants.differing_parts(one, other) == ["progress", "scaler", "update"]
-    assert invariants.differing_counts(one, other) == ["epoch"]
+    assert invariants.differing_counts(one, other) == ["epoch", "stream"]
 
 
 def test_the_shared_memory_of_this_machine_is_never_filled() -> None:

@@ -200,13 +200,8 @@ class BatchDataset(Dataset[Any]):
             set_epoch(self.dataset, batch.epoch or 0)
             BatchDataset.latest, self.epoch = self, batch.epoch
         before = torch.get_rng_state()
-        seed = hash(batch.rng_key)
-        # torch.manual_seed() would seed the GPUs too, which takes 100 times as long.
-        torch.default_generator.manual_seed(seed)
         in_worker = get_worker_info() is not None
-        if in_worker:  # without workers, they use the generators of the rank
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
+        seed_generators(*batch.rng_key, torch_alone=not in_worker)  # without workers, the others are those of the rank
         try:
             whole = self._load(batch)
         except UserError as error:
@@ -235,6 +230,14 @@ class BatchDataset(Dataset[Any]):
     def _collated(self, samples: list[Any], indices: list[int]) -> Any:
         own = self.collate
         return loaded(lambda _: own(samples), indices) if own else collated(samples, indices)
+
+
+def seed_generators(*key: int, torch_alone: bool = False) -> None:
+    # torch.manual_seed() would seed the GPUs too, which takes 100 times as long.
+    torch.default_generator.manual_seed(hash(key))
+    if not torch_alone:
+        random.seed(hash(key))
+        np.random.seed(hash(key) % 2**32)
 
 
 def set_epoch(dataset: Any, epoch: int) -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import Sampler
 from torch.utils.data._utils import worker as of_worker
 
 from ..config import Config
-from .collation import BatchDataset, loaded
+from .collation import BatchDataset, loaded, seed_generators
 from .collectives import BATCH, gather_objects
 from .data_loading import Collate, EvaluationLoader, MicroBatches, PrefetchLoader, TrainingLoader, workers_for
 from .distributed import seconds_to_wait
@@ -193,15 +193,17 @@ class Lane:
 
 
 class StatefulLane(Lane):
-    """Reads an iterable, whose state is the place."""
+    """Reads an iterable, whose state is the place. In each process, and after a resume, it draws the same numbers."""
 
-    def __init__(self, iterable: Any, place: Place) -> None:
-        self.iterable, self.place = iterable, place
+    def __init__(self, iterable: Any, key: tuple[int, ...], place: Place) -> None:
+        self.iterable, self.key, self.place = iterable, key, place
+        seed_generators(*key)
         iterable.load_state_dict(deepcopy(place[0]))
-        self.samples = iter(iterable)
+        self.samples = map(lambda sample: sample, iterable)  # islice() would call its __iter__() for each batch
 
     def take(self, most: int) -> list[Any]:
         """Return the next samples: fewer at the end."""
+        seed_generators(*self.key, self.visited)
         taken: list[Any] = loaded(lambda _: [*islice(self.samples, most)], "of the stream")
         self.place = [deepcopy(self.iterable.state_dict())]
         return taken
@@ -210,7 +212,7 @@ class StatefulLane(Lane):
 def lane_of(stream: Stream, shards: list[int], block: int, key: tuple[int, ...], place: Place | None) -> Lane:
     """Return a lane of some shards at a place; None is the beginning."""
     if isinstance(stream, Stateful):
-        return StatefulLane(stream.shards[0], place or [stream.state])
+        return StatefulLane(stream.shards[0], key, place or [stream.state])
     return Lane(stream, shards, block, key, place or [0, 0, 0, 0])
 
 
@@ -227,9 +229,7 @@ class StreamBatches(BatchDataset):
 
     def __getitem__(self, batch: Any) -> Any:
         """Return a part. It is read ahead, so the generators of the rank stay as they are, also without workers."""
-        before, seed = (random.getstate(), np.random.get_state()), hash(batch.rng_key)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+        before = random.getstate(), np.random.get_state()
         try:
             return super().__getitem__(batch)
         finally:
@@ -245,6 +245,7 @@ class StreamBatches(BatchDataset):
                 if number not in self.lanes:
                     self.lanes[number] = self._open(number, batch)
                 samples += self.lanes[number].read(batch)[first:end]
+            seed_generators(*batch.rng_key)
             decoded = loaded(lambda _: [*map(decode, samples or self._stand_in())], batch.indices)
         opened = {number: self.lanes[number] for number, _, _ in batch.lanes}
         return Part(self._collated(decoded, batch.indices), About(batch.number, len(samples), opened))

@@ -20,10 +20,10 @@ from generator.chaos.nemesis import OPTIONS, Nemesis
 from generator.chaos.schedule import TRAINING, Fault, Schedule, Start
 from generator.chaos.surroundings import Data, Surroundings, cpu_quota, failing_disk, shared_memory
 from tests.conftest import Measured, Render
-from tests.support.chaos import befall, forked
+from tests.support.chaos import befall, forked, streaming
 from tests.support.processes import scaled, wait_until
 
-FAULTS = 25
+FAULTS = {"a data set": (15, 0), "a stream": (10, 13)}  # so many at least, and the first seed
 
 
 @pytest.fixture
@@ -39,11 +39,13 @@ def needs(tmp_path: Path) -> list[Need]:
         return []
 
 
-def test_what_nobody_chose_is_survived(needs: list[Need], project: Render, tmp_path: Path) -> None:
-    place = project(logging="csv")
+@pytest.mark.parametrize("data", FAULTS)
+def test_what_nobody_chose_is_survived(data: str, needs: list[Need], own_project: Render, tmp_path: Path) -> None:
+    place = own_project(logging="csv")
     kinds = possible_faults(*needs)
     nemesis = Nemesis(place, forked(place, tmp_path), "csv", tmp_path, kinds, slowness=lambda: scaled(2))
-    befall(nemesis, FAULTS, seed=0)
+    nemesis.options = streaming(place) if data == "a stream" else ()
+    befall(nemesis, *FAULTS[data])
 
 
 @pytest.fixture

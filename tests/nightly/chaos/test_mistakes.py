@@ -11,7 +11,7 @@ from generator.chaos.faults import Need, possible_faults
 from generator.chaos.nemesis import Nemesis
 from generator.cli.main import app
 from tests.conftest import Render
-from tests.support.chaos import forked
+from tests.support.chaos import forked, streaming
 from tests.support.processes import scaled
 from tools.rewriting import Rewrite
 
@@ -22,11 +22,13 @@ FOUR_SAVES_OF_ONE_NAME = Rewrite(NAME % "$STEP", NAME % "max(5, $STEP // 20 * 20
 STAYING = Rewrite("end_of_rows(start_step, path)", "end_of_rows(10**9, path)")
 DEAF = Rewrite("signal.signal(number, self._remember)", "pass")
 PLAIN_RAISE = Rewrite("raise UserError($TEXT) from error", "raise", "atomic_write")
+WHOLE_BLOCK = Rewrite("number, shard, sample, given = self.place", "number, shard, sample, given = *self.place[:3], 0")
 MISTAKES = {  # by name: the file in runtime/, the edit, and what the nemesis says of it, as a pattern
     "what was recorded after the checkpoint stays": ("tracking.py", STAYING, "is recorded more than once at step"),
     "a signal ends the program": ("exits.py", DEAF, "no line that has the cause"),
     "a checkpoint is written where the last one is": ("checkpoint.py", FOUR_SAVES_OF_ONE_NAME, "steps are lost"),
     "a full disk is no error of the user": ("storage.py", PLAIN_RAISE, "exit code 1"),
+    "a shuffled block of a stream begins anew": ("streams.py", WHOLE_BLOCK, "model is another than without faults"),
 }
 
 
@@ -36,6 +38,7 @@ def test_a_mistake_is_found(name: str, own_project: Render, tmp_path: Path) -> N
     edit.apply(place / "ddp_project" / "runtime" / file)
     kinds = possible_faults(Need.DISK)
     nemesis = Nemesis(place, forked(place, tmp_path), "csv", tmp_path, kinds, slowness=lambda: scaled(2))
+    nemesis.options = streaming(place) if file == "streams.py" else ()
     wrong = next(verdict.wrong for verdict in nemesis.run_until(AT_MOST, seed=0) if verdict.wrong)
     assert re.search(said, "\n".join(wrong))
 

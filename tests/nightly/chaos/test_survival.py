@@ -1,4 +1,4 @@
-"""Faults that nobody chose are survived with each launcher, on clusters, and with each logger."""
+"""Faults that nobody chose are survived with each launcher, on clusters, with a stream, and with each logger."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ from generator.cli.chaos import WORDS, find_surroundings
 from tests.conftest import Measured, Render
 from tests.nightly.faults.test_tracking_server import mlflow_server
 from tests.support import hosts
-from tests.support.chaos import befall, forked
+from tests.support.chaos import befall, forked, streaming
 from tests.support.processes import scaled
 from tests.support.schedulers import mpi
 
@@ -38,7 +38,7 @@ GATE = "add table inet {name}; add chain inet {name} out {{ type filter hook out
 STATES = {"gone": "reject with tcp reset", "silent": "drop"}
 Note = Callable[[str, Counter[str]], None]
 NO_MPI = pytest.mark.skipif(not mpi.openmpi_mpirun(), reason="there is no Open MPI")
-LAUNCHERS = ["torchrun", "spawn", "launch", pytest.param("mpirun", marks=NO_MPI)]
+LAUNCHERS = ["torchrun", "spawn", "launch", pytest.param("mpirun", marks=NO_MPI), "torchrun, a stream"]
 
 
 def slowness() -> float:
@@ -54,11 +54,12 @@ def note(measured: Measured) -> Note:
     return note
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_faults_that_nobody_chose_are_survived(launcher: str, project: Render, tmp_path: Path, note: Note) -> None:
-    """Each launcher has other seeds."""
-    place, usual = project(launcher=launcher, logging="csv"), {Need.DISK, Need.CLOCK}
-    seed = 100 * [*WORDS].index(launcher)
+@pytest.mark.parametrize("case", LAUNCHERS)
+def test_faults_that_nobody_chose_are_survived(case: str, own_project: Render, tmp_path: Path, note: Note) -> None:
+    """Each launcher has other seeds, and the stream, too."""
+    launcher, _, stream = case.partition(", ")
+    place, usual = own_project(launcher=launcher, logging="csv"), {Need.DISK, Need.CLOCK}
+    seed = 404 if stream else 100 * [*WORDS].index(launcher)
     with ExitStack() as stack:
         around, needs = find_surroundings(tmp_path, stack)
         assert usual <= {*needs}
@@ -66,10 +67,11 @@ def test_faults_that_nobody_chose_are_survived(launcher: str, project: Render, t
         kinds = possible_faults(Need.LAUNCHER, Need.TERMINAL, *usual)
         of_clock = Surroundings(clock=around.clock)
         nemesis = Nemesis(place, start, "csv", tmp_path, kinds, of_clock, slowness=slowness, steps=STEPS)
+        nemesis.options = streaming(place) if stream else ()
         happened = befall(nemesis, OF_LAUNCHER, seed)
         nemesis.around = around
         nemesis.kinds = [*WITH_THEM, *(name for name, kind in KINDS.items() if kind.need in {*needs} - usual)]
-        note(launcher, happened + befall(nemesis, OF_BATCHES, seed + 2000))
+        note(case, happened + befall(nemesis, OF_BATCHES, seed + 2000))
 
 
 class OnCluster(NamedTuple):
