@@ -137,8 +137,8 @@ def test_a_run_is_copied_and_goes_on_where_nothing_of_it_is(
 
     shutil.rmtree(project / "runs")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    printed = output_of([*launcher, "evaluate.py", URL, *ON_CPU], project)
-    [evaluated] = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    lines = output_of([*launcher, "evaluate.py", URL, *ON_CPU], project).splitlines()
+    [evaluated] = [json.loads(line) for line in lines if line.startswith("{")]
     assert evaluated["accuracy"] == json.loads(found["result.json"])["best"]["accuracy"]
     assert output_of([sys.executable, "export.py", URL], project) == f"{LOCAL}/export\n"
 

@@ -233,6 +233,7 @@ class BatchDataset(Dataset[Any]):
 
 
 def seed_generators(*key: int, torch_alone: bool = False) -> None:
+    """Seed the generators of this process by some numbers: that of torch on the CPU, and those of Python and NumPy."""
     # torch.manual_seed() would seed the GPUs too, which takes 100 times as long.
     torch.default_generator.manual_seed(hash(key))
     if not torch_alone:
