@@ -31,6 +31,7 @@ from .storage import atomic_write, lock, sha256_of_json
 from .task_functions import optional
 
 TOLD_EVERY = 60.0  # seconds between two lines that say how far it is
+AS_JSON = json.JSONEncoder(default=lambda value: value.tolist())  # which values of NumPy and torch have
 SHARE = 0.05  # of the time, at most, that noting the place on the disk may take
 
 
@@ -42,7 +43,7 @@ class Inputs(Dataset[tuple[str, Any]]):
         if optional("predict") is None:
             signature = "def predict(model: nn.Module, inputs: list[Any]) -> Iterator[dict[str, Any]]"
             raise UserError(f"{task.__file__} lacks {signature}: add it, to yield the prediction for each input")
-        self.files = files
+        self.files, self.names = files, [*map(str, files)]
         self.parts = [inputs_of(model, file) for file in files]
         self.ends = [*accumulate(map(len, self.parts))]
         self.in_memory = all(isinstance(part, Tensor | np.ndarray | list) for part in self.parts)
@@ -53,7 +54,7 @@ class Inputs(Dataset[tuple[str, Any]]):
     def __getitem__(self, index: int) -> tuple[str, Any]:
         which = bisect_right(self.ends, index)
         part = self.parts[which]
-        return str(self.files[which]), part[index - self.ends[which] + len(part)]
+        return self.names[which], part[index - self.ends[which] + len(part)]
 
     def digest(self, first: int, export: Path) -> str:
         """Return a digest of what decides the first predictions: their files, the model and the code."""
@@ -269,7 +270,6 @@ def line_of(file: str, answer: Any) -> str:
     if not isinstance(answer, Mapping):
         raise UserError(f"task.py: predict() must yield dicts, not {type(answer).__name__}")
     try:
-        # What the values of NumPy and torch have in common.
-        return json.dumps({"file": file, **answer}, default=lambda value: value.tolist()) + "\n"
+        return AS_JSON.encode({"file": file, **answer}) + "\n"
     except (AttributeError, TypeError, ValueError) as error:
         raise UserError(f"task.py: predict() yields what JSON does not have: {error}") from error
