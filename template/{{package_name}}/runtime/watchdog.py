@@ -12,8 +12,10 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d
@@ -47,7 +49,7 @@ MISMATCH = (
     "evaluation, batches have one size on all ranks if the number of samples is a multiple of that of the ranks"
 )
 REPORTED, HEARD = "reports of rank 0", "ranks that know of them"  # keys of the store at which the ranks met
-KEPT: list[object] = []  # what C calls, and Python would forget
+KEPT: list[Any] = []  # what C calls, and Python would forget: the end at a mismatch; and what was called before
 OWN_WAIT = SimpleNamespace(what=None)  # a function, new for each wait, that says for what this rank itself waits
 STATUS = RankStatus()  # the training loop only sets it, which costs nothing; a thread tells the others
 
@@ -97,8 +99,9 @@ def end_at_a_mismatch(rank: int) -> None:
             end_process(rank, f"UserError {MISMATCH}", ExitCode.REFUSED)
         before()
 
-    KEPT.append(ctypes.CFUNCTYPE(None)(end))
-    before = library._ZSt13set_terminatePFvvE(KEPT[-1])
+    KEPT[:] = [ctypes.CFUNCTYPE(None)(end)]
+    before = library._ZSt13set_terminatePFvvE(KEPT[0])
+    KEPT.append(partial(library._ZSt13set_terminatePFvvE, before))
 
 
 def report_is_known(rank: int, world_size: int) -> bool:
@@ -178,6 +181,8 @@ class Watchdog:
         STATUS.end = end
         self.over.set()
         self.thread.join(timeout=SILENT)
+        if KEPT:
+            KEPT[1]()  # Python is taken down next, and could run no more
 
     def report(self, end: str) -> None:
         """Say in one line where this rank was when its program failed, and why: the traceback comes later."""
