@@ -176,9 +176,9 @@ def predict_all(project: Path, folder: Path, way: str) -> Record:
             export.mkdir(exist_ok=True)
             (export / "model.json").write_text("{}")
             task.read_inputs = lambda model, file: images
-            inputs = predictions.Inputs(model, [export / "model.json"])
-            file = predictions.PredictionFile(folder / "predictions.jsonl", inputs, export)
             config, env = imported("ddp_project.config").Config(workers=0), imported("ddp_project.runtime.launcher")
+            inputs = predictions.Inputs(model, [export / "model.json"], export, config)
+            file = predictions.PredictionFile(folder / "predictions.jsonl", inputs)
             loader = predictions.InputLoader(inputs, 0, BATCH, config, env.DistEnv(0, 0, 1, 1), torch.device("cpu"))
             predictions.predict(model, loader, file, imported("ddp_project.runtime.exits").StopSignals())
     seconds = time.perf_counter() - started

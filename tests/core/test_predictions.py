@@ -56,6 +56,13 @@ class Numbers:
 def read_inputs(model, file):
     return Numbers(file)
 """
+DRAWING = """
+
+def predict(model, inputs):
+    import random
+    for number in inputs:
+        yield {"number": number, "drawn": [random.random(), torch.rand(()).item()], "none": float("nan")}
+"""
 OF_FILES = """
 
 del read_inputs
@@ -69,6 +76,8 @@ WRONG = {
     " lacks def predict(model: nn.Module, inputs: list[Any])": "del predict, read_inputs",
     ": predict() yields 1 predictions for 2 inputs: let it yield one for each": "predict = lambda model, inputs: [{}]",
     ": predict() must yield dicts, not int": "predict = lambda model, inputs: inputs",
+    ": read_inputs() must return a list of inputs, not dict": "read_inputs = lambda model, file: {}",
+    ": predict() yields 0 predictions for 2 inputs": "predict = lambda model, inputs: None",
     ": predict() yields what JSON does not have": 'predict = lambda model, inputs: [{"it": 1j}, {}]',
 }
 
@@ -198,6 +207,27 @@ def test_what_is_written_stays_until_what_it_is_for_changes(
     assert numbers_in(to) == [*range(24)]
 
 
+def test_lines_of_another_code_are_not_mixed_with_those_of_now(
+    slow: Path, exported: Path, predicted: Any, tmp_path: Path
+) -> None:
+    """Edited while it predicts, the task begins anew, and says so; random numbers do not depend on the ranks."""
+    files, to = some_numbers(tmp_path, 60, 60), tmp_path / "numbers"
+    ranks = start(slow, tmp_path, exported, *files, "--to", to, "--batch-size", 4, processes=2)
+    place = tmp_path / "numbers.part.json"
+    wait_until(lambda: place.exists() and json.loads(place.read_text())["inputs"] > 8, told=ranks[0].output.read_text)
+    extend(slow / TASK, DRAWING)
+    for rank in ranks:
+        rank.process.kill()
+    for rank in ranks:
+        rank.process.join()
+    [printed] = predicted(slow, exported, *files, "--to", to, "--batch-size", 4)
+    assert f"{to}.part is of other files, options, code or another model: it begins anew" in printed
+    alone = to.read_text()
+    predicted(slow, exported, *files, "--to", to, "--batch-size", 4, processes=3)
+    assert to.read_text() == alone
+    assert {json.loads(line)["none"] for line in alone.splitlines()} == {None}
+
+
 def test_a_task_may_predict_from_whole_files(
     own_project: Render, exported: Path, predicted: Any, tmp_path: Path
 ) -> None:
@@ -238,7 +268,7 @@ def test_what_cannot_be_predicted_is_named(
         with pytest.raises(error, match=f"{path} {words}"):
             package("task").read_inputs(None, path)
     printed = predicted(project(), exported, good, tmp_path / "gone", "--to", tmp_path / "to", processes=2, code=2)
-    assert f"rank 0: {tmp_path}/gone cannot be read as images" in error_in(printed)
+    assert f"rank 0: {tmp_path}/gone cannot be read: No such file or directory" in error_in(printed)
     printed = predicted(project(), exported, good, "--to", bad, code=2)
     assert f"--to {bad} is a folder: name a file" in error_in(printed)
     printed = predicted(project(), exported, good, "--to", tmp_path / "nowhere" / "to", code=2)

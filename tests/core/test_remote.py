@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import socket
 import sys
@@ -322,6 +323,48 @@ def test_a_download_that_was_cut_is_made_again(
             return
 
 
+def test_a_place_keeps_what_is_not_of_the_run(remote: Any, storage: Any, package: Package, tmp_path: Path) -> None:
+    """Files of others stay, also without a right to delete; a damaged manifest, or a run in a folder, is no new run."""
+    url, there, saved = f"file://{tmp_path}/there", tmp_path / "there", Saved(storage, tmp_path / "here")
+    (there / "checkpoints").mkdir(parents=True)
+    for name in ("llama.safetensors", "step-7-0123456789abcdef.pt"):
+        (there / "checkpoints" / name).write_text("of somebody else")
+    mirror = remote.Mirror(url, tmp_path / "here", keep=1)
+    assert not mirror.fetch(resumes=True)
+    for step in (1, 2):
+        saved.save(step, best=step == 1, keep=1)
+        mirror.copy_now()
+    (there / "other" / "checkpoints").mkdir(parents=True)
+    (there / "other" / "checkpoints" / "manifest.json").write_text("{}")
+    (there / "other" / "large").write_text("of another run")
+    assert {"llama.safetensors", "step-7-0123456789abcdef.pt"} < {*map(str, os.listdir(there / "checkpoints"))}
+    fresh = remote.Mirror(url, tmp_path / "fresh", keep=1)
+    assert fresh.fetch(resumes=True)
+    assert not (tmp_path / "fresh" / "other").exists()
+    manifest = there / "checkpoints" / "manifest.json"
+    [best] = [sha256 for sha256, entry in json.loads(manifest.read_text()).items() if entry["best"]]
+    (there / "checkpoints" / f"step-00000001-{best[:16]}.pt").write_text("damaged")
+    assert held(remote, url, tmp_path / "again")["best.pt"] == "weights of step 2"
+    for text in ("", manifest.read_text()[:20]):
+        manifest.write_text(text)
+        with pytest.raises(package("runtime.exits").UserError, match=r"manifest.json is damaged: put an earlier one"):
+            remote.Mirror(url, tmp_path / "third", keep=1).fetch(resumes=True)
+
+
+def test_a_node_without_the_folder_takes_what_node_0_has(remote: Any, storage: Any, tmp_path: Path) -> None:
+    """Node 0 has a checkpoint that it could not copy, and the other node has one that the store does not know."""
+    url, one, other = f"file://{tmp_path}/there", Saved(storage, tmp_path / "one"), Saved(storage, tmp_path / "other")
+    first, second = (remote.Mirror(url, tmp_path / name, keep=2) for name in ("one", "other"))
+    first.fetch(resumes=True)
+    for step in (1, 2):
+        one.save(step, best=True)
+    for step in (1, 9):
+        other.save(step, best=True)
+    first.copy_now()
+    second.fetch(resumes=True, follows=True)
+    assert (tmp_path / "other" / "checkpoints" / "last.pt").read_text() == "weights of step 2"
+
+
 def test_what_another_program_has_written_is_not_overwritten(remote: Any, storage: Any, tmp_path: Path) -> None:
     url, one, other = f"file://{tmp_path}/there", Saved(storage, tmp_path / "one"), Saved(storage, tmp_path / "other")
     first = remote.Mirror(url, tmp_path / "one", keep=2)
@@ -336,7 +379,7 @@ def test_what_another_program_has_written_is_not_overwritten(remote: Any, storag
     second.finish()
     one.save(2, best=False)
     first.send()
-    with pytest.raises(Exception, match=f"another program writes to {url}; the run is whole in {tmp_path}/one"):
+    with pytest.raises(Exception, match=f"another program writes to {url}: stop one of them, or choose"):
         first.finish()
     with pytest.raises(Exception, match="another program writes to"):
         first.send()

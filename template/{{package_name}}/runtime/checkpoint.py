@@ -75,7 +75,8 @@ def create_run_dir(config: Config) -> tuple[Config, list[Path]]:
     would mix.
     """
     resumes = config.resume in (NEWEST, AUTO)
-    run_dir, url, resumes = on_rank_zero(lambda: (choose_run_dir(config), remote_place(config.run_dir), resumes))
+    run_dir, resumes = on_rank_zero(lambda: (choose_run_dir(config), resumes))
+    url = on_rank_zero(lambda: remote_place(config.run_dir) or copied_to(run_dir))
     config = replace(config, run_dir=run_dir)
     os.environ.setdefault(RECORDS, str(config.run_dir / "flight-recorder-rank-"))  # unless the user has said where
     if url is None:
@@ -84,8 +85,11 @@ def create_run_dir(config: Config) -> tuple[Config, list[Path]]:
 
     mirror = MIRRORS[config.run_dir] = Mirror(url, config.run_dir, config.keep)
     on_rank_zero(lambda: mirror.fetch(resumes=resumes))
-    first = gather(platform.node()).index(platform.node())  # rank of this node
-    on_each_node(lambda: mirror.fetch(resumes=resumes), leads=first == dist.get_rank() > 0)  # unless they share it
+    nodes = gather(platform.node())
+    if resumes and len({*nodes}) > 1:
+        on_rank_zero(mirror.copy_now)  # so others find the newest checkpoint of this node there
+    leads = nodes.index(platform.node()) == dist.get_rank() > 0
+    on_each_node(lambda: mirror.fetch(resumes=resumes, follows=True), leads=leads)
     return config, on_rank_zero(lambda: mirror.begin(lambda: claim(config)))
 
 
@@ -110,6 +114,13 @@ def choose_run_dir(config: Config) -> Path:
     return next(RUNS / name for name in names if not (RUNS / name).exists())
 
 
+def copied_to(run_dir: Path) -> str | None:
+    """Return the URL to which a run is copied, if it is; not for a copy of the run directory."""
+    place = run_dir / "remote"
+    url = place.read_text() if place.is_file() else ""
+    return url if url and local_run_dir(Path(url)).resolve() == run_dir.resolve() else None
+
+
 def newest_run() -> Path | None:
     """Return the run directory in runs/ with the newest checkpoint, if there is one."""
     saved = sorted(RUNS.glob("*/checkpoints/last.pt"), key=lambda file: file.stat().st_mtime_ns)
@@ -127,6 +138,8 @@ def claim(config: Config) -> list[Path]:
     chosen = newest if config.resume in (NEWEST, AUTO) else candidates_of(Path(config.resume)) if config.resume else []
     if config.resume not in (None, AUTO) and not (chosen and chosen[0].is_file()):
         missing = config.run_dir / "checkpoints" / "last.pt" if config.resume == NEWEST else config.resume
+        if remote_place(Path(str(missing))):
+            raise UserError(f"--resume {missing} is no path: give the URL to --run-dir, and --resume alone")
         advice = f"--resume alone takes {newest[0]}" if newest else "leave out --resume to start from the beginning"
         raise UserError(f"there is no checkpoint {missing}: {advice}")
     if newest and (config.resume is None or chosen[0].resolve().parent != newest[0].resolve().parent):

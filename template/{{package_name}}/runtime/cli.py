@@ -297,7 +297,7 @@ def words_of(file: Path, config: Any) -> list[str]:
     """Return the options of a JSON or YAML file as words of a command line. Raises UserError if there are others.
 
     The config.json of a run does not name its directory, what it went on from and where its ranks met: these belong to
-    that run alone. Nor does the file of an export say how many processes to start.
+    that run alone. Nor does the file of an export say how many processes to start, and for how long.
     """
     try:
         found = load(file.read_text(encoding="utf-8-sig"), is_json=file.suffix == ".json")
@@ -309,7 +309,7 @@ def words_of(file: Path, config: Any) -> list[str]:
         raise UserError(f"--config {file} does not hold options and their values, as config.json of a run does")
     if file.name == ABOUT:  # of another version, which may have had other options
         found = {name: value for name, value in found.get("options", {}).items() if name in defaults_of(config)}
-    own = {"config.json": OF_A_RUN, ABOUT: (*OF_A_RUN, "nproc")}.get(file.name, ())
+    own = {"config.json": OF_A_RUN, ABOUT: (*OF_A_RUN, "nproc", "max_hours")}.get(file.name, ())
     try:
         return words_from({key: value for key, value in found.items() if key not in own}, config)
     except UserError as error:
@@ -372,6 +372,10 @@ class PredictArguments:
 class PredictParser(ArgumentParser):
     """Reads the command line of predict.py."""
 
+    def convert_arg_line_to_args(self, arg_line: str) -> list[str]:
+        """Return the word of a line of a list; an empty line has none."""
+        return [arg_line] if arg_line.strip() else []
+
     def error(self, message: str) -> NoReturn:
         """Leave it to the caller to say what is wrong."""
         raise UserError(f"{message}: see --help")
@@ -387,8 +391,8 @@ def newest_export() -> Path:
 
 def remote_place(run_dir: Path) -> str | None:
     """Return the URL that --run-dir names, such as s3://bucket/run; None if it is a folder of this machine."""
-    found = re.fullmatch("([a-z][a-z0-9+]+):/(.+)", str(run_dir))  # a path has no double slashes
-    return found and f"{found[1]}://{'/' * (found[1] == 'file')}{found[2]}"
+    found = re.fullmatch("([A-Za-z][A-Za-z0-9+]+):/(.+)", str(run_dir))  # a path has no double slashes
+    return found and f"{found[1].lower()}://{'/' * (found[1].lower() == 'file')}{found[2]}"
 
 
 def local_run_dir(run_dir: Path) -> Path:

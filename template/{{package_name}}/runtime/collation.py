@@ -201,7 +201,7 @@ class BatchDataset(Dataset[Any]):
             BatchDataset.latest, self.epoch = self, batch.epoch
         before = torch.get_rng_state()
         in_worker = get_worker_info() is not None
-        seed_generators(*batch.rng_key, torch_alone=not in_worker)  # without workers, the others are those of the rank
+        seed_batch(*batch.rng_key, torch_alone=not in_worker)  # without workers, the others are those of the rank
         try:
             whole = self._load(batch)
         except UserError as error:
@@ -232,7 +232,7 @@ class BatchDataset(Dataset[Any]):
         return loaded(lambda _: own(samples), indices) if own else collated(samples, indices)
 
 
-def seed_generators(*key: int, torch_alone: bool = False) -> None:
+def seed_batch(*key: int, torch_alone: bool = False) -> None:
     """Seed the generators of this process by some numbers: that of torch on the CPU, and those of Python and NumPy."""
     # torch.manual_seed() would seed the GPUs too, which takes 100 times as long.
     torch.default_generator.manual_seed(hash(key))

@@ -20,31 +20,40 @@ from torch.utils.data import Dataset, Sampler
 
 from .. import task
 from ..config import Config
-from .cli import ABOUT
+from .cli import ABOUT, OF_A_RUN, as_plain_dict
 from .collectives import gather, on_all_ranks, on_rank_zero, raise_first
 from .data_loading import EvaluationLoader
 from .exits import ExitCode, StopSignals, UserError, raise_if_out_of_memory
 from .launcher import DistEnv
 from .sampling import Batch
-from .seeding import code_digests
+from .seeding import code_digests, seed_generators
 from .storage import atomic_write, lock, sha256_of_json
 from .task_functions import optional
 
 TOLD_EVERY = 60.0  # seconds between two lines that say how far it is
-AS_JSON = json.JSONEncoder(default=lambda value: value.tolist())  # which values of NumPy and torch have
+# Options that change no prediction, or only how it is rounded.
+OF_THE_MACHINE = (*OF_A_RUN, "nproc", "workers", "timeout", "max_hours", "device", "backend")
 SHARE = 0.05  # of the time, at most, that noting the place on the disk may take
 
 
 class Inputs(Dataset[tuple[str, Any]]):
     """The inputs of all files, each with its file: what read_inputs() of task.py returns, or else the files."""
 
-    def __init__(self, model: nn.Module, files: Sequence[Path]) -> None:
-        """Find the inputs. Raises UserError if a file cannot be read, or if task.py has no predict()."""
+    def __init__(self, model: nn.Module, files: Sequence[Path], export: Path, config: Config) -> None:
+        """Find the inputs for the model of an export.
+
+        Raises UserError if a file cannot be read, or if task.py has no predict().
+        """
         if optional("predict") is None:
             signature = "def predict(model: nn.Module, inputs: list[Any]) -> Iterator[dict[str, Any]]"
             raise UserError(f"{task.__file__} lacks {signature}: add it, to yield the prediction for each input")
         self.files, self.names = files, [*map(str, files)]
         self.parts = [inputs_of(model, file) for file in files]
+        # As they are now: somebody may change them meanwhile.
+        self.forms = [[str(file), (found := file.stat()).st_size, found.st_mtime_ns] for file in files]
+        options = {name: value for name, value in as_plain_dict(config).items() if name not in OF_THE_MACHINE}
+        self.model_sha256 = json.loads((export / ABOUT).read_text()).get("sha256")
+        self.rules = [self.model_sha256, code_digests(), options]
         self.ends = [*accumulate(map(len, self.parts))]
         self.in_memory = all(isinstance(part, Tensor | np.ndarray | list) for part in self.parts)
 
@@ -56,30 +65,32 @@ class Inputs(Dataset[tuple[str, Any]]):
         part = self.parts[which]
         return self.names[which], part[index - self.ends[which] + len(part)]
 
-    def digest(self, first: int, export: Path) -> str:
-        """Return a digest of what decides the first predictions: their files, the model and the code."""
-        files = self.files[: bisect_left(self.ends, first) + 1]
-        of_files = [[str(file), (found := file.stat()).st_size, found.st_mtime_ns] for file in files]
-        return sha256_of_json([of_files, json.loads((export / ABOUT).read_text()).get("sha256"), code_digests()])
+    def digest(self, first: int) -> str:
+        """Return a digest of what decides the first predictions: their files, the model, the code and the options."""
+        return sha256_of_json([self.forms[: bisect_left(self.ends, first) + 1], self.rules])
 
 
 def inputs_of(model: nn.Module, file: Path) -> Any:
-    """Return the inputs of a file as something with a length. Raises UserError if it cannot be read."""
+    """Return the inputs of a file as something with a length. Raises UserError if there are none to be read."""
     read = optional("read_inputs")
-    if read is None:
-        return [file]
     try:
-        found = read(model, file)
-        return found if hasattr(found, "__len__") and hasattr(found, "__getitem__") else [*found]
+        file.stat()
+        found = [file] if read is None else read(model, file)
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from error
+    if found is None or isinstance(found, Mapping) or getattr(found, "ndim", 1) == 0:
+        raise UserError(f"task.py: read_inputs() must return a list of inputs, not {type(found).__name__}")
+    return found if hasattr(found, "__len__") and hasattr(found, "__getitem__") else [*found]
 
 
-def inputs_on_all_ranks(model: nn.Module, files: Sequence[Path]) -> Inputs:
+def inputs_on_all_ranks(model: nn.Module, files: Sequence[Path], export: Path, config: Config) -> Inputs:
     """Return the inputs of files. Raises UserError on every rank if one cannot read them, or finds others."""
-    inputs = on_all_ranks(lambda: Inputs(model, files))
-    if len({*(found := gather(len(inputs)))}) > 1:
-        raise UserError(f"ranks find {' and '.join(map(str, found))} inputs: give each node the same files")
+    inputs = on_all_ranks(lambda: Inputs(model, files, export, config))
+    lengths, models = zip(*gather((sha256_of_json(inputs.ends), inputs.model_sha256)), strict=True)
+    if len({*models}) > 1:
+        raise UserError(f"ranks have different models in {export}: name the folder of an export that all nodes share")
+    if len({*lengths}) > 1:
+        raise UserError("ranks find different numbers of inputs: give each node the same files")
     return inputs
 
 
@@ -114,43 +125,46 @@ class InputLoader(EvaluationLoader):
         self, inputs: Inputs, start: int, batch_size: int, config: Config, env: DistEnv, device: torch.device
     ) -> None:
         super().__init__(inputs, InputSampler(start, len(inputs), batch_size, env), config, device, list)
+        self.seeds = [hash((config.seed, batch.indices[0])) for batch in self.sampler]
 
 
 class PredictionFile:
     """Lines on the screen or in FILE.part, which gets the name FILE when it is complete. Rank 0 writes it.
 
     FILE.part.json says how many inputs have their lines, so that the next start goes on there: if the files of these
-    inputs, the model and the code are still the same.
+    inputs, the model, the code and the options are still the same.
     """
 
-    def __init__(self, to: Path | None, inputs: Inputs, export: Path) -> None:
+    def __init__(self, to: Path | None, inputs: Inputs) -> None:
         """Go on with a file of the same inputs and model, or begin one. Raises UserError if it cannot be written."""
-        self.to, self.whole = to, len(inputs)
-        self.digest = lambda first: inputs.digest(first, export)
+        self.to, self.whole, self.digest = to and to.resolve(), len(inputs), inputs.digest
         self.inputs = self.bytes = 0  # that are written
         self.stream: BinaryIO | None = None if dist.get_rank() else sys.stdout.buffer
         self.noted, self.took = time.monotonic(), 0.0  # when the place was noted, and how long that took
         self.told = self.noted
-        if to is None:
+        if self.to is None:
             if dist.get_world_size() == 1:
                 signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end in silence if head has seen enough
             return
-        self.part, self.place = (to.with_name(f"{to.name}.part{suffix}") for suffix in ("", ".json"))
+        name = f"{self.to.name}.part"
+        self.part, self.place = self.to.with_name(name), self.to.with_name(f"{name}.json")
         self.inputs = on_rank_zero(self._open)
 
     def _open(self) -> int:
         """Open the file at the place up to which it is good, and return the inputs that have their lines."""
         assert self.to is not None
-        if self.to.is_dir():
-            raise UserError(f"--to {self.to} is a folder: name a file")
+        if self.to.exists() and not self.to.is_file():
+            raise UserError(f"--to {self.to} is {'a folder' if self.to.is_dir() else 'no file'}: name a file")
         try:
             self.stream = open(self.part, "ab")  # noqa: SIM115
-            if not lock(self.stream.fileno()):
+            if not lock(self.stream.fileno()) or not os.path.samestat(os.fstat(self.stream.fileno()), self.part.stat()):
                 raise UserError(f"another program writes to {self.part}: wait for it, or give another --to")
             with suppress(FileNotFoundError, ValueError, LookupError, TypeError):  # another file is no place
                 said = json.loads(self.place.read_text())
                 if said["digest"] == self.digest(said["inputs"]) and said["bytes"] <= self.part.stat().st_size:
                     self.inputs, self.bytes = said["inputs"], said["bytes"]
+            if not self.inputs and self.part.stat().st_size:
+                print(f"{self.part} is of other files, options, code or another model: it begins anew", file=sys.stderr)
             self.stream.truncate(self.bytes)
         except OSError as error:
             raise self._unwritten(error) from error
@@ -195,7 +209,8 @@ class PredictionFile:
         """Give the file its name, if it is complete, and return whether it is. Raises UserError if it cannot be."""
         is_complete = self.inputs == self.whole
         if not is_complete:
-            print(f"ends after {self.inputs} of {self.whole} inputs", file=sys.stderr)
+            advice = "; the same command goes on from here" if self.to else ""
+            print(f"ends after {self.inputs} of {self.whole} inputs{advice}", file=sys.stderr)
         if self.to is None:
             return is_complete
         self.note()
@@ -228,10 +243,11 @@ def predict(model: nn.Module, batches: InputLoader, file: PredictionFile, signal
     Raises UserError on every rank if one cannot load its inputs, or if rank 0 cannot write. The lines until then stay.
     """
     of_rank, steps = iter(batches), [Step()]
-    for _ in range(len(batches.sampler)):
+    for seed in batches.seeds:
         own = Step()
         try:
             file.add(steps)
+            seed_generators(seed)  # so predict() draws the same numbers on any number of ranks
             lines, inputs = lines_of(model, *next(of_rank))
             own = Step(lines, inputs)
         except UserError as error:
@@ -256,7 +272,7 @@ def lines_of(model: nn.Module, batch: list[tuple[str, Any]], counts: bool) -> tu
         found = [(file, each) for file, input in batch for each in ask(model, input)]
     else:
         files, inputs = zip(*batch, strict=True)
-        answers = [*ask(model, [*inputs])]
+        answers = [*(ask(model, [*inputs]) or ())]
         if len(answers) != len(files):
             wrong = f"yields {len(answers)} predictions for {len(files)} inputs"
             raise UserError(f"task.py: predict() {wrong}: let it yield one for each")
@@ -265,11 +281,25 @@ def lines_of(model: nn.Module, batch: list[tuple[str, Any]], counts: bool) -> tu
     return (lines.encode(), len(batch)) if counts else (b"", 0)
 
 
+def as_list(value: Any) -> Any:
+    """Return values of NumPy and torch as lists and numbers. Raises TypeError for others."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a value of type {type(value).__name__}")
+
+
+AS_JSON = json.JSONEncoder(allow_nan=False, default=as_list)
+
+
 def line_of(file: str, answer: Any) -> str:
     """Return a prediction as a line of JSON. Raises UserError if it cannot be one."""
     if not isinstance(answer, Mapping):
         raise UserError(f"task.py: predict() must yield dicts, not {type(answer).__name__}")
     try:
-        return AS_JSON.encode({"file": file, **answer}) + "\n"
-    except (AttributeError, TypeError, ValueError) as error:
+        try:
+            return AS_JSON.encode({"file": file, **answer}) + "\n"
+        except ValueError:  # a number is not finite, which JSON does not have
+            plain = json.loads(json.dumps(answer, default=as_list), parse_constant=lambda name: None)
+            return AS_JSON.encode({"file": file, **plain}) + "\n"
+    except (TypeError, ValueError) as error:
         raise UserError(f"task.py: predict() yields what JSON does not have: {error}") from error

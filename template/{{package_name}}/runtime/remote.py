@@ -4,6 +4,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -18,7 +19,7 @@ from .storage import Manifest, link_atomically, sha256_of
 MANIFEST = "checkpoints/manifest.json"
 PLACE = "remote"  # a file of the run directory: the URL of its copy
 OF_THIS_MACHINE = (MANIFEST, PLACE, "fetching", "in-use", "starts")  # files that are not copied as they are
-AT_THE_END = 60.0  # seconds to wait for what is not copied yet
+AT_THE_END = 60.0  # seconds after which a copy is given up that has failed
 LONGEST_PAUSE = 30.0  # seconds between two tries
 
 T = TypeVar("T")
@@ -37,19 +38,21 @@ class Mirror:
         self.url, self.run_dir, self.keep = url, run_dir, keep
         self.manifest = Manifest(run_dir / "checkpoints")
         self.written: set[bytes | None] = set()  # the manifests that may be there if no other program writes one
+        self.put: set[str] = set()  # checkpoints that this program has copied
         self.copied: dict[str, tuple[int, int]] = {}  # size and time of the other files
         self.waiting: tuple[Entries, dict[str, bytes]] | None = None  # the manifest and the files to copy next
         self.is_busy = False  # copying
         self.problem: str | None = None  # why the last try failed
         self.is_lost = False  # to another program
-        self.gave_up = False  # to wait for what is not copied yet
+        self.gave_up = False  # to wait for the copy
         self.changed = Condition()
         self.thread: Thread | None = None
 
-    def fetch(self, *, resumes: bool) -> None:
+    def fetch(self, *, resumes: bool, follows: bool = False) -> bool:
         """Get ready to copy. If the run resumes and is ahead there, bring the newest and the best checkpoint first.
 
-        Raises UserError if the place cannot be reached, or has a run that is not to go on.
+        A node that follows takes what is there in any case. Returns whether a run is there. Raises UserError if the
+        place cannot be reached, or has a run that is not to go on.
         """
         place = self.run_dir / PLACE
         if place.exists() and (other := place.read_text()) != self.url:
@@ -59,17 +62,23 @@ class Mirror:
             makes_folders = {"auto_mkdir": True} if self.url.startswith("file:") else {}
             self.files, self.root = import_module("fsspec.core").url_to_fs(self.url, **makes_folders)
             there = self._read_manifest()
-            self.written = {there}
-            theirs: Entries = json.loads(there or b"{}")
+            self.written, self.had_manifest = {there}, there is not None
+            try:
+                theirs: Entries = {} if there is None else json.loads(there)
+            except ValueError as error:
+                advice = "put an earlier one in its place, or choose another --run-dir"
+                raise UserError(f"{self.url}/{MANIFEST} is damaged: {advice}") from error
             if theirs and not resumes:
                 raise UserError(f"{self.url} holds a run already: go on with --resume, or choose another --run-dir")
-            if theirs and self._is_behind(theirs):
+            if theirs and self._is_behind(theirs, follows=follows):
                 self.run_dir.mkdir(parents=True, exist_ok=True)
                 with open(self.run_dir / "fetching", "w") as file:
                     with suppress(OSError):  # some file systems have no locks
                         fcntl.flock(file, fcntl.LOCK_EX)  # ranks that share the folder may do the same
-                    if self._is_behind(theirs):
+                    if self._is_behind(theirs, follows=follows):
                         self._download(theirs)
+                place.write_text(self.url)
+        return bool(theirs)
 
     def begin(self, claim: Callable[[], T]) -> T:
         """Make the run directory by claim(), and return its result. Raises UserError if the place takes no files."""
@@ -86,28 +95,32 @@ class Mirror:
             return found
         return None
 
-    def _is_behind(self, theirs: Entries) -> bool:
-        """Return whether the newest checkpoint there is newer than that of this machine."""
+    def _is_behind(self, theirs: Entries, *, follows: bool) -> bool:
+        """Return whether the newest checkpoint there is unknown here, and not older than that of this machine."""
         ours, newest = self.manifest.read(), [*theirs][-1]
         if newest in ours and self._path(ours[newest]).is_file():
             return False
         step = max((entry.get("step", 0) for entry in ours.values() if self._path(entry).is_file()), default=-1)
-        return bool(theirs[newest]["step"] >= step)
+        return bool(follows or theirs[newest]["step"] >= step)
 
     def _path(self, entry: dict[str, Any]) -> Path:
         return self.manifest.folder / Path(entry["file"]).name
 
     def _download(self, theirs: Entries) -> None:
         """Replace what is here by the newest checkpoint that is whole, the best one, and the other files."""
-        for name in self.files.find(self.root):
-            inner = name.removeprefix(self.root).lstrip("/")
-            if not inner.startswith("checkpoints/") and ".." not in inner.split("/"):
+        names = {name.removeprefix(self.root).lstrip("/"): name for name in self.files.find(self.root)}
+        others = tuple(inner.removesuffix(MANIFEST) for inner in names if inner.endswith(f"/{MANIFEST}"))  # other runs
+        for inner, name in names.items():
+            elsewhere = inner.startswith(("checkpoints/", *others)) or ".." in inner.split("/")
+            if not elsewhere and inner not in OF_THIS_MACHINE:
                 self._get(name, self.run_dir / inner)
         newest_first = [*theirs.items()][::-1]
         newest = next((each for each in newest_first if self._get_whole(*each)), None)
         if newest is None:
             raise UserError(f"no checkpoint of {self.url} is whole")
         best = next((each for each in newest_first if each[1].get("best") and self._get_whole(*each)), None)
+        if best is None and any(entry.get("best") for entry in theirs.values()):
+            best = newest  # else nothing could be evaluated or exported
         # Whole again if this is cut: the manifest that tells about the links comes after them.
         for name, found in {"last.pt": newest, "best.pt": best}.items():
             if found:
@@ -153,21 +166,34 @@ class Mirror:
             name = path.relative_to(self.run_dir).as_posix()
             if name in OF_THIS_MACHINE or path.suffix in (".pt", ".tmp") or not path.is_file():
                 continue
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # it is gone meanwhile, say
                 form = path.stat().st_size, path.stat().st_mtime_ns
                 if self.copied.get(name) != form:
                     found[name], self.copied[name] = path.read_bytes(), form
         return found
 
-    def finish(self, seconds: float = AT_THE_END) -> None:
-        """Wait until all is copied. Raises UserError if that takes longer, or if another program writes there."""
+    def finish(self, seconds: float | None = None) -> None:
+        """Wait until all is copied, for some seconds at most or, without a number, as long as there is progress.
+
+        Raises UserError if it is not, or if another program writes there.
+        """
         with self.changed:
-            self.changed.wait_for(lambda: self.is_lost or not (self.waiting or self.is_busy), seconds)
+            while self.waiting or self.is_busy:
+                was_well = self.problem is None
+                self.changed.wait_for(lambda: self.is_lost or not (self.waiting or self.is_busy), seconds or AT_THE_END)
+                if self.is_lost or seconds or not (was_well or self.problem is None):
+                    break
             if not (self.is_lost or self.waiting or self.is_busy):
                 return
         self.gave_up = True
         problem = self.problem or f"--run-dir {self.url} takes too long"
-        raise UserError(f"{problem}; the run is whole in {self.run_dir}: start again with --resume to copy it")
+        advice = "" if self.is_lost else f"; the run is whole in {self.run_dir}: start again with --resume to copy it"
+        raise UserError(f"{problem}{advice}")
+
+    def copy_now(self) -> None:
+        """Copy what is new, and wait for it. Raises UserError as send() and finish() do."""
+        self.send()
+        self.finish()
 
     def _copy_for_ever(self) -> None:
         """Copy what waits, and try again after a pause if that fails."""
@@ -211,20 +237,28 @@ class Mirror:
                 name = name_of(sha256, entry)
                 if there.get(name, -1) == entry.get("size") or self._put(sha256, entry, name, is_best=sha256 == best):
                     kept[sha256] = entry
+        self._check_that_no_other_writes()
         for name, content in files.items():
             self.files.pipe_file(f"{self.root}/{name}", content)
         if not kept:
             return
-        if self._read_manifest() not in (None, *self.written):
-            self.is_lost = True
-            raise UserError(f"another program writes to {self.url}")
+        self._check_that_no_other_writes()
         content = json.dumps(dict([*kept.items()][::-1]), indent=2).encode()
         self.written.add(content)  # also if the answer is lost
         self.files.pipe_file(f"{self.root}/{MANIFEST}", content)
         self.written = {content}
-        names = {name_of(*each) for each in kept.items()} | {Path(MANIFEST).name}
-        for name in there.keys() - names:
-            self.files.rm_file(f"{self.root}/checkpoints/{name}")
+        names = {name_of(*each) for each in kept.items()}
+        self.put |= names
+        for name in [name for name in there.keys() - names if name in self.put or (self.had_manifest and is_own(name))]:
+            try:
+                self.files.rm_file(f"{self.root}/checkpoints/{name}")
+            except Exception as error:  # some stores keep all
+                logging.debug("%s stays in %s: %s", name, self.url, in_one_line(error))
+
+    def _check_that_no_other_writes(self) -> None:
+        if self._read_manifest() not in (None, *self.written):
+            self.is_lost = True
+            raise UserError(f"another program writes to {self.url}: stop one of them, or choose another --run-dir")
 
     def _put(self, sha256: str, entry: dict[str, Any], name: str, *, is_best: bool) -> bool:
         """Copy a checkpoint. Returns whether it is still here."""
@@ -245,8 +279,14 @@ def here(run_dir: Path) -> Path:
     """Return a run directory of this machine: for a URL the copy, once the newest and the best checkpoint are there."""
     if url := remote_place(run_dir):
         run_dir = local_run_dir(run_dir)
-        Mirror(url, run_dir, keep=1).fetch(resumes=True)
+        if not Mirror(url, run_dir, keep=1).fetch(resumes=True) and not run_dir.exists():
+            raise UserError(f"{url} holds no run")
     return run_dir
+
+
+def is_own(name: str) -> bool:
+    """Return whether this is the name of a checkpoint in a remote place."""
+    return re.fullmatch(r"step-\d+-[0-9a-f]{16}\.pt", name) is not None
 
 
 def name_of(sha256: str, entry: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from torch.utils.data import Sampler
 from torch.utils.data._utils import worker as of_worker
 
 from ..config import Config
-from .collation import BatchDataset, loaded, seed_generators
+from .collation import BatchDataset, loaded, seed_batch
 from .collectives import BATCH, gather_objects
 from .data_loading import Collate, EvaluationLoader, MicroBatches, PrefetchLoader, TrainingLoader, workers_for
 from .distributed import seconds_to_wait
@@ -197,13 +197,13 @@ class StatefulLane(Lane):
 
     def __init__(self, iterable: Any, key: tuple[int, ...], place: Place) -> None:
         self.iterable, self.key, self.place = iterable, key, place
-        seed_generators(*key)
+        seed_batch(*key)
         iterable.load_state_dict(deepcopy(place[0]))
         self.samples = map(lambda sample: sample, iterable)  # islice() would call its __iter__() for each batch
 
     def take(self, most: int) -> list[Any]:
         """Return the next samples: fewer at the end."""
-        seed_generators(*self.key, self.visited)
+        seed_batch(*self.key, self.visited)
         taken: list[Any] = loaded(lambda _: [*islice(self.samples, most)], "of the stream")
         self.place = [deepcopy(self.iterable.state_dict())]
         return taken
@@ -245,7 +245,7 @@ class StreamBatches(BatchDataset):
                 if number not in self.lanes:
                     self.lanes[number] = self._open(number, batch)
                 samples += self.lanes[number].read(batch)[first:end]
-            seed_generators(*batch.rng_key)
+            seed_batch(*batch.rng_key)
             decoded = loaded(lambda _: [*map(decode, samples or self._stand_in())], batch.indices)
         opened = {number: self.lanes[number] for number, _, _ in batch.lanes}
         return Part(self._collated(decoded, batch.indices), About(batch.number, len(samples), opened))
