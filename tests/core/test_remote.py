@@ -182,7 +182,7 @@ def test_training_goes_on_without_the_network_and_the_next_start_copies_the_rest
 ) -> None:
     project = own_project()
     how: dict[str, Any] = {"outputs": tmp_path}
-    Rewrite("AT_THE_END = $X", "AT_THE_END = 2.0").apply(project / "ddp_project" / "runtime" / "remote.py")
+    Rewrite("STALLED = $X", "STALLED = 2.0").apply(project / "ddp_project" / "runtime" / "remote.py")
     slow = '__import__("time").sleep(0.02)\n{}'
     Rewrite("run.progress.advance($$$A)", slow, "train_step").apply(project / "train.py")
     ranks = start_ranks(project, Path(URL), *OPTIONS, "--max-steps", "40", **how)
@@ -214,14 +214,14 @@ class CutFiles:
         if name not in ("pipe_file", "put_file", "rm_file", "get_file"):
             return work
 
-        def cut_or_work(*arguments: Any) -> Any:
+        def cut_or_work(*arguments: Any, **how: Any) -> Any:
             self.left -= 1
             if self.left == 0:
                 raise Cut
             if self.left == 1 and name == "put_file":  # a store that shows what has arrived so far
                 self.files.pipe_file(arguments[1], Path(arguments[0]).read_bytes()[:3])
                 raise Cut
-            work(*arguments)
+            work(*arguments, **how)
 
         return cut_or_work
 

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -19,7 +20,7 @@ from .storage import Manifest, link_atomically, sha256_of
 MANIFEST = "checkpoints/manifest.json"
 PLACE = "remote"  # a file of the run directory: the URL of its copy
 OF_THIS_MACHINE = (MANIFEST, PLACE, "fetching", "in-use", "starts")  # files that are not copied as they are
-AT_THE_END = 60.0  # seconds after which a copy is given up that has failed
+STALLED = 120.0  # seconds without progress after which the end of a run no longer waits
 LONGEST_PAUSE = 30.0  # seconds between two tries
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ class Mirror:
         self.is_busy = False  # copying
         self.problem: str | None = None  # why the last try failed
         self.is_lost = False  # to another program
+        self.progressed = 0.0  # time at which something was copied last
         self.gave_up = False  # to wait for the copy
         self.changed = Condition()
         self.thread: Thread | None = None
@@ -177,12 +179,13 @@ class Mirror:
 
         Raises UserError if it is not, or if another program writes there.
         """
+        began = time.monotonic()
         with self.changed:
-            while self.waiting or self.is_busy:
-                was_well = self.problem is None
-                self.changed.wait_for(lambda: self.is_lost or not (self.waiting or self.is_busy), seconds or AT_THE_END)
-                if self.is_lost or seconds or not (was_well or self.problem is None):
+            while (self.waiting or self.is_busy) and not self.is_lost:
+                since = began if seconds else max(began, self.progressed)
+                if time.monotonic() - since > (seconds or STALLED):
                     break
+                self.changed.wait(1.0)
             if not (self.is_lost or self.waiting or self.is_busy):
                 return
         self.gave_up = True
@@ -240,6 +243,7 @@ class Mirror:
         self._check_that_no_other_writes()
         for name, content in files.items():
             self.files.pipe_file(f"{self.root}/{name}", content)
+            self._note_progress()
         if not kept:
             return
         self._check_that_no_other_writes()
@@ -254,6 +258,9 @@ class Mirror:
                 self.files.rm_file(f"{self.root}/checkpoints/{name}")
             except Exception as error:  # some stores keep all
                 logging.debug("%s stays in %s: %s", name, self.url, in_one_line(error))
+
+    def _note_progress(self, *of_fsspec: object, **more: object) -> None:
+        self.progressed = time.monotonic()
 
     def _check_that_no_other_writes(self) -> None:
         if self._read_manifest() not in (None, *self.written):
@@ -270,7 +277,8 @@ class Mirror:
             with file:
                 itself = f"/dev/fd/{file.fileno()}"  # another file may get its name meanwhile
                 if sha256_of(Path(itself)) == sha256:
-                    self.files.put_file(itself, f"{self.root}/checkpoints/{name}")
+                    progress = import_module("fsspec.callbacks").Callback(hooks={"progress": self._note_progress})
+                    self.files.put_file(itself, f"{self.root}/checkpoints/{name}", callback=progress)
                     return True
         return False
 
