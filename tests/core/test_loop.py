@@ -119,15 +119,13 @@ def nested_loops(setting: Setting) -> list[tuple[Any, ...]]:
                 events.append(("record", step, recent))
                 recent = 0
             complete = not setting.in_steps and step == setting.epochs * setting.steps
-            decides = complete or step == setting.in_steps or setting.is_over(setting.eval_every, "epochs", step)
-            is_best = (out and best < 0) or (decides and quality(step) > best)
-            if decides:
-                since_best = 0 if is_best else since_best + 1
+            evaluated = out or complete or setting.is_over(setting.eval_every, "epochs", step)
+            if evaluated:
+                since_best = 0 if quality(step) > best else since_best + 1
                 best = max(best, quality(step))
-            if decides or out:
                 events.append(("evaluation", step, epoch))
-            if decides or out or setting.is_over(setting.save_every, "steps", step):
-                events.append(("save", step, is_best))
+            if evaluated or setting.is_over(setting.save_every, "steps", step):
+                events.append(("save", step, evaluated and since_best == 0))
             if out or 0 < setting.patience <= since_best:
                 return events
     return events

@@ -9,6 +9,8 @@ from typing import Any
 
 from generator.check.train.records import READERS, History, read_jsonl
 
+# Parts of the progress that --max-steps changes: it ends a run with an evaluation, unlike a longer run.
+OF_EVALUATIONS = ("best", "best_metrics", "since_best")
 PRECISION = 1e-5  # of recorded losses: TensorBoard keeps float32
 
 # All of these are plain types, which a process without torch can read as well.
@@ -174,6 +176,8 @@ def checkpoint_parts(path: Path) -> dict[str, str]:
     import torch
 
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    for name in OF_EVALUATIONS:
+        checkpoint["progress"].pop(name, None)
     return {name: digest(part) for name, part in checkpoint.items() if name not in ("config", "code")}
 
 

@@ -247,7 +247,6 @@ class Progress:
     best: float = math.nan  # value of the metric that decides, on the first set to evaluate on
     best_metrics: dict[str, float] = field(default_factory=dict)  # all metrics then, and the step
     since_best: int = 0  # evaluations
-    best_is_extra: bool = False  # of an evaluation at --max-steps alone, which a whole run would not have
     evaluated_step: int = -1  # after which the last evaluation was
     of_epoch: ReducedMetrics = field(default_factory=dict)  # of the current epoch, without losses that are not finite
     recent: ReducedMetrics = field(default_factory=dict)  # the same since the last record
@@ -258,7 +257,6 @@ class Progress:
         self.samples_of_epoch = self.samples_of_epoch or sampler.samples
         self.lr = math.nan  # of the last step
         self._epochs = math.inf if config.steps else config.epochs
-        self._steps = config.steps or math.inf
         self._max_steps = min(filter(None, (config.steps, config.max_steps)), default=math.inf)
         self._log, self._save = interval_of(config.log_every, "steps"), interval_of(config.save_every, "steps")
         self._evaluation = interval_of(config.eval_every, "epochs")
@@ -351,22 +349,13 @@ class Progress:
         return recent
 
     def add_evaluation(self, metrics: dict[str, float], decides: str, *, higher: bool) -> None:
-        """Count an evaluation after this step, and remember its metrics if the deciding metric is the best so far.
-
-        An evaluation that is due at --max-steps alone decides only as long as there is no other one.
-        """
+        """Count an evaluation after this step, and remember its metrics if the deciding metric is the best so far."""
         self.evaluated_step = self.step
-        extra = not self.is_regular_evaluation() and self.step < self._steps
-        if self.best_is_extra:
-            self.forget_best()
-        if extra and self.best_metrics:
-            return  # whoever stops where, the same evaluations decide
-        self.since_best += not extra  # for --patience
+        self.since_best += self.is_regular_evaluation()  # for --patience; a stop at --max-steps adds another one
         value = metrics[decides]
         better = value > self.best if higher else value < self.best
         if not self.best_metrics or better or (math.isnan(self.best) and not math.isnan(value)):
             self.best, self.best_metrics, self.since_best = value, {**metrics, "step": self.step}, 0
-            self.best_is_extra = extra
 
     def is_best_step(self) -> bool:
         """Return whether the evaluation after this step is the best so far."""
@@ -381,7 +370,7 @@ class Progress:
 
     def forget_best(self) -> None:
         """Forget the best metrics."""
-        self.best, self.best_metrics, self.since_best, self.best_is_extra = math.nan, {}, 0, False
+        self.best, self.best_metrics, self.since_best = math.nan, {}, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it as plain numbers and tensors, for the checkpoint."""
