@@ -1,4 +1,4 @@
-"""Measures what a stream, predictions and a remote copy cost, each beside a plain loop over the same reader.
+"""Measures what a stream, predictions and a remote copy cost, each compared with a plain loop.
 
 Each measurement is one process on its own, with one thread: what a rank does, without a network.
 """

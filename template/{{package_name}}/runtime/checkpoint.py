@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..config import Config
-from .cli import AUTO, NEWEST, RUNS, as_plain_dict, local_run_dir, remote_place
+from .cli import AUTO, NEWEST, RUNS, as_plain_dict, copied_to, local_run_dir, remote_place
 from .collectives import (
     FROM_RANK_0,
     averaged_buffers,
@@ -74,9 +74,12 @@ def create_run_dir(config: Config) -> tuple[Config, list[Path]]:
     or the one that was named. Raises UserError, with nothing written, if the checkpoint is missing, or if two runs
     would mix.
     """
-    resumes = config.resume in (NEWEST, AUTO)
-    run_dir, resumes = on_rank_zero(lambda: (choose_run_dir(config), resumes))
-    url = on_rank_zero(lambda: remote_place(config.run_dir) or copied_to(run_dir))
+
+    def choose() -> tuple[Path, str | None, bool]:
+        run_dir = choose_run_dir(config)
+        return run_dir, remote_place(config.run_dir) or copied_to(run_dir), config.resume in (NEWEST, AUTO)
+
+    run_dir, url, resumes = on_rank_zero(choose)
     config = replace(config, run_dir=run_dir)
     os.environ.setdefault(RECORDS, str(config.run_dir / "flight-recorder-rank-"))  # unless the user has said where
     if url is None:
@@ -88,8 +91,8 @@ def create_run_dir(config: Config) -> tuple[Config, list[Path]]:
     nodes = gather(platform.node())
     if resumes and len({*nodes}) > 1:
         on_rank_zero(mirror.copy_now)  # so others find the newest checkpoint of this node there
-    leads = nodes.index(platform.node()) == dist.get_rank() > 0
-    on_each_node(lambda: mirror.fetch(resumes=resumes, follows=True), leads=leads)
+        leads = nodes.index(platform.node()) == dist.get_rank() > 0
+        on_each_node(lambda: mirror.fetch(resumes=True, follows=True), leads=leads)
     return config, on_rank_zero(lambda: mirror.begin(lambda: claim(config)))
 
 
@@ -112,13 +115,6 @@ def choose_run_dir(config: Config) -> Path:
     name = time.strftime("%Y-%m-%d_%H-%M-%S")
     names = [name, *(f"{name}_{number}" for number in range(2, 100))]
     return next(RUNS / name for name in names if not (RUNS / name).exists())
-
-
-def copied_to(run_dir: Path) -> str | None:
-    """Return the URL to which a run is copied, if it is; not for a copy of the run directory."""
-    place = run_dir / "remote"
-    url = place.read_text() if place.is_file() else ""
-    return url if url and local_run_dir(Path(url)).resolve() == run_dir.resolve() else None
 
 
 def newest_run() -> Path | None:

@@ -29,6 +29,7 @@ PATHS = "files, after the folder of an export (default: the newest one in runs/)
 OF_A_RUN = ("run_dir", "resume", "init_method")  # options
 RUNS = Path("runs")
 EXPORT = "export"  # a folder of the run directory
+PLACE = "remote"  # a file of the run directory: the URL of its copy
 ABOUT = "model.json"  # next to the weights of an export: what made them
 NEWEST = "newest"
 AUTO = "auto"
@@ -399,6 +400,13 @@ def local_run_dir(run_dir: Path) -> Path:
     """Return the folder of this machine for --run-dir."""
     url = remote_place(run_dir)
     return RUNS / url.partition("://")[2].strip("/").replace("/", "-") if url else run_dir
+
+
+def copied_to(run_dir: Path) -> str | None:
+    """Return the URL to which a run is copied, if it is; not for a copy of the run directory."""
+    place = run_dir / PLACE
+    url = place.read_text() if place.is_file() else ""
+    return url if url and local_run_dir(Path(url)).resolve() == run_dir.resolve() else None
 
 
 def words_from(found: Mapping[Any, Any], config: Any) -> list[str]:

@@ -233,7 +233,7 @@ class BatchDataset(Dataset[Any]):
 
 
 def seed_batch(*key: int, torch_alone: bool = False) -> None:
-    """Seed the generators of this process by some numbers: that of torch on the CPU, and those of Python and NumPy."""
+    """Seed torch on the CPU by some numbers and, unless torch_alone, Python and NumPy too."""
     # torch.manual_seed() would seed the GPUs too, which takes 100 times as long.
     torch.default_generator.manual_seed(hash(key))
     if not torch_alone:

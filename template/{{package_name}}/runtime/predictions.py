@@ -47,10 +47,8 @@ class Inputs(Dataset[tuple[str, Any]]):
         if optional("predict") is None:
             signature = "def predict(model: nn.Module, inputs: list[Any]) -> Iterator[dict[str, Any]]"
             raise UserError(f"{task.__file__} lacks {signature}: add it, to yield the prediction for each input")
-        self.files, self.names = files, [*map(str, files)]
+        self.forms = [form_of(file) for file in files]  # as they are now: somebody may change them meanwhile
         self.parts = [inputs_of(model, file) for file in files]
-        # As they are now: somebody may change them meanwhile.
-        self.forms = [[str(file), (found := file.stat()).st_size, found.st_mtime_ns] for file in files]
         options = {name: value for name, value in as_plain_dict(config).items() if name not in OF_THE_MACHINE}
         self.model_sha256 = json.loads((export / ABOUT).read_text()).get("sha256")
         self.rules = [self.model_sha256, code_digests(), options]
@@ -63,18 +61,26 @@ class Inputs(Dataset[tuple[str, Any]]):
     def __getitem__(self, index: int) -> tuple[str, Any]:
         which = bisect_right(self.ends, index)
         part = self.parts[which]
-        return self.names[which], part[index - self.ends[which] + len(part)]
+        return self.forms[which][0], part[index - self.ends[which] + len(part)]
 
     def digest(self, first: int) -> str:
         """Return a digest of what decides the first predictions: their files, the model, the code and the options."""
         return sha256_of_json([self.forms[: bisect_left(self.ends, first) + 1], self.rules])
 
 
+def form_of(file: Path) -> tuple[str, int, int]:
+    """Return the name of a file, its size and its time. Raises UserError if there is no such file."""
+    try:
+        found = file.stat()
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
+    return str(file), found.st_size, found.st_mtime_ns
+
+
 def inputs_of(model: nn.Module, file: Path) -> Any:
     """Return the inputs of a file as something with a length. Raises UserError if there are none to be read."""
     read = optional("read_inputs")
     try:
-        file.stat()
         found = [file] if read is None else read(model, file)
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from error
@@ -101,9 +107,9 @@ class InputSampler(Sampler[Batch]):
     count.
     """
 
-    def __init__(self, start: int, inputs: int, batch_size: int, env: DistEnv) -> None:
+    def __init__(self, start: int, inputs: int, batch_size: int, env: DistEnv, seed: int) -> None:
         self.starts = range(start, inputs, batch_size)
-        self.inputs, self.batch_size, self.env = inputs, batch_size, env
+        self.inputs, self.batch_size, self.env, self.seed = inputs, batch_size, env, seed
 
     def __len__(self) -> int:
         """Batches of each rank."""
@@ -113,7 +119,7 @@ class InputSampler(Sampler[Batch]):
         for i in range(self.env.rank, len(self) * self.env.world_size, self.env.world_size):
             counts = i < len(self.starts)
             first = self.starts[i] if counts else self.inputs - 1
-            yield Batch([*range(first, min(first + self.batch_size, self.inputs))], (first,), counts)
+            yield Batch([*range(first, min(first + self.batch_size, self.inputs))], (self.seed, first), counts)
 
 
 class InputLoader(EvaluationLoader):
@@ -124,8 +130,16 @@ class InputLoader(EvaluationLoader):
     def __init__(
         self, inputs: Inputs, start: int, batch_size: int, config: Config, env: DistEnv, device: torch.device
     ) -> None:
-        super().__init__(inputs, InputSampler(start, len(inputs), batch_size, env), config, device, list)
-        self.seeds = [hash((config.seed, batch.indices[0])) for batch in self.sampler]
+        super().__init__(inputs, InputSampler(start, len(inputs), batch_size, env, config.seed), config, device, list)
+
+
+class Step(NamedTuple):
+    """What a rank has of one batch."""
+
+    lines: bytes = b""
+    inputs: int = 0  # that the lines are for
+    problem: str | None = None
+    stops: bool = False  # a signal asks to
 
 
 class PredictionFile:
@@ -172,7 +186,7 @@ class PredictionFile:
             print(f"going on after {self.inputs} of {self.whole} inputs", file=sys.stderr)
         return self.inputs
 
-    def add(self, steps: "Sequence[Step]") -> None:
+    def add(self, steps: Sequence[Step]) -> None:
         """Write the lines of all ranks, up to one that has none; rank 0 does. Raises UserError if the disk is full."""
         if self.stream is None:
             return
@@ -197,9 +211,9 @@ class PredictionFile:
         assert self.stream is not None
         try:
             os.fsync(self.stream.fileno())
-            said = {"inputs": self.inputs, "bytes": self.bytes, "digest": self.digest(self.inputs)}
         except OSError as error:
             raise self._unwritten(error) from error
+        said = {"inputs": self.inputs, "bytes": self.bytes, "digest": self.digest(self.inputs)}
         with atomic_write(self.place) as file:
             file.write((json.dumps(said) + "\n").encode())
         self.noted = time.monotonic()
@@ -224,17 +238,7 @@ class PredictionFile:
         return True
 
     def _unwritten(self, error: OSError) -> UserError:
-        where = error.filename or (self.part if self.to else "the screen")
-        return UserError(f"{where} could not be written: {error.strerror}")
-
-
-class Step(NamedTuple):
-    """What a rank has of one batch."""
-
-    lines: bytes = b""
-    inputs: int = 0  # that the lines are for
-    problem: str | None = None
-    stops: bool = False  # a signal asks to
+        return UserError(f"{self.part if self.to else 'the screen'} could not be written: {error.strerror}")
 
 
 def predict(model: nn.Module, batches: InputLoader, file: PredictionFile, signals: StopSignals) -> ExitCode:
@@ -243,15 +247,17 @@ def predict(model: nn.Module, batches: InputLoader, file: PredictionFile, signal
     Raises UserError on every rank if one cannot load its inputs, or if rank 0 cannot write. The lines until then stay.
     """
     of_rank, steps = iter(batches), [Step()]
-    for seed in batches.seeds:
+    for batch in batches.sampler:
         own = Step()
         try:
             file.add(steps)
-            seed_generators(seed)  # so predict() draws the same numbers on any number of ranks
+            seed_generators(hash(batch.rng_key))  # so predict() draws the same numbers on any number of ranks
             lines, inputs = lines_of(model, *next(of_rank))
             own = Step(lines, inputs)
         except UserError as error:
             own = Step(problem=str(error))
+        except OSError as error:  # of a predict() that reads files
+            own = Step(problem=f"{error.filename} cannot be read: {error.strerror}")
         except Exception as error:
             raise_if_out_of_memory(error, dist.get_rank(), "lower --batch-size")
             raise

@@ -13,12 +13,11 @@ from pathlib import Path
 from threading import Condition, Thread
 from typing import Any, TypeVar
 
-from .cli import local_run_dir, remote_place
+from .cli import PLACE, local_run_dir, remote_place
 from .exits import UserError, in_one_line
 from .storage import Manifest, link_atomically, sha256_of
 
 MANIFEST = "checkpoints/manifest.json"
-PLACE = "remote"  # a file of the run directory: the URL of its copy
 OF_THIS_MACHINE = (MANIFEST, PLACE, "fetching", "in-use", "starts")  # files that are not copied as they are
 STALLED = 120.0  # seconds without progress after which the end of a run no longer waits
 LONGEST_PAUSE = 30.0  # seconds between two tries
@@ -260,7 +259,8 @@ class Mirror:
                 logging.debug("%s stays in %s: %s", name, self.url, in_one_line(error))
 
     def _note_progress(self, *of_fsspec: object, **more: object) -> None:
-        self.progressed = time.monotonic()
+        if self.problem is None:  # to copy the same again and again is none
+            self.progressed = time.monotonic()
 
     def _check_that_no_other_writes(self) -> None:
         if self._read_manifest() not in (None, *self.written):
