@@ -21,13 +21,15 @@ from tests.support.training import ON_CPU
 from tools.rewriting import extend
 
 TASK = Path("ddp_project", "task.py")
-# The answer to each input is the input; each takes 5 ms, and a file has the inputs that were asked, with repetitions.
+# The answer to each input is the input. A file has the inputs that were asked, with repetitions. Each takes 5 ms; those
+# after 60 take longer while there is a file "slowly", so that a test sees them pass on a busy machine too.
 SLOW = """
 
 def predict(model, inputs):
+    import os
     import time
     for number in inputs:
-        time.sleep(0.005)
+        time.sleep(0.25 if number > 60 and os.path.exists("slowly") else 0.005)
         with open("asked", "a") as file:
             file.write(f"{number}\\n")
         yield {"number": number}
@@ -114,6 +116,7 @@ def exported(project: Render, tmp_path_factory: pytest.TempPathFactory, package:
 def slow(own_project: Render) -> Path:
     project = own_project()
     extend(project / TASK, SLOW)
+    (project / "slowly").touch()
     return project
 
 
@@ -184,6 +187,7 @@ def test_after_a_kill_and_a_stop_it_goes_on_where_it_was(slow: Path, exported: P
     before = noted()
     assert not to.exists()
     asked = len((slow / "asked").read_text().split())
+    (slow / "slowly").unlink()
     printed = end_of(started(1, 64), 0)
     assert f"going on after {before} of 500 inputs" in printed
     assert len((slow / "asked").read_text().split()) - asked == 500 - before
@@ -211,7 +215,7 @@ def test_lines_of_another_code_are_not_mixed_with_those_of_now(
     slow: Path, exported: Path, predicted: Any, tmp_path: Path
 ) -> None:
     """Edited while it predicts, the task begins anew, and says so; random numbers do not depend on the ranks."""
-    files, to = some_numbers(tmp_path, 60, 60), tmp_path / "numbers"
+    files, to = some_numbers(tmp_path, 60, 600), tmp_path / "numbers"
     ranks = start(slow, tmp_path, exported, *files, "--to", to, "--batch-size", 4, processes=2)
     place = tmp_path / "numbers.part.json"
     wait_until(lambda: place.exists() and json.loads(place.read_text())["inputs"] > 8, told=ranks[0].output.read_text)
