@@ -288,6 +288,7 @@ def test_what_cannot_be_predicted_is_named(
         (["a.npy"], "there is no export in FOLDER/runs: export.py writes one, or name its folder first"),
         (["--to", "b"], "the following arguments are required: PATH: see --help"),
         (["--workers", "2"], "name the files before --workers"),
+        (["--to", "out", "--device", "cpu", "FILE"], "name the files before --device"),
         (["EXPORT", "a.npy", "--batch-size", "0"], "--batch-size must be at least 1, not 0"),
         (["@nowhere"], "[Errno 2] No such file or directory: 'nowhere': see --help"),
         (["EXPORT", "a.npy", "--lrr", "2"], "there is no option --lrr: did you mean --lr?"),

@@ -12,6 +12,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -28,7 +29,7 @@ from tools.rewriting import Rewrite
 URL = "s3://bucket/runs/digits"
 LOCAL = Path("runs", "bucket-runs-digits")
 OPTIONS = ("--max-steps", "12", "--save-every", "2", "--keep", "2", "--global-batch-size", "64")
-remote, storage = of_package("runtime.remote"), of_package("runtime.storage")
+remote, storage, machine = map(of_package, ("runtime.remote", "runtime.storage", "runtime.doctor_node"))
 
 
 class Wire:
@@ -326,6 +327,7 @@ def test_a_download_that_was_cut_is_made_again(
 def test_a_place_keeps_what_is_not_of_the_run(remote: Any, storage: Any, package: Package, tmp_path: Path) -> None:
     """Files of others stay, also without a right to delete; a damaged manifest, or a run in a folder, is no new run."""
     url, there, saved = f"file://{tmp_path}/there", tmp_path / "there", Saved(storage, tmp_path / "here")
+    (tmp_path / "here" / "own.pt").write_text("by the owner's code")
     (there / "checkpoints").mkdir(parents=True)
     for name in ("llama.safetensors", "step-7-0123456789abcdef.pt"):
         (there / "checkpoints" / name).write_text("of somebody else")
@@ -340,6 +342,7 @@ def test_a_place_keeps_what_is_not_of_the_run(remote: Any, storage: Any, package
     assert {"llama.safetensors", "step-7-0123456789abcdef.pt"} < {*map(str, os.listdir(there / "checkpoints"))}
     fresh = remote.Mirror(url, tmp_path / "fresh", keep=1)
     assert fresh.fetch(resumes=True)
+    assert (tmp_path / "fresh" / "own.pt").read_text() == "by the owner's code"
     assert not (tmp_path / "fresh" / "other").exists()
     manifest = there / "checkpoints" / "manifest.json"
     [best] = [sha256 for sha256, entry in json.loads(manifest.read_text()).items() if entry["best"]]
@@ -370,8 +373,7 @@ def test_what_another_program_has_written_is_not_overwritten(remote: Any, storag
     first = remote.Mirror(url, tmp_path / "one", keep=2)
     first.fetch(resumes=False)
     one.save(1, best=True)
-    first.send()
-    first.finish()
+    first.copy_now()
     second = remote.Mirror(url, tmp_path / "other", keep=2)
     second.fetch(resumes=True)
     other.save(2, best=True)
@@ -403,3 +405,18 @@ def test_a_place_that_takes_no_run_is_named(
         _ = mirror.fetch(resumes=False), mirror.begin(lambda: None)
     assert str(refused.value).startswith(f"--run-dir {url}: {said}")
     assert not (tmp_path / "run").exists()
+    assert remote.problem_of(url).startswith(f"--run-dir {url}: {said}")
+
+
+def test_the_doctor_writes_to_the_place(
+    remote: Any, machine: Any, wire: Wire, store: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And leaves nothing there; a network that is silent ends the wait."""
+    monkeypatch.chdir(tmp_path)
+    config = SimpleNamespace(run_dir=Path(URL))
+    assert [*machine.problem_of_folder(config)] == []
+    assert objects(store) == {}
+    monkeypatch.setattr(remote, "ANSWER", 0.5)
+    wire.pause = 60
+    [problem] = machine.problem_of_folder(config)
+    assert f"--run-dir {URL} does not answer within 0.5 s: mend the access to it" in problem

@@ -60,7 +60,16 @@ STARTS = "starts"  # a file of the run directory
 RESULT = "result.json"  # another one
 RESUMED = "resumed"  # a file of runs/JOB: the run directory with which a job that was started with --resume goes on
 STARTS_WITHOUT_PROGRESS = 3  # in a row, with --resume auto; then something is wrong that no restart fixes
-IN_FOLDERS = ("model.safetensors", "checkpoints/best.pt", "best.pt", "pytorch_model.bin")  # weights for --init-from
+# Weights for --init-from in a folder: of an export, of Hugging Face (an index names several files), of a run, of peft.
+IN_FOLDERS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "checkpoints/best.pt",
+    "best.pt",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "adapter_model.safetensors",
+)
 UNTIL_KILLED = 20.0  # seconds that a launcher leaves to a run that it stops
 IF_IT_DOES_NOT_FIT = "go on with the version of the program that wrote it, or start a run in another --run-dir"
 
@@ -140,10 +149,8 @@ def claim(config: Config) -> list[Path]:
         raise UserError(f"there is no checkpoint {missing}: {advice}")
     if newest and (config.resume is None or chosen[0].resolve().parent != newest[0].resolve().parent):
         raise UserError(f"{config.run_dir} holds a run already: go on with --resume, or choose another --run-dir")
-    if config.init_from and not chosen and not weights_file(Path(config.init_from)).is_file():
-        wanted = f"there is none of {', '.join(IN_FOLDERS)} in {config.init_from}"
-        missing = wanted if Path(config.init_from).is_dir() else f"there is no file {config.init_from}"
-        raise UserError(f"{missing}: leave out --init-from to begin with random weights")
+    if config.init_from and not chosen:
+        initial_weights(config.init_from)  # to refuse it before anything is written
     try:
         config.run_dir.mkdir(parents=True, exist_ok=True)
         if not take(config.run_dir) and config.resume is None:
@@ -164,10 +171,23 @@ def candidates_of(path: Path) -> list[Path]:
     return Manifest(path / "checkpoints").newest_first() or Manifest(path).newest_first()
 
 
-def weights_file(path: Path) -> Path:
-    """Return the file that --init-from names: itself, or that of the folder of an export, of a run or of a model."""
-    files = [path / name for name in IN_FOLDERS] if path.is_dir() else []
-    return next((file for file in files if file.is_file()), path)
+def initial_weights(init_from: str, *, is_leader: bool = True) -> Path:
+    """Return the file that --init-from names: itself, or that of a folder. Of a URL, the leader of a node downloads it.
+
+    Raises UserError if there is none.
+    """
+    path = Path(init_from)
+    if url := remote_place(path):
+        from .pretrained import download, place_of_url  # not at the top: most runs do without it
+
+        path = download(url) if is_leader else place_of_url(url)
+    files = [path / name for name in IN_FOLDERS] if path.is_dir() else [path]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        wanted = f"there is none of {', '.join(IN_FOLDERS)} in {init_from}"
+        missing = wanted if path.is_dir() else f"there is no file {init_from}"
+        raise UserError(f"{missing}: leave out --init-from to begin with random weights")
+    return file
 
 
 def count_starts(config: Config, checkpoints: list[Path]) -> None:

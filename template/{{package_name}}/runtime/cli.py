@@ -357,8 +357,11 @@ class PredictArguments:
         parser.add_argument("--to", type=Path, metavar="FILE", help="write to this file, not to the screen")
         parser.add_argument("--batch-size", type=int, default=self.batch_size, metavar="N", help=number)
         _, others = parser.parse_known_args(words, namespace=self)
-        if words[:1] == others[:1]:
-            raise UserError(f"name the files before {words[0]}")
+        if others:  # of an option of train.py, the value would be taken for a file
+            try:
+                parser.parse_known_args(words[: words.index(others[0])])
+            except UserError as error:
+                raise UserError(f"name the files before {others[0]}") from error
         if self.batch_size < 1:
             raise UserError(f"--batch-size must be at least 1, not {self.batch_size}")
         named = self.files[0].is_dir()

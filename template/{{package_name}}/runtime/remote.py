@@ -4,6 +4,7 @@ import fcntl
 import json
 import logging
 import os
+import platform
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ MANIFEST = "checkpoints/manifest.json"
 OF_THIS_MACHINE = (MANIFEST, PLACE, "fetching", "in-use", "starts")  # files that are not copied as they are
 STALLED = 120.0  # seconds without progress after which the end of a run no longer waits
 LONGEST_PAUSE = 30.0  # seconds between two tries
+ANSWER = 30.0  # seconds that the doctor waits for it
 
 T = TypeVar("T")
 Entries = dict[str, dict[str, Any]]  # of a manifest, by the SHA-256 of checkpoints, in the order of saving
@@ -40,7 +42,7 @@ class Mirror:
         self.written: set[bytes | None] = set()  # the manifests that may be there if no other program writes one
         self.put: set[str] = set()  # checkpoints that this program has copied
         self.copied: dict[str, tuple[int, int]] = {}  # size and time of the other files
-        self.waiting: tuple[Entries, dict[str, bytes]] | None = None  # the manifest and the files to copy next
+        self.waiting: tuple[Entries, set[str]] | None = None  # the manifest and the names of other files to copy next
         self.is_busy = False  # copying
         self.problem: str | None = None  # why the last try failed
         self.is_lost = False  # to another program
@@ -60,8 +62,7 @@ class Mirror:
             raise UserError(f"{self.run_dir} is the copy of {other}: move it away, or choose another --run-dir")
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it reports what is an error of a call here, too
         with described(self.url):
-            makes_folders = {"auto_mkdir": True} if self.url.startswith("file:") else {}
-            self.files, self.root = import_module("fsspec.core").url_to_fs(self.url, **makes_folders)
+            self.files, self.root = file_system(self.url)
             there = self._read_manifest()
             self.written, self.had_manifest = {there}, there is not None
             try:
@@ -114,7 +115,7 @@ class Mirror:
         for inner, name in names.items():
             elsewhere = inner.startswith(("checkpoints/", *others)) or ".." in inner.split("/")
             if not elsewhere and inner not in OF_THIS_MACHINE:
-                self._get(name, self.run_dir / inner)
+                get_file(self.files, name, self.run_dir / inner)
         newest_first = [*theirs.items()][::-1]
         newest = next((each for each in newest_first if self._get_whole(*each)), None)
         if newest is None:
@@ -136,17 +137,11 @@ class Mirror:
         path = self._path(entry)
         with suppress(FileNotFoundError):
             if not path.is_file() or sha256_of(path) != sha256:
-                self._get(f"{self.root}/checkpoints/{name_of(sha256, entry)}", path)
+                get_file(self.files, f"{self.root}/checkpoints/{name_of(sha256, entry)}", path)
             if sha256_of(path) == sha256:
                 return True
         logging.warning("%s of %s is missing or damaged", entry["file"], self.url)
         return False
-
-    def _get(self, name: str, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.tmp")
-        self.files.get_file(name, str(temporary))
-        os.replace(temporary, path)
 
     def send(self) -> None:
         """Copy what is new, in the background. Raises UserError if another program writes there."""
@@ -154,23 +149,25 @@ class Mirror:
             raise UserError(str(self.problem))
         files = self._changed_files()
         with self.changed:
-            self.waiting = self.manifest.read(), (self.waiting[1] if self.waiting else {}) | files
+            self.waiting = self.manifest.read(), (self.waiting[1] if self.waiting else set()) | files
             self.changed.notify_all()
         if self.thread is None:
             self.thread = Thread(target=self._copy_for_ever, daemon=True)  # else a dead network would keep the program
             self.thread.start()
 
-    def _changed_files(self) -> dict[str, bytes]:
-        """Return the content of files, but for checkpoints, that are others than when they were read last."""
-        found = {}
+    def _changed_files(self) -> set[str]:
+        """Return the names of files, but for checkpoints of the run, that are others than when this looked last."""
+        found = set()
         for path in self.run_dir.rglob("*"):
             name = path.relative_to(self.run_dir).as_posix()
-            if name in OF_THIS_MACHINE or path.suffix in (".pt", ".tmp") or not path.is_file():
+            is_checkpoint = path.parent == self.manifest.folder and path.suffix == ".pt"
+            if name in OF_THIS_MACHINE or is_checkpoint or path.suffix == ".tmp" or not path.is_file():
                 continue
             with suppress(OSError):  # it is gone meanwhile, say
                 form = path.stat().st_size, path.stat().st_mtime_ns
                 if self.copied.get(name) != form:
-                    found[name], self.copied[name] = path.read_bytes(), form
+                    found.add(name)
+                    self.copied[name] = form
         return found
 
     def finish(self, seconds: float | None = None) -> None:
@@ -223,7 +220,7 @@ class Mirror:
                 if problem:
                     self.changed.wait(pause)
 
-    def _copy(self, manifest: Entries, files: dict[str, bytes]) -> None:
+    def _copy(self, manifest: Entries, files: set[str]) -> None:
         """Copy checkpoints and files, then the manifest that names them, and delete what it does not name."""
         self.files.invalidate_cache()
         try:
@@ -237,11 +234,13 @@ class Mirror:
         for sha256, entry in newest_first:
             if len(kept) < self.keep or sha256 == best:
                 name = name_of(sha256, entry)
-                if there.get(name, -1) == entry.get("size") or self._put(sha256, entry, name, is_best=sha256 == best):
+                paths = [self._path(entry), *([self.manifest.folder / "best.pt"] if sha256 == best else [])]
+                is_there = there.get(name, -1) == entry.get("size")
+                if is_there or any(self._put(path, f"checkpoints/{name}", sha256) for path in paths):
                     kept[sha256] = entry
         self._check_that_no_other_writes()
-        for name, content in files.items():
-            self.files.pipe_file(f"{self.root}/{name}", content)
+        for name in sorted(files):
+            self._put(self.run_dir / name, name)
             self._note_progress()
         if not kept:
             return
@@ -267,20 +266,56 @@ class Mirror:
             self.is_lost = True
             raise UserError(f"another program writes to {self.url}: stop one of them, or choose another --run-dir")
 
-    def _put(self, sha256: str, entry: dict[str, Any], name: str, *, is_best: bool) -> bool:
-        """Copy a checkpoint. Returns whether it is still here."""
-        for path in (self._path(entry), self.manifest.folder / "best.pt")[: 1 + is_best]:
-            try:
-                file = open(path, "rb")  # noqa: SIM115
-            except FileNotFoundError:
-                continue
-            with file:
-                itself = f"/dev/fd/{file.fileno()}"  # another file may get its name meanwhile
-                if sha256_of(Path(itself)) == sha256:
-                    progress = import_module("fsspec.callbacks").Callback(hooks={"progress": self._note_progress})
-                    self.files.put_file(itself, f"{self.root}/checkpoints/{name}", callback=progress)
-                    return True
-        return False
+    def _put(self, path: Path, name: str, sha256: str | None = None) -> bool:
+        """Copy a file. Returns whether it is still here, with this digest if it is given."""
+        try:
+            file = open(path, "rb")  # noqa: SIM115
+        except FileNotFoundError:
+            return False
+        with file:
+            itself = f"/dev/fd/{file.fileno()}"  # another file may get its name meanwhile
+            if sha256 not in (None, sha256_of(Path(itself))):
+                return False
+            progress = import_module("fsspec.callbacks").Callback(hooks={"progress": self._note_progress})
+            self.files.put_file(itself, f"{self.root}/{name}", callback=progress)
+            return True
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Return the file system of fsspec for a URL, and the path in it. Raises ImportError if a package is missing."""
+    makes_folders = {"auto_mkdir": True} if url.startswith("file:") else {}
+    found: tuple[Any, str] = import_module("fsspec.core").url_to_fs(url, **makes_folders)
+    return found
+
+
+def get_file(files: Any, name: str, path: Path) -> None:
+    """Bring a file of a file system of fsspec. It gets its name here when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")
+    files.get_file(name, str(temporary))
+    os.replace(temporary, path)
+
+
+def problem_of(url: str) -> str | None:
+    """Write a file to a remote place, read it and delete it. Returns what is wrong, if that fails."""
+    found: list[str | None] = [f"--run-dir {url} does not answer within {ANSWER:g} s"]
+
+    def attempt() -> None:
+        try:
+            with described(url):
+                files, root = file_system(url)
+                name = f"{root}/.doctor-{platform.node()}-{os.getpid()}"
+                files.pipe_file(name, b"written")
+                same = files.cat_file(name) == b"written"
+                files.rm_file(name)
+                found[0] = None if same else f"--run-dir {url} does not return what was written"
+        except UserError as error:
+            found[0] = str(error)
+
+    trying = Thread(target=attempt, daemon=True)
+    trying.start()
+    trying.join(ANSWER)
+    return found[0]
 
 
 def here(run_dir: Path) -> Path:
@@ -303,11 +338,11 @@ def name_of(sha256: str, entry: dict[str, Any]) -> str:
 
 
 @contextmanager
-def described(url: str) -> Iterator[None]:
+def described(url: str, option: str = "--run-dir") -> Iterator[None]:
     """Raise what goes wrong inside as UserError: each file system has errors of its own."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"--run-dir {url}: {in_one_line(error)}") from error
+        raise UserError(f"{option} {url}: {in_one_line(error)}") from error

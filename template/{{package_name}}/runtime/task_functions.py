@@ -8,7 +8,7 @@ from .. import task
 from .exits import UserError
 
 ALWAYS = ("compute", "build_optimizer", "lr_at")
-OPTIONAL = ("summarize", "predict", "read_inputs", "show")
+OPTIONAL = ("summarize", "predict", "read_inputs", "show", "rename")
 ALIKE = 0.85  # of 1: the share of letters that a misspelt name has in common with the right one
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -12,14 +13,15 @@ from torch import Tensor, nn
 
 from ..config import Config
 from ..model import build_model
-from .checkpoint import IF_IT_DOES_NOT_FIT, read_checkpoint, weights_file
+from .checkpoint import IF_IT_DOES_NOT_FIT, initial_weights, read_checkpoint
 from .cli import ABOUT
-from .collectives import on_all_ranks, on_rank_zero
+from .collectives import on_all_ranks, on_each_node, on_rank_zero
 from .exits import UserError, in_one_line
 from .launcher import DistEnv
 from .seeding import seed_everything
 from .state import grow_buffers, some
 from .storage import Manifest, atomic_write, sha256_of
+from .task_functions import optional
 
 OF_OTHERS = ("state_dict", "model_state_dict", "module", "weights")  # where other programs keep them in a file
 
@@ -59,6 +61,44 @@ def read_whole(path: Path) -> tuple[dict[str, Any], str]:
         if (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns):
             return checkpoint, sha256
         # A run that trains on has given the name to another file meanwhile.
+
+
+def shards_of(path: Path) -> list[Path]:
+    """Return the files that hold the weights: those of an index, those of which this is one, or the file itself.
+
+    Raises UserError if one is missing.
+    """
+    if path.name.endswith(".index.json"):
+        try:
+            names = sorted({*json.loads(path.read_text())["weight_map"].values()})
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UserError(f"{path} cannot be read as an index of weights: {in_one_line(error)}") from error
+    elif numbered := re.fullmatch(r"(.+-)(\d{5})-of-(\d{5})(\..+)", path.name):
+        start, _, number, suffix = numbered.groups()
+        names = [f"{start}{i:05d}-of-{number}{suffix}" for i in range(1, int(number) + 1)]
+    else:
+        return [path]
+    missing = [name for name in names if not path.with_name(name).is_file()]
+    if missing:
+        raise UserError(f"{path.parent} lacks {some(missing)}, of the files that {path.name} belongs to")
+    return [path.with_name(name) for name in names]
+
+
+def read_shards(path: Path) -> Weights:
+    """Return the weights of all shards, by the names that rename() of task.py gives them. Raises UserError."""
+    rename = optional("rename")
+    found: Weights = {}
+    for shard in shards_of(path):
+        for name, value in read_weights(shard).items():
+            new = rename(name) if rename else name
+            if new is None:
+                continue
+            if not isinstance(new, str):
+                raise UserError(f"task.py: rename({name!r}) must return a name, or None to leave it out, not {new!r}")
+            if new in found:
+                raise UserError(f"task.py: rename() gives {name} the name {new}, which another tensor has")
+            found[new] = value
+    return found
 
 
 def read_weights(path: Path) -> Weights:
@@ -122,10 +162,10 @@ def initial_model(config: Config, env: DistEnv, saved: Sequence[Path]) -> nn.Mod
     """
     with seed_everything(config.seed, env.rank):
         model = build_model(config)
-    if config.init_from and not saved:
-        path = weights_file(Path(config.init_from))
-        on_rank_zero(lambda: verify(path))
-        on_all_ranks(lambda: load_what_fits(model, path))
+    if (init_from := config.init_from) and not saved:
+        is_leader = env.local_rank == 0
+        on_each_node(lambda: verify(initial_weights(init_from)), leads=is_leader)
+        on_all_ranks(lambda: load_what_fits(model, initial_weights(init_from, is_leader=False)))
     return model
 
 
@@ -151,7 +191,7 @@ def fill(model: nn.Module, weights: Weights, grown: dict[str, Any], path: Path) 
 
 def load_what_fits(model: nn.Module, path: Path) -> None:
     """Load the weights that have a name and a shape of the model's, and log what does not fit."""
-    own, weights = model.state_dict(), read_weights(path)
+    own, weights = model.state_dict(), read_shards(path)
     shapes = [{name: getattr(value, "shape", None) for name, value in each.items()} for each in (weights, own)]
     same_shape = {name for name, _ in shapes[0].items() & shapes[1].items()}
     fitting = {name: weights[name] for name in same_shape.difference(getattr(model, "of_data", ()))}
@@ -167,13 +207,23 @@ def load_what_fits(model: nn.Module, path: Path) -> None:
     logging.info("began with %d of %d tensors of %s%s", len(fitting), len(weights), path, hint)
     missing = {name for name in own.keys() - weights.keys() if place_of(own[name]) not in loaded}
     stay = "stay as build_model() made them"
+    unlike = {
+        f"{name} {sizes(weights[name])}, {sizes(own[name])} in the model"
+        for name in weights.keys() & own.keys() - same_shape
+    }
     for names, what in (
         (missing, f"are not in it, and {stay}"),
-        (weights.keys() & own.keys() - fitting.keys(), f"have another shape or are of_data, and {stay}"),
+        (unlike, f"have another shape, and {stay}"),
+        (same_shape - fitting.keys(), f"are of_data, and {stay}"),
         (weights.keys() - own.keys(), "are not in the model, and were left out"),
     ):
         if names:
             logging.info("%d tensors %s: %s", len(names), what, some(names))
+
+
+def sizes(value: Any) -> str:
+    """Return the shape of a tensor for a reader, such as 10 x 512."""
+    return " x ".join(map(str, getattr(value, "shape", ()))) or type(value).__name__
 
 
 def prefix_hint(own: Collection[str], names: Collection[str]) -> str:
