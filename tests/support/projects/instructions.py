@@ -1,4 +1,4 @@
-"""UPDATING.md and RECIPES.md of a project, as their reader follows them."""
+"""UPDATING.md, RECIPES.md and AGENTS.md of a project, as their reader follows them."""
 
 import ast
 import re
@@ -129,3 +129,17 @@ def name_of(node: ast.stmt) -> str | None:
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
         return node.targets[0].id
     return None
+
+
+PAGE_OR_FILE = re.compile(r"[\w*{}-][\w./*{}-]*(?:/|\.(?:py|md|sh|toml|yml|jinja|json))(?![\w*])")
+
+
+def read_commands(page: str) -> list[str]:
+    """Return the commands in the table of AGENTS.md, in their order."""
+    [section] = re.findall(r"^## Commands$(.*?)^## ", page, re.MULTILINE | re.DOTALL)
+    return re.findall(r"^\| `(.+?)` \|", section, re.MULTILINE)
+
+
+def named_files(page: str) -> set[str]:
+    """Return the files and folders that AGENTS.md names, as patterns; folders end with a slash."""
+    return {*PAGE_OR_FILE.findall(page)}
