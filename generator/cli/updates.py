@@ -108,16 +108,19 @@ def fleet(
         ),
     ] = None,
     changes: Annotated[bool, typer.Option("--changes", help="Name every file that would change.")] = False,
+    drift: Annotated[
+        bool, typer.Option("--drift", help="Name every file that differs from what the recorded version writes.")
+    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all of it as JSON.")] = None,
 ) -> None:
-    """Tell which version projects are on, and what an update would do to them. It is tried in copies of them.
+    """Tell which version projects are on, where they differ from it, and what an update would do to copies of them.
 
     Exit code 0: all can be updated without a conflict; 1: some cannot; 2: the command itself is wrong.
     """
     term_as_ctrl_c()
     with errors_in_one_line():
         reports = examine_all(projects, to, watched("Updating copies", transient=True))
-        show_reports(reports, changes=changes)
+        show_reports(reports, changes=changes, drift=drift)
         if json_file:
             json_file.write_text(json.dumps([asdict(report) for report in reports], indent=2) + "\n")
     raise typer.Exit(1 if any(report.state in (CONFLICTS, IMPOSSIBLE) for report in reports) else 0)
@@ -144,13 +147,18 @@ def migrate(
     raise typer.Exit(1 if plan.left else 0)
 
 
-def show_reports(reports: Sequence[Report], *, changes: bool) -> None:
+def show_reports(reports: Sequence[Report], *, changes: bool, drift: bool) -> None:
     """Print a line for each project, and below them what their owners must know."""
     console = Console()
     for report in reports:
         state = Text(report.state, STYLES[report.state])
-        console.print(Text.assemble(plain(f"{report.project}: {report.version}, "), state), soft_wrap=True)
+        files = "1 file" if len(report.drift or []) == 1 else f"{len(report.drift or [])} files"
+        drifted = Text(f", drift in {files}" if report.drift else "", "yellow")
+        console.print(Text.assemble(plain(f"{report.project}: {report.version}, "), state, drifted), soft_wrap=True)
     for report in reports:
         words = [report.reason, *(f"conflict in {path}" for path in report.conflicts)]
+        if drift:
+            words += [f"drift: {line}" for line in report.drift or []]
+            words += [f"edit: {line}" for line in report.edits or []]
         for line in filter(None, words + (report.changes if changes else [])):
             console.print(Text(plain(f"{report.project}: {line}")), soft_wrap=True)

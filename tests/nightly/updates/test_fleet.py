@@ -1,4 +1,4 @@
-"""ddp-template fleet tells what an update would do to projects, and touches none of them."""
+"""ddp-template fleet says where projects differ from their version and what an update would do, and touches none."""
 
 import json
 import os
@@ -14,12 +14,12 @@ import pytest
 
 from generator.render.git import run
 from generator.render.project import ANSWERS_FILE
-from generator.update.fleet import examine_all
+from generator.update.fleet import examine_all, render_once
 from generator.update.history import NEXT, History
 from generator.update.replay import commit_all, copy_project, put_under_git
 from tests.support.cli import ddp_template
 from tests.support.projects.edits import new_option
-from tests.support.versions import MadeUp, change_many_files, replace
+from tests.support.versions import MadeUp, append, change_many_files, replace
 
 
 def everything(folder: Path) -> dict[Path, tuple[bytes, int]]:
@@ -92,6 +92,55 @@ def test_each_project_is_told_of_and_none_is_touched(projects: Path) -> None:
     assert any(re.fullmatch(r"M \+\d+ -\d+ ddp_project/config\.py", each) for each in reports["edited"]["changes"])
     assert any(re.fullmatch(r"A \+1 -0 ddp_project/runtime/sums\.py", each) for each in reports["training"]["changes"])
     assert f"{projects / 'edited'}: v1.0.0, clean\n" in printed
+
+
+def test_drift_is_what_differs_from_the_recorded_version(history: History, tmp_path: Path) -> None:
+    folder = tmp_path / "fleet"
+    folder.mkdir()
+    copy_project(history.folder, "v1.0.0", {"launcher": "slurm"}, folder / "untouched")
+    names = ("of-owner", "drifted", "not-committed", "no-version", "broken", "odd-key")
+    for name in names:
+        shutil.copytree(folder / "untouched", folder / name)
+    append(folder / "of-owner" / "ddp_project" / "task.py", "# mine\n")
+    new_option(folder / "of-owner")
+    (folder / "of-owner" / "ddp_project" / "data.py").unlink()
+    (folder / "of-owner" / "ddp_project" / "runtime" / "mine.py").touch()
+    seeding = folder / "drifted" / "ddp_project" / "runtime" / "seeding.py"
+    seeding.write_text("# one\n# two\n" + seeding.read_text().partition("\n")[2])
+    (folder / "drifted" / "tests" / "test_exact.py").unlink()
+    (folder / "drifted" / "launch.sh").chmod(0o644)
+    replace(folder / "no-version" / ANSWERS_FILE, "_commit: v1.0.0\n", "")
+    (folder / "broken" / ANSWERS_FILE).write_bytes(b"\xff{")
+    append(folder / "odd-key" / ANSWERS_FILE, "1: x\n")
+    for name in ("untouched", *names):
+        put_under_git(folder / name)
+    append(folder / "not-committed" / "launch.sh", "# now\n")
+    _, printed, reports = fleet(tmp_path, "--drift", *(str(folder / name) for name in ("untouched", *names)))
+    deleted = len((folder / "untouched" / "tests" / "test_exact.py").read_text().splitlines())
+    drift = ["M +0 -0 launch.sh", f"D +0 -{deleted} tests/test_exact.py", "M +2 -1 ddp_project/runtime/seeding.py"]
+    found = {name: report["drift"] for name, report in reports.items()}
+    assert (found["untouched"], found["of-owner"], found["not-committed"]) == ([], [], ["M +1 -0 launch.sh"])
+    assert sorted(found["drifted"]) == sorted(drift)
+    assert (found["no-version"], found["broken"], found["odd-key"]) == (None, None, [])
+    edits = {line.split(" ")[-1]: line for line in reports["of-owner"]["edits"]}
+    assert edits.keys() == {f"ddp_project/{name}.py" for name in ("config", "data", "task")}
+    assert edits["ddp_project/task.py"] == "M +1 -0 ddp_project/task.py"
+    assert reports["untouched"]["edits"] == []
+    lines = printed.splitlines()
+    assert f"{folder / 'drifted'}: v1.0.0, clean, drift in 3 files" in lines
+    assert {f"{folder / 'drifted'}: drift: {line}" for line in drift} <= {*lines}
+    assert f"{folder / 'of-owner'}: edit: M +1 -0 ddp_project/task.py" in lines
+    for name in ("no-version", "broken"):
+        [_, why] = [line for line in lines if line.startswith(f"{folder / name}: ")]
+        assert why.startswith(f"{folder / name}: {ANSWERS_FILE} names no version")
+
+
+def test_projects_with_the_same_answers_share_a_render(history: History, tmp_path: Path) -> None:
+    first = render_once(history, "v1.0.0", {"amp": "none", "task": "digits"}, tmp_path)
+    written = everything(first)
+    assert render_once(history, "v1.0.0", {"task": "digits", "amp": "none"}, tmp_path) == first
+    assert everything(first) == written
+    assert render_once(history, "v1.0.0", {"amp": "torch", "task": "digits"}, tmp_path) != first
 
 
 def test_what_fleet_foretells_is_what_an_update_does(history: History, tmp_path: Path) -> None:

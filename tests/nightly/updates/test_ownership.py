@@ -9,7 +9,7 @@ import copier
 import pytest
 from copier.errors import DirtyLocalWarning
 
-from generator.answers.questions import read_ownership
+from generator.answers.questions import SHARED, read_ownership
 from generator.cli.render import record_origin
 from generator.render.git import conflicts, run
 from generator.render.project import ANSWERS_FILE, NAME, read_files, render
@@ -46,8 +46,7 @@ def test_the_table_of_updating_md_is_that_of_copier_yml(project: Render) -> None
     owned = read_ownership()
     assert set(told.values()) == {"yours", "shared", "the template's"}
     assert {path for path in told if owned.yours.match_file(path)} == {path for path in told if told[path] == "yours"}
-    shared = {"train.py", "sweep.py", "ddp_project/config.py", "pyproject.toml"}
-    assert {path for path in told if told[path] == "shared"} == shared
+    assert {path for path in told if told[path] == "shared"} == {path for path in told if SHARED.match_file(path)}
 
 
 @pytest.fixture
