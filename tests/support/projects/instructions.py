@@ -35,30 +35,38 @@ class Block(NamedTuple):
     code: str  # for rename, the two names
 
 
+class Recipe(NamedTuple):
+    difficulty: str
+    shows: str
+    blocks: list[Block]  # its steps; the first ones may be those of another recipe
+
+
+TITLE = r"^## (.+)$"
 STEP = r"^\d\. `([\w/]+\.py)`(?:, in `(\w+)`|[^\n]*):\n\n```(python|diff)\n(.*?)^```$"
-RENAME = r"^\d\. In `([\w/]+\.py)`, rename `(\w+)\(\)` to `(\w+)\(\)`"
+RENAME = r"^\d\. In `([\w/]+\.py)`(?: and `([\w/]+\.py)`)?, rename `(\w+)\(\)` to `(\w+)\(\)`"
 
 
-def read_recipes(project: Path) -> dict[str, list[Block]]:
-    """Return the steps of each recipe by its title. A recipe may begin with all steps of an earlier one."""
-    sections = re.split(r"^## (?:\d+\. )?", (project / "RECIPES.md").read_text(), flags=re.MULTILINE)[1:]
-    recipes: dict[str, list[Block]] = {}
-    for text in sections:
-        earlier = [
-            [*recipes.values()][int(number) - 1] for number in re.findall(r"^1\. Follow recipe (\d+)", text, re.M)
-        ]
-        renamed = [
-            Block(file, "", "rename", f"{old} {new}") for file, old, new in re.findall(RENAME, text, re.MULTILINE)
+def read_recipes(project: Path) -> dict[str, Recipe]:
+    """Return each recipe by its title. A recipe may begin with all steps of an earlier one."""
+    sections = re.split("(?m)" + TITLE, (project / "RECIPES.md").read_text())[1:]
+    recipes: dict[str, Recipe] = {}
+    for title, text in zip(sections[::2], sections[1::2], strict=True):
+        [(difficulty, shows)] = re.findall(r"^\*\*(\w+)\*\*: (.+)$", text, re.MULTILINE)
+        earlier = [recipes[other].blocks for other in re.findall(r"^1\. Follow \[(.+?)\]", text, re.MULTILINE)]
+        renames = [
+            Block(file, "", "rename", f"{old} {new}")
+            for *files, old, new in re.findall(RENAME, text, re.MULTILINE)
+            for file in filter(None, files)
         ]
         own = [Block(*found) for found in re.findall(STEP, text, re.MULTILINE | re.DOTALL)]
-        recipes[text.split("\n")[0]] = [*chain(*earlier), *renamed, *own]
+        recipes[title] = Recipe(difficulty, shows, [*chain(*earlier), *renames, *own])
     return recipes
 
 
 def follow_recipe(title: str, project: Path, place: Path) -> Path:
     """Return a copy of a project, in which a recipe has been followed."""
     shutil.copytree(project, place)
-    follow(place, read_recipes(place)[title])
+    follow(place, read_recipes(place)[title].blocks)
     return place
 
 
@@ -70,11 +78,17 @@ def follow(project: Path, blocks: list[Block]) -> None:
             code = patched(block.code, code)
         elif block.language == "rename":
             old, new = block.code.split()
-            assert f"\ndef {old}(" in code
-            code = code.replace(f"\ndef {old}(", f"\ndef {new}(")
+            code = renamed(old, new, code)
         else:
             code = put_in_class(block.code, code, block.place) if block.place else put_in(block.code, code)
         file.write_text(code)
+
+
+def renamed(old: str, new: str, code: str) -> str:
+    """Rename a function where it is defined, and in another file wherever it is named."""
+    assert re.search(rf"\b{old}\b", code)
+    defined = f"\ndef {old}("
+    return code.replace(defined, f"\ndef {new}(") if defined in code else re.sub(rf"\b{old}\b", new, code)
 
 
 def patched(diff: str, code: str) -> str:
@@ -97,7 +111,7 @@ def put_in_class(new: str, code: str, place: str) -> str:
 
 
 def put_in(new: str, code: str) -> str:
-    """Replace what has the same name as something new, and add the rest below the imports."""
+    """Replace what has the same name as something new. Put the rest below what it uses, or else below the imports."""
     added: set[str | None] = set()
     for node in ast.parse(new).body:
         text = "".join(new.splitlines(keepends=True)[first_line(node) - 1 : node.end_lineno])
@@ -109,13 +123,23 @@ def put_in(new: str, code: str) -> str:
         elif name_of(node) is None:
             imports = [each.end_lineno or 0 for each in body if isinstance(each, ast.Import | ast.ImportFrom)]
             lines.insert(max(imports), text)
+        elif named := [each.end_lineno or 0 for each in definitions(body) if name_of(each) in names_in(node)]:
+            lines.insert(max(named), f"\n\n{text}")
+            added.add(name_of(node))
         else:
-            below = [each for each in body if isinstance(each, ast.FunctionDef | ast.ClassDef)]
-            first = next(first_line(each) for each in below if name_of(each) not in added)
+            first = next(first_line(each) for each in definitions(body) if name_of(each) not in added)
             lines.insert(first - 1, f"{text}\n\n")
             added.add(name_of(node))
         code = "".join(lines)
     return code
+
+
+def definitions(body: list[ast.stmt]) -> list[ast.stmt]:
+    return [each for each in body if isinstance(each, ast.FunctionDef | ast.ClassDef)]
+
+
+def names_in(node: ast.stmt) -> set[str | None]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
 def first_line(node: ast.stmt) -> int:
