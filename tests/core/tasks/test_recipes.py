@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -42,8 +43,9 @@ STREAMED = HF, PARQUET, TAR = [
     "A stream of Parquet files",
     "A stream of tar files: WebDataset",
 ]
+TABLES = {"Missing values": "table.csv", "A table in Parquet": "table.parquet"}
 OPTIONS = {"global_batch_size": 24, "accum_steps": 2, "epochs": 2, "warmup_steps": 2, "log_every": 3, "clip_norm": 1}
-SMALL: dict[str, dict[str, object]] = {"images": {"image_size": 16, "width": 4}, "language": {"width": 32}}
+SMALL: dict[str, dict[str, object]] = {"images": {"image_size": 16, "width": 4}, "language": {"width": 32, "data": textwrap.__file__}}
 
 
 def titles(partial: Path) -> list[str]:
@@ -74,17 +76,28 @@ def changed_project(title: str, project: Path, place: Path) -> Path:
             Image.fromarray(np.full((9, 9), 80 * (i % 3) + i % 7, np.uint8)).save(file)
     if title in STREAMED:
         write_shards(place / "shards")
+    if title in TABLES:
+        write_tables(place / "tables")
     return place
 
 
+def write_tables(folder: Path) -> None:
+    """Write a table as CSV, with empty cells, and as Parquet."""
+    folder.mkdir()
+    rows = [{"a": i * 7 % 31, "b": i * 11 % 29, "progression": i % 13} for i in range(120)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "table.parquet")
+    cells = (f"{row['a']},{row['b'] if i % 7 else ''},{row['progression']}\n" for i, row in enumerate(rows))
+    (folder / "table.csv").write_text("a,b,progression\n" + "".join(cells))
+
+
 def write_shards(folder: Path) -> None:
-    """Write images of digits and their labels as tar and as Parquet files of unequal sizes."""
+    """Write images of digits, their labels and texts as tar and as Parquet files of unequal sizes."""
     folder.mkdir()
     images, labels = load_digits(return_X_y=True)
     first = 0
     for part, number in (("training-0", 40), ("training-1", 3), ("training-2", 50), ("validation-0", 7)):
         rows = [
-            {"pixels": (16 * images[i].clip(max=15)).astype(np.uint8), "label": int(labels[i])}
+            {"pixels": (16 * images[i].clip(max=15)).astype(np.uint8), "label": int(labels[i]), "text": f"{i} " * 20}
             for i in range(first, first + number)
         ]
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"{part}.parquet", row_group_size=16)
@@ -145,12 +158,13 @@ def test_a_recipe_is_followed_trained_stopped_and_resumed(
     old, new = read_files(before), read_files(changed)
     allowed = OWNERS | ({"train.py"} if title in IN_TRAIN else {"sweep.py"} if title in SWEPT else set())
     assert {
-        path for path in new if new[path] != old.get(path) and not path.startswith(("images/", "shards/"))
+        path for path in new if new[path] != old.get(path) and not path.startswith(("images/", "shards/", "tables/"))
     } <= allowed
     options = OPTIONS | SMALL.get(task, {}) | ({"accum_steps": 1} if title == CONTRASTIVE else {})
-    options |= {"data": samples[task]} if task in ("images", "language") else {}
+    options |= {"data": samples[task]} if task == "images" else {}
     # Each dataset of Hugging Face needs shared memory, which ranks that may write no file do not get.
     options |= {"steps": 10, "workers": 0} if title in STREAMED else {}
+    options |= {"data": changed / "tables" / TABLES[title]} if title in TABLES else {}
     options |= {"teacher": export_of(Program(before, tmp_path / "teacher", options))} if title == DISTILLATION else {}
     assert_stops_in_turn_change_nothing(Program(changed, tmp_path / "whole", options), 3, 7)
 
