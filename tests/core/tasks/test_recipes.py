@@ -23,7 +23,8 @@ from generator.render.project import read_files
 from tests.conftest import Render
 from tests.core.exact.test_resume import assert_stops_in_turn_change_nothing
 from tests.support.forked_runs import Program, run_all
-from tests.support.projects.instructions import ALTERNATING, TITLE, Block, follow_recipe, read_recipes
+from tests.support.projects.instructions import ALTERNATING, follow_recipe, recipes_of
+from website.recipes import TITLE, Block
 
 OWNERS = {*(f"ddp_project/{name}.py" for name in ("task", "model", "data", "options")), "tests/task.py"}
 ALL = ("digits", "images", "language", "tabular")
@@ -128,7 +129,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 @pytest.mark.parametrize("task", ALL)
 def test_every_recipe_is_tried_and_listed(task: str, project: Render) -> None:
     """The list at the top has what is below the titles; the difficulty of a recipe follows from the files it changes."""
-    page, recipes = (project(task=task) / "RECIPES.md").read_text(), read_recipes(project(task=task))
+    page, recipes = (project(task=task) / "RECIPES.md").read_text(), recipes_of(project(task=task))
     expected = [title for partial in PARTIALS if task in tasks_of(partial) for title in titles(partial)]
     assert sorted(expected) == sorted(recipes)
     listed = re.findall(r"^\| \[(.+)\]\(#(.+)\) \| (\w+) \| (.+) \|$", page, re.MULTILINE)
