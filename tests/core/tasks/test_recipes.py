@@ -28,7 +28,8 @@ from website.recipes import TITLE, Block
 
 OWNERS = {*(f"ddp_project/{name}.py" for name in ("task", "model", "data", "options")), "tests/task.py"}
 ALL = ("digits", "images", "language", "tabular")
-TASKS = {"classes": ("digits", "images"), "any": ALL, "train": ALL}  # of the recipes in a partial; others have their own
+# Of the recipes in a partial; the others are those of one task.
+TASKS = {"classes": ("digits", "images"), "any": ALL, "train": ALL}
 PARTIALS = sorted((TEMPLATE / "partials" / "recipes").glob("*.md.jinja"))
 CONTRASTIVE = "A contrastive loss over all ranks"
 DISTILLATION = "Distillation from an export"
@@ -46,7 +47,10 @@ STREAMED = HF, PARQUET, TAR = [
 ]
 TABLES = {"Missing values": "table.csv", "A table in Parquet": "table.parquet"}
 OPTIONS = {"global_batch_size": 24, "accum_steps": 2, "epochs": 2, "warmup_steps": 2, "log_every": 3, "clip_norm": 1}
-SMALL: dict[str, dict[str, object]] = {"images": {"image_size": 16, "width": 4}, "language": {"width": 32, "data": textwrap.__file__}}
+SMALL: dict[str, dict[str, object]] = {
+    "images": {"image_size": 16, "width": 4},
+    "language": {"width": 32, "data": textwrap.__file__},
+}
 
 
 def titles(partial: Path) -> list[str]:
@@ -128,7 +132,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 @pytest.mark.parametrize("task", ALL)
 def test_every_recipe_is_tried_and_listed(task: str, project: Render) -> None:
-    """The list at the top has what is below the titles; the difficulty of a recipe follows from the files it changes."""
+    """The list at the top says what the recipes say; their difficulty follows from the files that they change."""
     page, recipes = (project(task=task) / "RECIPES.md").read_text(), recipes_of(project(task=task))
     expected = [title for partial in PARTIALS if task in tasks_of(partial) for title in titles(partial)]
     assert sorted(expected) == sorted(recipes)
