@@ -15,6 +15,7 @@ from generator.answers.questions import TEMPLATE
 from generator.render.git import GitError, run
 from generator.render.snapshot import PARTS, snapshot_of_revision
 from website.preview import Preview
+from website.recipes import write_pages
 from website.render import Template
 
 HERE = Path(__file__).parent
@@ -63,6 +64,7 @@ def build_guides(destination: Path, *, with_report: bool) -> None:
         shutil.copy(TEMPLATE / "CHANGELOG.md", source / "changelog.md")
         shutil.copytree(HERE / "pages", source, dirs_exist_ok=True)
         shutil.rmtree(source / "example")
+        write_pages(Template(TEMPLATE, SOURCE), source)
         goals = (TEMPLATE / "docs" / "speed.md").read_text()
         index = (source / "index.md").read_text().replace("<!-- speed -->", speed_table(goals))
         report = '<a href="report.html">The report of the newest check</a> shows each.' if with_report else ""

@@ -14,7 +14,10 @@ from generator.render.git import git
 from generator.render.project import NAME, RenderError, read_files, run_copier
 from generator.update.replay import put_under_git
 from tests.conftest import Render
+from tests.support.processes import output_of
+from tests.support.projects.instructions import follow_recipe, recipes_of
 from website.excerpts import Variants
+from website.recipes import write_pages
 from website.render import Template
 
 TEXTS: dict[str, Any] = {
@@ -66,3 +69,20 @@ def test_the_page_on_the_loop_has_the_code_of_copier(answers: dict[str, str], sn
         text = html.unescape(re.sub(r"<[^>]*>", "", shown))
         assert len(text.splitlines()) > 1, sources
         assert text.encode() in files[path][1], sources
+
+
+def test_the_pages_of_recipes_have_a_diff_for_each(snapshot: Path, project: Render, tmp_path: Path) -> None:
+    """Git applies it to the project of Copier, and makes the files of which a test trains the recipe."""
+    write_pages(Template(snapshot, "source"), tmp_path)
+    page = (tmp_path / "recipes" / "language.md").read_text()
+    before = project(task="language")
+    recipes = re.findall(r"^## (.+)$(.*?)^```diff\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert [title for title, *_ in recipes] == [*recipes_of(before)]
+    for number, (title, about, diff) in enumerate(recipes):
+        followed = follow_recipe(title, before, tmp_path / f"followed {number}")
+        patched = shutil.copytree(before, tmp_path / f"patched {number}")
+        (patched / "recipe.diff").write_text(diff.replace("ddp_project", NAME))
+        output_of(["git", "apply", "--unsafe-paths", "--directory", patched, patched / "recipe.diff"], tmp_path)
+        (patched / "recipe.diff").unlink()
+        assert read_files(patched) == read_files(followed), title
+        assert recipes_of(before)[title].shows in about

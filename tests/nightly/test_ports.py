@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Render
-from tests.core.tasks.test_recipes import TITLES, changed_project
+from tests.core.tasks.test_recipes import changed_project, each_recipe
 from tests.support.projects.ports import PORTS, failures
 
 
@@ -16,6 +16,6 @@ def test_a_project_passes_its_own_tests_after_an_honest_edit(port: str, own_proj
     assert not (said := failures(project)), said
 
 
-@pytest.mark.parametrize("title", TITLES)
-def test_a_project_passes_its_own_tests_after_a_recipe(title: str, project: Render, tmp_path: Path) -> None:
-    assert not (said := failures(changed_project(title, project(), tmp_path / "project"))), said
+@each_recipe
+def test_a_project_passes_its_own_tests_after_a_recipe(task: str, title: str, project: Render, tmp_path: Path) -> None:
+    assert not (said := failures(changed_project(title, project(task=task), tmp_path / "project"))), said

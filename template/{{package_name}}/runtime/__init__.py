@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .collectives import gather_with_grad as gather_with_grad
     from .collectives import reduce_tensor as reduce_tensor
     from .exits import UserError as UserError
+    from .export import load_model as load_model
     from .metrics import AllSamples as AllSamples
     from .metrics import Mean as Mean
     from .metrics import current_step as current_step
@@ -45,6 +46,7 @@ NAMES = {
     "collectives": "gather_with_grad reduce_tensor",
     "cli": "NonNegativeFloat NonNegativeInt NonNegativeIntOrAuto OptionalPath PositiveInt Seconds UnitFloat",
     "exits": "UserError",
+    "export": "load_model",
     "metrics": "AllSamples Mean current_step",
     "optimizer_step": "Optimizers",
     "orders": "Mixture by_length tokens_per_batch weighted",

@@ -1,12 +1,11 @@
 """UPDATING.md, RECIPES.md and AGENTS.md of a project, as their reader follows them."""
 
-import ast
 import re
 import shutil
-import textwrap
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
+
+from website.recipes import Recipe, follow, read_recipes
 
 
 class Guide(NamedTuple):
@@ -28,107 +27,18 @@ def read_guide(project: Path) -> Guide:
 ALTERNATING = "Alternating optimizers"
 
 
-class Block(NamedTuple):
-    file: str
-    place: str  # the class that it goes into; "" for the file itself
-    language: str  # python, diff, or rename
-    code: str  # for rename, the two names
-
-
-STEP = r"^\d\. `([\w/]+\.py)`(?:, in `(\w+)`|[^\n]*):\n\n```(python|diff)\n(.*?)^```$"
-RENAME = r"^\d\. In `([\w/]+\.py)`, rename `(\w+)\(\)` to `(\w+)\(\)`"
-
-
-def read_recipes(project: Path) -> dict[str, list[Block]]:
-    """Return the steps of each recipe by its title. A recipe may begin with all steps of an earlier one."""
-    sections = re.split(r"^## (?:\d+\. )?", (project / "RECIPES.md").read_text(), flags=re.MULTILINE)[1:]
-    recipes: dict[str, list[Block]] = {}
-    for text in sections:
-        earlier = [
-            [*recipes.values()][int(number) - 1] for number in re.findall(r"^1\. Follow recipe (\d+)", text, re.M)
-        ]
-        renamed = [
-            Block(file, "", "rename", f"{old} {new}") for file, old, new in re.findall(RENAME, text, re.MULTILINE)
-        ]
-        own = [Block(*found) for found in re.findall(STEP, text, re.MULTILINE | re.DOTALL)]
-        recipes[text.split("\n")[0]] = [*chain(*earlier), *renamed, *own]
-    return recipes
-
-
 def follow_recipe(title: str, project: Path, place: Path) -> Path:
     """Return a copy of a project, in which a recipe has been followed."""
     shutil.copytree(project, place)
-    follow(place, read_recipes(place)[title])
+    blocks = recipes_of(place)[title].blocks
+    before = {block.file: (place / block.file).read_text() for block in blocks}
+    for path, code in follow(before, blocks).items():
+        (place / path).write_text(code)
     return place
 
 
-def follow(project: Path, blocks: list[Block]) -> None:
-    for block in blocks:
-        file = project / block.file
-        code = file.read_text()
-        if block.language == "diff":
-            code = patched(block.code, code)
-        elif block.language == "rename":
-            old, new = block.code.split()
-            assert f"\ndef {old}(" in code
-            code = code.replace(f"\ndef {old}(", f"\ndef {new}(")
-        else:
-            code = put_in_class(block.code, code, block.place) if block.place else put_in(block.code, code)
-        file.write_text(code)
-
-
-def patched(diff: str, code: str) -> str:
-    """Delete and add lines. Those that stay or go must be in the code once, in this order."""
-    for lines in re.split(r"^@@.*\n", diff, flags=re.MULTILINE)[1:]:
-        old, new = (re.sub(f"^[{gone}].*\\n|^.", "", lines, flags=re.MULTILINE) for gone in "+-")
-        assert f"\n{code}".count(f"\n{old}") == 1, f"not once in the file:\n{old}"
-        code = f"\n{code}".replace(f"\n{old}", f"\n{new}")[1:]
-    return code
-
-
-def put_in_class(new: str, code: str, place: str) -> str:
-    """Replace the method of the same name in a class, or add something at its end."""
-    lines = code.splitlines(keepends=True)
-    [owner] = [node for node in ast.parse(code).body if isinstance(node, ast.ClassDef) and node.name == place]
-    added = name_of(ast.parse(textwrap.dedent(new)).body[0])
-    old = next((node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == added), None)
-    lines[first_line(old) - 1 if old else owner.end_lineno : (old or owner).end_lineno] = [new]
-    return "".join(lines)
-
-
-def put_in(new: str, code: str) -> str:
-    """Replace what has the same name as something new, and add the rest below the imports."""
-    added: set[str | None] = set()
-    for node in ast.parse(new).body:
-        text = "".join(new.splitlines(keepends=True)[first_line(node) - 1 : node.end_lineno])
-        lines, body = code.splitlines(keepends=True), ast.parse(code).body
-        alike = [each for each in body if type(each) is type(node) and name_of(each) == name_of(node) is not None]
-        old = next(iter(alike), None)
-        if old is not None:
-            lines[first_line(old) - 1 : old.end_lineno] = [text]
-        elif name_of(node) is None:
-            imports = [each.end_lineno or 0 for each in body if isinstance(each, ast.Import | ast.ImportFrom)]
-            lines.insert(max(imports), text)
-        else:
-            below = [each for each in body if isinstance(each, ast.FunctionDef | ast.ClassDef)]
-            first = next(first_line(each) for each in below if name_of(each) not in added)
-            lines.insert(first - 1, f"{text}\n\n")
-            added.add(name_of(node))
-        code = "".join(lines)
-    return code
-
-
-def first_line(node: ast.stmt) -> int:
-    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(each.lineno for each in decorators)])
-
-
-def name_of(node: ast.stmt) -> str | None:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return node.name
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-        return node.targets[0].id
-    return None
+def recipes_of(project: Path) -> dict[str, Recipe]:
+    return read_recipes((project / "RECIPES.md").read_text())
 
 
 PAGE_OR_FILE = re.compile(r"[\w*{}-][\w./*{}-]*(?:/|\.(?:py|md|sh|toml|yml|jinja|json))(?![\w*])")
