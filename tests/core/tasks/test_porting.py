@@ -1,4 +1,4 @@
-"""PORTING.md moves a plain script into any project; the comparison finds both equal, and names each mistake of a move."""
+"""PORTING.md moves a plain script into any project; the comparison finds both equal, or names the mistake of a move."""
 
 import os
 import re
@@ -14,13 +14,13 @@ from tests.support.projects.porting import port
 
 STEPS = 55  # the example's epoch has 50
 # Compares each file of the command line in a fork of one process, which has imported torch.
-COMPARE = f"""
+COMPARE = """
 import os, sys
 sys.path.insert(0, "tests")
 import compare_with_script
 for file in sys.argv[1:]:
     if not os.fork():
-        code = compare_with_script.main([file, "--max-steps", "{{}}"])
+        code = compare_with_script.main([file, "--max-steps", "{}"])
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
