@@ -103,7 +103,7 @@ def code_and_settings(project: Path) -> dict[str, str]:
     # How tests/conftest.py starts processes on macOS is not a choice of launcher: every project's tests do it so.
     paths = [path for path in sorted(project.rglob("*")) if path.is_file() and path.suffix != ".npz"]
     texts = {str(path.relative_to(project)): path.read_text() for path in paths}
-    for name in ("README.md", "LAUNCHING.md", "TROUBLESHOOTING.md", "UPDATING.md", ".copier-answers.yml"):
+    for name in ("README.md", "LAUNCHING.md", "PORTING.md", "TROUBLESHOOTING.md", "UPDATING.md", ".copier-answers.yml"):
         del texts[name]
     texts["tests/conftest.py"] = texts["tests/conftest.py"].replace('"spawn" if sys.platform', "")
     return texts
