@@ -76,7 +76,7 @@ def test_the_pages_of_recipes_have_a_diff_for_each(snapshot: Path, project: Rend
     write_pages(Template(snapshot, "source", destination="DDP project"), tmp_path)
     page = (tmp_path / "recipes" / "language.md").read_text()
     before = project(task="language")
-    recipes = re.findall(r"^## (.+)$(.*?)^```diff\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    recipes = re.findall(r"^## ([^\n]+)$(.*?)^```diff\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert [title for title, *_ in recipes] == [*recipes_of(before)]
     for number, (title, about, diff) in enumerate(recipes):
         followed = follow_recipe(title, before, tmp_path / f"followed {number}")
