@@ -71,7 +71,8 @@ def follow(files: Mapping[str, str], blocks: Sequence[Block]) -> dict[str, str]:
         if block.language == "diff":
             code = patched(block.code, code)
         elif block.language == "rename":
-            code = renamed(*block.code.split(), code)
+            old, new = block.code.split()
+            code = renamed(old, new, code)
         else:
             code = put_in_class(block.code, code, block.place) if block.place else put_in(block.code, code)
         done[block.file] = code
