@@ -351,7 +351,7 @@ class Progress:
     def add_evaluation(self, metrics: dict[str, float], decides: str, *, higher: bool) -> None:
         """Count an evaluation after this step, and remember its metrics if the deciding metric is the best so far."""
         self.evaluated_step = self.step
-        self.since_best += self.is_regular_evaluation()  # for --patience; a stop at --max-steps adds another one
+        self.since_best += self.is_regular_evaluation()  # for --patience, not one that only --max-steps asks for
         value = metrics[decides]
         better = value > self.best if higher else value < self.best
         if not self.best_metrics or better or (math.isnan(self.best) and not math.isnan(value)):

@@ -63,7 +63,7 @@ def assert_ends_like(whole: Program, stopped: Program, *, best: bool = False) ->
     assert differences(one, other) == [], stopped.run_dir.name
     records = metrics(stopped.run_dir)
     of_run = {name: values for name, values in metrics(whole.run_dir).items() if not name.startswith("test/")}
-    for name, values in of_run.items():  # the best weights, which are tested, may be those of such an evaluation
+    for name, values in of_run.items():  # such an evaluation may choose the best weights, which are tested
         told, expected = ({*map(repr, each)} for each in (records[name], values))  # by its text, NaN is NaN
         assert expected <= told, f"{stopped.run_dir.name}: {name}"
     assert [step for step, _ in records["train/loss"]] == sorted({step for step, _ in records["train/loss"]})

@@ -178,7 +178,8 @@ def test_a_store_that_answers_while_a_rank_ends_does_not_change_its_code(project
         assert store.stdout
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.stdout.readline().decode().strip()}
         ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        env = os.environ | place | ranks | {"TORCHELASTIC_USE_AGENT_STORE": "True", "STORE": str(store.pid)}
+        agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+        env = os.environ | place | ranks | agent | {"STORE": str(store.pid)}
         output_of([sys.executable, "-c", LATE, *ON_CPU, "--resume", "nowhere"], project(), env, code=2)
     finally:
         store.kill()
