@@ -56,6 +56,7 @@ WRONG_FILES = [
     ("- epochs", "does not hold options and their values"),
     ("a: [", "cannot be read: while parsing"),
     ("a: \xff", "cannot be read: 'utf-8' codec"),
+    ("run-dir: ''", "--run-dir is empty: give a value"),
     ("lr: x", r"--config \S+/options.yaml: --lr needs a number, not 'x'"),
     ("", "cannot be read: No such file or directory"),
 ]
@@ -238,6 +239,12 @@ def test_options_that_must_be_given_are_named(package: Package) -> None:
 @pytest.mark.parametrize("option", ["seed", "bucket-mib", "timeout", "epochs"])
 def test_a_number_too_large_is_refused(option: str, refused: Refused) -> None:
     assert re.fullmatch(rf"--{option} must be below \d+, not {2**64}", refused(f"--{option}", 2**64))
+
+
+@pytest.mark.parametrize("words", [["--run-dir", ""], ["--run-dir="], ["--resume", "", "--lr", "1"], ["--init-from="]])
+def test_an_empty_value_is_refused(words: list[str], refused: Refused) -> None:
+    """As of a shell variable that is not set: a run would write among the project's own files."""
+    assert refused(*words) == f"{words[0].rstrip('=')} is empty: give a value, or leave the option out"
 
 
 FOREIGN = {  # by what is meant: what is typed

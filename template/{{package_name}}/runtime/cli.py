@@ -12,6 +12,7 @@ from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass, make_dataclass
 from datetime import date, time, timedelta
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -224,6 +225,7 @@ def defaults_of(config: Any) -> dict[str, Any]:
 
 def parse_words(config: type[T], arguments: Sequence[str], *, quiet: bool) -> T:
     """Read the words of a command line. Raises UserError, which says what is wrong with them."""
+    refuse_empty(arguments, config)
     complaint = io.StringIO()
     try:
         with redirect_stderr(complaint):
@@ -248,6 +250,16 @@ def without_values(words: Sequence[str], config: Any) -> list[str]:
             word = name if SWITCH[value.lower()] else f"--no-{name[2:]}"
         found.append(word)
     return found
+
+
+def refuse_empty(words: Sequence[str], config: Any) -> None:
+    """Raise UserError if an option that is no text is empty, such as a path from a shell variable that is not set."""
+    kinds = {name: {get_origin(kind) or kind, *get_args(kind)} for name, kind in get_type_hints(config).items()}
+    for word, following in pairwise([*words, "--"]):
+        option, equals, value = word.partition("=")
+        kind = kinds.get(option[2:].replace("-", "_"), {str})
+        if option.startswith("--") and not kind <= {str, tuple, ...} and not (value if equals else following):
+            raise UserError(f"{option} is empty: give a value, or leave the option out")
 
 
 def check_replay(parsed: Any, config: Any) -> None:
