@@ -33,6 +33,7 @@ TASKS = {"classes": ("digits", "images"), "any": ALL, "train": ALL}
 PARTIALS = sorted((TEMPLATE / "partials" / "recipes").glob("*.md.jinja"))
 CONTRASTIVE = "A contrastive loss over all ranks"
 DISTILLATION = "Distillation from an export"
+EACH_FILE = "An evaluation of each file"
 CALLBACK, PLATEAU, SCHEDULER = WITH_STATE = [
     "A callback every few minutes",
     "ReduceLROnPlateau",
@@ -171,6 +172,7 @@ def test_a_recipe_is_followed_trained_stopped_and_resumed(
     options |= {"steps": 10, "workers": 0} if title in STREAMED else {}
     options |= {"data": changed / "tables" / TABLES[title]} if title in TABLES else {}
     options |= {"teacher": export_of(Program(before, tmp_path / "teacher", options))} if title == DISTILLATION else {}
+    options |= {"validation": textwrap.__file__} if title == EACH_FILE else {}
     assert_stops_in_turn_change_nothing(Program(changed, tmp_path / "whole", options), 3, 7)
 
 
