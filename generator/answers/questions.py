@@ -13,7 +13,7 @@ from pathspec import GitIgnoreSpec
 TEMPLATE = Path(__file__).parent.parent.parent
 ALL_ANSWERS = "_copier_answers"  # a variable of Copier
 # Files that the template and the owner edit, by the table of UPDATING.md.
-SHARED = GitIgnoreSpec.from_lines(["/train.py", "/sweep.py", "/*/config.py", "/pyproject.toml"])
+SHARED = GitIgnoreSpec.from_lines(["/train.py", "/evaluate.py", "/sweep.py", "/*/config.py", "/pyproject.toml"])
 
 
 @dataclass(frozen=True)

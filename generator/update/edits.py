@@ -18,6 +18,7 @@ SETTINGS_OF_TEMPLATE = "_subdirectory: template\n_templates_suffix: .jinja\n"
 OLD, NEW = "v1", "v2"
 CONTEXT = 3  # lines before and after an edit: Copier's --context-lines
 NEAREST = 2  # lines on each side of an edit
+TO_COPY_FROM = "RECIPES.md"  # nobody edits it, and pieces of code in it may be alike
 HEADINGS = {".md": r"#+ ", ".toml": r"\[", ".yml": r"\s*- |\w"}  # patterns of a heading, by the suffix of a file
 
 # Functions, classes and blocks around a place, outermost first; in files without statements the heading above it.
@@ -87,9 +88,9 @@ def around(lines: Sequence[str], line: int, reach: int = CONTEXT) -> tuple[Lines
     return tuple(lines[max(0, line - reach) : line]), tuple(lines[line : line + reach])
 
 
-def repeats_in(content: bytes) -> list[str]:
+def repeats_in(path: str, content: bytes) -> list[str]:
     """Say where a file has equal lines around two places, so that an update could mistake one for another."""
-    lines = content.decode().splitlines() if is_text(content) else []
+    lines = content.decode().splitlines() if is_text(content) and path != TO_COPY_FROM else []
     begins: dict[Lines, list[int]] = {}
     for size in range(CONTEXT + 1, 2 * CONTEXT + 1):
         for begin in range(len(lines) - size + 1):

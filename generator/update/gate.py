@@ -178,7 +178,7 @@ class Gate:
         projects = [*(self.folder / "projects" / self.version.folder.name).iterdir()]
         files = {(path, content) for place in projects for path, (_, content) in read_files(place).items()}
         for path, content in self.counted(part, sorted(files), len(files)):
-            part.wrong += [f"{path}: {words}" for words in repeats_in(content)]
+            part.wrong += [f"{path}: {words}" for words in repeats_in(path, content)]
         part.wrong = list(dict.fromkeys(part.wrong))
 
     def try_questions(self, part: Part) -> None:

@@ -81,6 +81,7 @@ WRONG = {
     ": read_inputs() must return a list of inputs, not dict": "read_inputs = lambda model, file: {}",
     ": predict() yields 0 predictions for 2 inputs": "predict = lambda model, inputs: None",
     ": predict() yields what JSON does not have": 'predict = lambda model, inputs: [{"it": 1j}, {}]',
+    ": predict(): OSError no font": 'def predict(model, inputs):\n    raise OSError("no font")',
 }
 
 

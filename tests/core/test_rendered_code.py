@@ -1,16 +1,21 @@
 """Rendered code reads as if written by hand for its answers: clean, short, and with no trace of other answers."""
 
+import ast
 import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomllib
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from generator.answers.questions import TEMPLATE, read_ownership, read_questions
 from generator.render.project import RenderError, read_files, recorded_answers
@@ -29,7 +34,7 @@ DEFAULT: Choice = next(iter(DEFAULTS.items()))
 VARIANTS = [DEFAULT, *(choice for choice in CHOICES if choice not in DEFAULTS.items())]
 
 # Lines with docstrings and blank lines, and without tests.
-MAXIMUM_OF_PROJECT = 9_100
+MAXIMUM_OF_PROJECT = 9_300
 MAXIMUM_OF_TRAIN = 140
 
 # The words that a choice brings into code and settings. Where it was not made, they are a trace of it.
@@ -142,11 +147,41 @@ def test_another_task_changes_the_owners_files_alone(project: Render, others: di
     assert files == [files[0]] * 4, "each task has all of the owner's files"
 
 
+@each_variant
+def test_each_import_is_of_a_package_that_the_project_names(choice: Choice, with_choice: WithChoice) -> None:
+    """Or one whose absence mypy accepts: on the owner's machine nothing else is there."""
+    project = with_choice(choice)
+    settings = tomllib.loads((project / "pyproject.toml").read_text())
+    groups = [settings["project"]["dependencies"], *settings["dependency-groups"].values()]
+    named = {name_of(each) for group in groups for each in group if isinstance(each, str)}
+    overrides = [each for each in settings["tool"]["mypy"]["overrides"] if each.get("ignore_missing_imports")]
+    optional = {module.split(".")[0] for each in overrides for module in each["module"]}
+    own = {path.stem for path in [*project.glob("*.py"), *project.glob("tests/*.py")]} | {"ddp_project"}
+    imported = {name for path in project.rglob("*.py") for name in imports_of(path)}
+    packages = {name: {*map(name_of, packages_distributions().get(name, [name]))} for name in imported}
+    wanted = packages.keys() - sys.stdlib_module_names - own - optional
+    assert [name for name in sorted(wanted) if not packages[name] & named] == []
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Yield the packages that a module imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (each.name.split(".")[0] for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+
+
+def name_of(requirement: str) -> str:
+    """Return the name of the package that a requirement asks for."""
+    return canonicalize_name(Requirement(requirement).name)
+
+
 @pytest.mark.parametrize("task", ["digits", "images", "language", "tabular"])
 def test_each_place_of_a_file_has_surroundings_of_its_own(task: str, project: Render) -> None:
     """Else an update could move an edit from one to the other; the gate asks the same of many combinations."""
     files = read_files(project(task=task)).items()
-    assert not [(path, found) for path, (_, content) in files for found in repeats_in(content)]
+    assert not [(path, found) for path, (_, content) in files for found in repeats_in(path, content)]
 
 
 def test_the_default_project_is_short(with_choice: WithChoice) -> None:

@@ -23,7 +23,7 @@ from ..config import Config
 from .cli import ABOUT, OF_A_RUN, as_plain_dict
 from .collectives import gather, on_all_ranks, on_rank_zero, raise_first
 from .data_loading import EvaluationLoader
-from .exits import ExitCode, StopSignals, UserError, raise_if_out_of_memory
+from .exits import ExitCode, StopSignals, UserError, in_one_line, raise_if_out_of_memory
 from .launcher import DistEnv
 from .sampling import Batch
 from .seeding import code_digests, seed_generators
@@ -257,7 +257,8 @@ def predict(model: nn.Module, batches: InputLoader, file: PredictionFile, signal
         except UserError as error:
             own = Step(problem=str(error))
         except OSError as error:  # of a predict() that reads files
-            own = Step(problem=f"{error.filename} cannot be read: {error.strerror}")
+            unread = f"{error.filename} cannot be read: {error.strerror}"
+            own = Step(problem=unread if error.filename else f"task.py: predict(): {in_one_line(error)}")
         except Exception as error:
             raise_if_out_of_memory(error, dist.get_rank(), "lower --batch-size")
             raise
