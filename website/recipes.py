@@ -14,9 +14,9 @@ from website.render import Template
 PAGE = "RECIPES.md"
 TITLE = r"^## (.+)$"
 ABOUT = r"^\*\*(\w+)\*\*: (.+)$"
-STEP = r"^\d\. `([\w/]+\.py)`(?:, in `(\w+)`|[^\n]*):\n\n```(python|diff)\n(.*?)^```$"
-RENAME = r"^\d\. In `([\w/]+\.py)`(?: and `([\w/]+\.py)`)?, rename `(\w+)\(\)` to `(\w+)\(\)`"
-DELETE = r"^\d\. In `([\w/]+\.py)`, delete ((?:(?:, | and )?`\w+`)+)\."
+STEP = r"^\d+\. `([\w/]+\.py)`(?:, in `(\w+)`|[^\n]*):\n\n```(python|diff)\n(.*?)^```$"
+RENAME = r"^\d+\. In `([\w/]+\.py)`(?: and `([\w/]+\.py)`)?, rename `(\w+)\(\)` to `(\w+)\(\)`"
+DELETE = r"^\d+\. In `([\w/]+\.py)`, delete ((?:(?:, | and )?`\w+`)+)\."
 FOLLOW = r"^1\. Follow \[(.+?)\].*"
 INTRODUCTION = """# Recipes
 
@@ -62,7 +62,7 @@ def read_recipes(page: str) -> dict[str, Recipe]:
         ]
         own = [Block(*found) for found in re.findall(STEP, text, re.MULTILINE | re.DOTALL)]
         words = re.sub(STEP, "", text, flags=re.MULTILINE | re.DOTALL)
-        words = re.sub(rf"(?m){ABOUT}|{RENAME}.*|{DELETE}|{FOLLOW}|^\d\. (?=Add)", "", words)
+        words = re.sub(rf"(?m){ABOUT}|{RENAME}.*|{DELETE}|{FOLLOW}|^\d+\. (?=Add)", "", words)
         blocks = [*chain(*earlier), *renames, *deletions, *own]
         recipes[title] = Recipe(difficulty, shows, blocks, re.sub(r"\n{3,}", "\n\n", words).strip())
     return recipes
