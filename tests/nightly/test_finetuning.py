@@ -1,4 +1,4 @@
-"""The recipes that fine-tune models of timm, torchvision, transformers and peft keep their promises, on another torch."""
+"""The recipes that fine-tune models of timm, torchvision, transformers and peft work, on a second torch, too."""
 
 import os
 import shutil
@@ -18,6 +18,7 @@ from tests.support.training import ON_CPU, differences
 
 SUPPORT = TEMPLATE / "tests" / "support" / "finetuned.py"
 STEPS = ("--epochs", "1", "--eval-every", "1000", "--log-every", "1", "--warmup-steps", "2", "--workers", "0")
+LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py")
 SMALL_TEXT = "--data pretrained/tokenizer.json --context 32 --global-batch-size 16 --pretrained pretrained"
 
 
@@ -38,7 +39,7 @@ CASES = {
     "detection": Case(
         "images",
         "Fine-tuning: detection with torchvision",
-        "--backbone resnet18 --init-from pretrained/model.pth --global-batch-size 2",
+        "--backbone resnet18 --init-from pretrained/model.pth --global-batch-size 2 --score-threshold 0.001",
         "data/digits/val/3/*.png",
     ),
     "language": Case(
@@ -75,8 +76,7 @@ def test_a_recipe_fine_tunes_stops_resumes_exports_and_predicts(
         return output_of([python, *command], place, env)
 
     def words(run_dir: Path, *more: str) -> list[str | Path]:
-        launch = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
-        return [*launch, *ON_CPU, *STEPS, *case.options.split(), "--run-dir", run_dir, *more]
+        return [python, *LAUNCH, *ON_CPU, *STEPS, *case.options.split(), "--run-dir", run_dir, *more]
 
     run(SUPPORT, f"write_{name}")
     run(*words(began, "--max-steps", "1", "--lr", "0", "--weight-decay", "0")[1:])

@@ -3,6 +3,7 @@
 tests/nightly/test_finetuning.py runs it in a changed project, with the Python that has timm and transformers.
 """
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ PRETRAINED = Path("pretrained")
 
 
 def project(module: str) -> Any:
-    return __import__(f"ddp_project.{module}", fromlist=["x"])
+    return importlib.import_module(f"ddp_project.{module}")
 
 
 def config_of(run_dir: Path) -> Any:
@@ -88,8 +89,9 @@ def check_detection(began: Path, run: Path) -> None:
     model, metric = project("model").build_model(config_of(run)), MeanAveragePrecision()
     best = torch.load(run / "checkpoints" / "best.pt", weights_only=True)
     model.load_state_dict(best["model"])
+    rows = project("data").load_data(config_of(run)).evaluation
     with torch.no_grad():
-        for image, objects in project("data").load_data(config_of(run)).evaluation:
+        for image, objects in map(rows.__getitem__, range(len(rows))):
             metric.update(model.eval()([image]), [objects])
     expected = metric.compute()["map"].item()
     assert_close(best["progress"]["best"], expected)
@@ -125,9 +127,8 @@ def loss_of(model: Any, config: Any) -> float:
 def check_language(began: Path, run: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    assert_close(
-        first_of(began, "epoch/validation_loss"), loss_of(AutoModelForCausalLM.from_pretrained(PRETRAINED), config_of(run))
-    )
+    expected = loss_of(AutoModelForCausalLM.from_pretrained(PRETRAINED), config_of(run))
+    assert_close(first_of(began, "epoch/validation_loss"), expected)
     trained = AutoModelForCausalLM.from_pretrained(PRETRAINED)
     best = torch.load(run / "checkpoints" / "best.pt", weights_only=True)
     trained.load_state_dict(best["model"])
@@ -161,9 +162,9 @@ def check_lora(began: Path, run: Path) -> None:
 
 
 def write_classification() -> None:
-    from tests import task
     from transformers import DistilBertConfig, DistilBertForMaskedLM
 
+    task: Any = importlib.import_module("tests.task")
     torch.manual_seed(1)
     sizes: dict[str, Any] = {"vocab_size": len(task.WORDS), "dim": 16, "hidden_dim": 32, "n_layers": 2, "n_heads": 2}
     dropout: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
