@@ -14,8 +14,9 @@ from website.render import Template
 PAGE = "RECIPES.md"
 TITLE = r"^## (.+)$"
 ABOUT = r"^\*\*(\w+)\*\*: (.+)$"
-STEP = r"^\d\. `([\w/]+\.py)`(?:, in `(\w+)`|[^\n]*):\n\n```(python|diff)\n(.*?)^```$"
-RENAME = r"^\d\. In `([\w/]+\.py)`(?: and `([\w/]+\.py)`)?, rename `(\w+)\(\)` to `(\w+)\(\)`"
+STEP = r"^\d+\. `([\w/]+\.py)`(?:, in `(\w+)`|[^\n]*):\n\n```(python|diff)\n(.*?)^```$"
+RENAME = r"^\d+\. In `([\w/]+\.py)`(?: and `([\w/]+\.py)`)?, rename `(\w+)\(\)` to `(\w+)\(\)`"
+DELETE = r"^\d+\. In `([\w/]+\.py)`, delete ((?:(?:, | and )?`\w+`)+)\."
 FOLLOW = r"^1\. Follow \[(.+?)\].*"
 INTRODUCTION = """# Recipes
 
@@ -30,8 +31,8 @@ class Block(NamedTuple):
 
     file: str
     place: str  # the class that it goes into; "" for the file itself
-    language: str  # python, diff, or rename
-    code: str  # for rename, the two names
+    language: str  # python, diff, rename or delete
+    code: str  # for rename the two names, for delete those of functions and classes
 
 
 class Recipe(NamedTuple):
@@ -55,10 +56,14 @@ def read_recipes(page: str) -> dict[str, Recipe]:
             for *files, old, new in re.findall(RENAME, text, re.MULTILINE)
             for file in filter(None, files)
         ]
+        deletions = [
+            Block(file, "", "delete", " ".join(re.findall(r"\w+(?=`)", names)))
+            for file, names in re.findall(DELETE, text, re.MULTILINE)
+        ]
         own = [Block(*found) for found in re.findall(STEP, text, re.MULTILINE | re.DOTALL)]
         words = re.sub(STEP, "", text, flags=re.MULTILINE | re.DOTALL)
-        words = re.sub(rf"(?m){ABOUT}|{RENAME}.*|{FOLLOW}|^\d\. (?=Add)", "", words)
-        blocks = [*chain(*earlier), *renames, *own]
+        words = re.sub(rf"(?m){ABOUT}|{RENAME}.*|{DELETE}|{FOLLOW}|^\d+\. (?=Add)", "", words)
+        blocks = [*chain(*earlier), *renames, *deletions, *own]
         recipes[title] = Recipe(difficulty, shows, blocks, re.sub(r"\n{3,}", "\n\n", words).strip())
     return recipes
 
@@ -73,6 +78,9 @@ def follow(files: Mapping[str, str], blocks: Sequence[Block]) -> dict[str, str]:
         elif block.language == "rename":
             old, new = block.code.split()
             code = renamed(old, new, code)
+        elif block.language == "delete":
+            for name in block.code.split():
+                code = without(name, code)
         else:
             code = put_in_class(block.code, code, block.place) if block.place else put_in(block.code, code)
         done[block.file] = code
@@ -84,6 +92,13 @@ def renamed(old: str, new: str, code: str) -> str:
     assert re.search(rf"\b{old}\b", code), old
     defined = f"\ndef {old}("
     return code.replace(defined, f"\ndef {new}(") if defined in code else re.sub(rf"\b{old}\b", new, code)
+
+
+def without(name: str, code: str) -> str:
+    """Delete a function or a class, and the empty lines below it."""
+    [old] = [node for node in definitions(ast.parse(code).body) if name_of(node) == name]
+    lines = code.splitlines(keepends=True)
+    return "".join(lines[: first_line(old) - 1]) + "".join(lines[old.end_lineno :]).lstrip("\n")
 
 
 def patched(diff: str, code: str) -> str:

@@ -31,6 +31,8 @@ ALL = ("digits", "images", "language", "tabular")
 # Of the recipes in a partial; the others are those of one task.
 TASKS = {"classes": ("digits", "images"), "any": ALL, "train": ALL}
 PARTIALS = sorted((TEMPLATE / "partials" / "recipes").glob("*.md.jinja"))
+# They need packages of tests/finetuning.txt: tests/nightly/test_finetuning.py trains them.
+FINETUNING = sorted((TEMPLATE / "partials" / "recipes" / "finetuning").glob("*.md.jinja"))
 CONTRASTIVE = "A contrastive loss over all ranks"
 DISTILLATION = "Distillation from an export"
 EACH_FILE = "An evaluation of each file"
@@ -135,7 +137,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 def test_every_recipe_is_tried_and_listed(task: str, project: Render) -> None:
     """The list at the top says what the recipes say; their difficulty follows from the files that they change."""
     page, recipes = (project(task=task) / "RECIPES.md").read_text(), recipes_of(project(task=task))
-    expected = [title for partial in PARTIALS if task in tasks_of(partial) for title in titles(partial)]
+    expected = [title for partial in [*PARTIALS, *FINETUNING] if task in tasks_of(partial) for title in titles(partial)]
     assert sorted(expected) == sorted(recipes)
     listed = re.findall(r"^\| \[(.+)\]\(#(.+)\) \| (\w+) \| (.+) \|$", page, re.MULTILINE)
     assert listed == [(title, anchor(title), each.difficulty, each.shows) for title, each in recipes.items()]
@@ -174,6 +176,18 @@ def test_a_recipe_is_followed_trained_stopped_and_resumed(
     options |= {"teacher": export_of(Program(before, tmp_path / "teacher", options))} if title == DISTILLATION else {}
     options |= {"validation": textwrap.__file__} if title == EACH_FILE else {}
     assert_stops_in_turn_change_nothing(Program(changed, tmp_path / "whole", options), 3, 7)
+
+
+@pytest.mark.parametrize("partial", FINETUNING, ids=lambda partial: partial.name)
+def test_a_recipe_that_fine_tunes_edits_the_files_of_the_owner(partial: Path, project: Render, tmp_path: Path) -> None:
+    [task] = tasks_of(partial)
+    before = read_files(project(task=task))
+    for title in titles(partial):
+        new = read_files(follow_recipe(title, project(task=task), tmp_path / title))
+        changed = {path for path in new if new[path] != before.get(path)}
+        assert changed <= OWNERS
+        for path in changed:
+            compile(new[path][1] if isinstance(new[path], tuple) else new[path], path, "exec")
 
 
 def export_of(program: Program) -> Path:
