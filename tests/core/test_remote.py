@@ -19,7 +19,6 @@ import boto3
 import fsspec
 import pytest
 from moto.server import ThreadedMotoServer
-from s3fs import S3FileSystem
 
 from tests.conftest import Package, Render, of_package
 from tests.support.processes import output_of, wait_until
@@ -79,7 +78,7 @@ def wire(store: int, monkeypatch: pytest.MonkeyPatch) -> Wire:
     direct = boto3.resource("s3", endpoint_url=f"http://127.0.0.1:{store}")
     bucket = direct.create_bucket(Bucket="bucket")
     bucket.objects.all().delete()
-    S3FileSystem.clear_instance_cache()  # those of other tests have other wires
+    fsspec.get_filesystem_class("s3").clear_instance_cache()  # those of other tests have other wires
     return wire
 
 

@@ -187,7 +187,7 @@ def test_a_recipe_that_fine_tunes_edits_the_files_of_the_owner(partial: Path, pr
         changed = {path for path in new if new[path] != before.get(path)}
         assert changed <= OWNERS
         for path in changed:
-            compile(new[path][1] if isinstance(new[path], tuple) else new[path], path, "exec")
+            compile(new[path][1], path, "exec")
 
 
 def export_of(program: Program) -> Path:
