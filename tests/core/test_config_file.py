@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import fields, make_dataclass
+from dataclasses import field, fields, make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +245,13 @@ def test_a_number_too_large_is_refused(option: str, refused: Refused) -> None:
 def test_an_empty_value_is_refused(words: list[str], refused: Refused) -> None:
     """As of a shell variable that is not set: a run would write among the project's own files."""
     assert refused(*words) == f"{words[0].rstrip('=')} is empty: give a value, or leave the option out"
+
+
+def test_a_text_may_be_empty(package: Package) -> None:
+    noted = [("note", str | None, field(default="")), ("title", str, field(default="x"))]
+    config = make_dataclass("Noted", noted, bases=(package("config").Config,), frozen=True, kw_only=True)
+    assert package("runtime.cli").parse(config, ["--title", ""]).title == ""
+    assert package("runtime.cli").parse(config, ["--note="]).note == ""
 
 
 FOREIGN = {  # by what is meant: what is typed

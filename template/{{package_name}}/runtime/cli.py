@@ -253,12 +253,14 @@ def without_values(words: Sequence[str], config: Any) -> list[str]:
 
 
 def refuse_empty(words: Sequence[str], config: Any) -> None:
-    """Raise UserError if an option that is no text is empty, such as a path from a shell variable that is not set."""
-    kinds = {name: {get_origin(kind) or kind, *get_args(kind)} for name, kind in get_type_hints(config).items()}
+    """Raise UserError if a path is empty, as that of a shell variable that is not set: it would be this folder."""
+    kinds = get_type_hints(config, include_extras=True)
+    texts = (OptionalPath, ResumeFrom)  # which are also paths
+    paths = {name for name, kind in kinds.items() if kind in texts or Path in (kind, *get_args(kind))}
     for word, following in pairwise([*words, "--"]):
         option, equals, value = word.partition("=")
-        kind = kinds.get(option[2:].replace("-", "_"), {str})
-        if option.startswith("--") and not kind <= {str, tuple, ...} and not (value if equals else following):
+        is_path = option.startswith("--") and option[2:].replace("-", "_") in paths
+        if is_path and not (value if equals else following):
             raise UserError(f"{option} is empty: give a value, or leave the option out")
 
 
