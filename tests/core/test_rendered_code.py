@@ -152,13 +152,12 @@ def test_each_import_is_of_a_package_that_the_project_names(choice: Choice, with
     """Or one whose absence mypy accepts: on the owner's machine nothing else is there."""
     project = with_choice(choice)
     settings = tomllib.loads((project / "pyproject.toml").read_text())
-    groups = [settings["project"]["dependencies"], *settings["dependency-groups"].values()]
-    named = {name_of(each) for group in groups for each in group if isinstance(each, str)}
+    named = {canonicalize_name(each.name) for each in requirements_of(project)}
     overrides = [each for each in settings["tool"]["mypy"]["overrides"] if each.get("ignore_missing_imports")]
     optional = {module.split(".")[0] for each in overrides for module in each["module"]}
     own = {path.stem for path in [*project.glob("*.py"), *project.glob("tests/*.py")]} | {"ddp_project"}
     imported = {name for path in project.rglob("*.py") for name in imports_of(path)}
-    packages = {name: {*map(name_of, packages_distributions().get(name, [name]))} for name in imported}
+    packages = {name: {*map(canonicalize_name, packages_distributions().get(name, [name]))} for name in imported}
     wanted = packages.keys() - sys.stdlib_module_names - own - optional
     assert [name for name in sorted(wanted) if not packages[name] & named] == []
 
@@ -172,9 +171,11 @@ def imports_of(path: Path) -> Iterator[str]:
             yield node.module.split(".")[0]
 
 
-def name_of(requirement: str) -> str:
-    """Return the name of the package that a requirement asks for."""
-    return canonicalize_name(Requirement(requirement).name)
+def requirements_of(project: Path) -> list[Requirement]:
+    """Return what a project asks pip for, with its groups for development."""
+    settings = tomllib.loads((project / "pyproject.toml").read_text())
+    groups = [settings["project"]["dependencies"], *settings["dependency-groups"].values()]
+    return [Requirement(each) for group in groups for each in group if isinstance(each, str)]  # or it names a group
 
 
 @pytest.mark.parametrize("task", ["digits", "images", "language", "tabular"])

@@ -3,16 +3,15 @@
 import importlib.metadata
 import keyword
 import sys
-from itertools import chain
 from pathlib import Path
 
 import pytest
-import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.conftest import Render
 from tests.core.test_answers import QUESTIONS, TAKEN_NAMES, TEXTS, Questionnaire, name_fits
+from tests.core.test_rendered_code import requirements_of
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +20,7 @@ def dependencies(project: Render) -> dict[str, importlib.metadata.Distribution]:
     needed: list[Requirement] = []
     pairs = [(question, choice) for question in QUESTIONS for choice in question.choices if not choice.conditional]
     for answer in [{}, *({question.key: choice.value} for question, choice in pairs)]:
-        metadata = tomllib.loads((project(**answer) / "pyproject.toml").read_text())
-        groups = chain.from_iterable(metadata["dependency-groups"].values())
-        asked = [*metadata["project"]["dependencies"], *(each for each in groups if isinstance(each, str))]
-        needed += map(Requirement, asked)  # what is no string names another group
+        needed += requirements_of(project(**answer))
     return {canonicalize_name(each.name): importlib.metadata.distribution(each.name) for each in needed}
 
 

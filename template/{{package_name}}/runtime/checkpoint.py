@@ -172,7 +172,7 @@ def candidates_of(path: Path) -> list[Path]:
 
 
 def initial_weights(init_from: str, *, is_leader: bool = True) -> Path:
-    """Return the file that --init-from names: itself, or that of a folder. Of a URL, the leader of a node downloads it.
+    """Return the file that --init-from names, or the weights in its folder. The leader of a node downloads a URL.
 
     Raises UserError if there is none.
     """
