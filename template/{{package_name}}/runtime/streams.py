@@ -373,7 +373,7 @@ class StreamLoader(PrefetchLoader):
         super().__init__(batches, sampler, config, device)
         timeout = timedelta(seconds=seconds_to_wait(config, dist.get_backend()))
         # The ranks agree on the CPU: with NCCL, the CPU would wait for the GPU in each step.
-        self.group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
+        self.group: Any = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
 
     def _loaded(self) -> Iterator[Part]:
         """Yield the parts of each step; the first says how many they are, and whether another step follows."""
