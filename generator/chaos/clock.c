@@ -1,9 +1,12 @@
 /* Shifts the clock of a program, when it is preloaded: by the seconds that a file holds at the moment, DDP_CLOCK.
 
    Only the time of day jumps, as when somebody sets it: the monotonic clock goes on. libfaketime, which does more,
-   makes Python's time.sleep() fail (0.9.10: clock_nanosleep with an absolute time of CLOCK_MONOTONIC). */
+   makes Python's time.sleep() fail (0.9.10: clock_nanosleep with an absolute time of CLOCK_MONOTONIC).
+
+   A program that aborts says where, also if Python has been taken down by then. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -71,4 +74,11 @@ int pthread_cond_timedwait(pthread_cond_t *restrict cond, pthread_mutex_t *restr
     if (!original) original = (cond_timedwait)dlsym(RTLD_NEXT, "pthread_cond_timedwait");
     struct timespec time = real(until);
     return original(cond, mutex, &time);
+}
+
+void abort(void) {
+    void *frames[64];
+    backtrace_symbols_fd(frames, backtrace(frames, 64), STDERR_FILENO);
+    ((void (*)(void))dlsym(RTLD_NEXT, "abort"))();
+    _exit(134);
 }
