@@ -116,7 +116,8 @@ def put_in_class(new: str, code: str, place: str) -> str:
     [owner] = [node for node in ast.parse(code).body if isinstance(node, ast.ClassDef) and node.name == place]
     added = name_of(ast.parse(textwrap.dedent(new)).body[0])
     old = next((node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == added), None)
-    lines[first_line(old) - 1 if old else owner.end_lineno : (old or owner).end_lineno] = [new]
+    below_docstring = "\n" if len(owner.body) == 1 else ""
+    lines[first_line(old) - 1 if old else owner.end_lineno : (old or owner).end_lineno] = [below_docstring + new]
     return "".join(lines)
 
 
