@@ -139,7 +139,8 @@ def put_in(new: str, code: str) -> str:
             added.add(name_of(node))
         else:
             first = next(first_line(each) for each in definitions(body) if name_of(each) not in added)
-            lines.insert(first - 1, f"{text}\n\n")
+            spare = isinstance(node, ast.Assign) and not added  # one empty line of two between imports and a constant
+            lines[first - 1 - spare : first - 1] = [f"{text}\n\n"]
             added.add(name_of(node))
         code = "".join(lines)
     return code
