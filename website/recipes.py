@@ -116,7 +116,8 @@ def put_in_class(new: str, code: str, place: str) -> str:
     [owner] = [node for node in ast.parse(code).body if isinstance(node, ast.ClassDef) and node.name == place]
     added = name_of(ast.parse(textwrap.dedent(new)).body[0])
     old = next((node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == added), None)
-    lines[first_line(old) - 1 if old else owner.end_lineno : (old or owner).end_lineno] = [new]
+    below_docstring = "\n" if len(owner.body) == 1 else ""
+    lines[first_line(old) - 1 if old else owner.end_lineno : (old or owner).end_lineno] = [below_docstring + new]
     return "".join(lines)
 
 
@@ -138,7 +139,8 @@ def put_in(new: str, code: str) -> str:
             added.add(name_of(node))
         else:
             first = next(first_line(each) for each in definitions(body) if name_of(each) not in added)
-            lines.insert(first - 1, f"{text}\n\n")
+            spare = isinstance(node, ast.Assign) and not added  # one empty line of two between imports and a constant
+            lines[first - 1 - spare : first - 1] = [f"{text}\n\n"]
             added.add(name_of(node))
         code = "".join(lines)
     return code
