@@ -1,5 +1,0 @@
-"""A browser."""
-
-from tests.support.browser import browser
-
-__all__ = ["browser"]
