@@ -1,12 +1,16 @@
 """Jobs on a Ray cluster train as torchrun does, stop, go on, survive the loss of a node, and leave no process."""
 
+import json
 import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -15,7 +19,7 @@ from generator.render.git import run
 from generator.update.replay import put_under_git
 from tests.conftest import Render
 from tests.nightly.faults.test_death import seconds_until_gone
-from tests.support.processes import scaled, wait_for_line
+from tests.support.processes import output_of, scaled, wait_for_line
 from tests.support.schedulers.ray import RayCluster
 from tests.support.training import FOR_EVER, ON_CPU, assert_same_weights, checkpoint, train, wait_for_steps
 
@@ -27,6 +31,11 @@ MISTAKES = [
     ("1", {"FOLDER": "/nowhere"}, "/nowhere cannot be entered (No such file or directory): set FOLDER"),
     ("9", {"NODES_TIMEOUT": "2"}, "9 x (1 CPU) were not free within 2 s"),
 ]
+SUBMIT = """
+from ddp_project.runtime import ray_nodes
+print(ray_nodes.upload("tests", ["--job", "a-job", "--"])[1])
+"""
+TOO_EARLY = "No available agent to submit job, please try again later."  # what Ray says of a cluster without agents
 
 
 @pytest.fixture(scope="module")
@@ -155,3 +164,48 @@ def test_a_mistake_is_told_in_one_line(
     printed = printed_by(cluster, project(launcher="ray"), tmp_path, nodes=nodes, code=2, **variables)
     assert said in printed
     assert (printed.count("error: "), printed.count("Traceback")) == (1, 0)
+
+
+class NewCluster(ThreadingHTTPServer):
+    """What answers as the head of a cluster whose agents start after it: it refuses some jobs, and takes the next."""
+
+    def __init__(self, *refusals: str) -> None:
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.refusals = [*refusals]
+
+
+class Answers(BaseHTTPRequestHandler):
+    server: NewCluster
+
+    def answer(self, code: int, content: str) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content.encode())
+
+    def do_GET(self) -> None:
+        """Tell the version, and that the package of the code is there."""
+        self.answer(200, json.dumps({"version": "4", "ray_version": "2", "ray_commit": "a", "session_name": "s"}))
+
+    def do_POST(self) -> None:
+        refusals = self.server.refusals
+        self.answer(500, refusals.pop(0)) if refusals else self.answer(200, '{"job_id": "1", "submission_id": "a-job"}')
+
+    def log_message(self, *words: object) -> None:
+        """Print nothing."""
+
+
+@pytest.mark.parametrize(
+    ("refusals", "printed"), [([TOO_EARLY, TOO_EARLY], "a-job\n"), (["full", TOO_EARLY], "Ray takes no job: .*full")]
+)
+def test_a_job_waits_for_a_cluster_that_has_just_started(refusals: list[str], printed: str, project: Render) -> None:
+    """It asks again as long as agents are missing. Another refusal is final."""
+    with NewCluster(*refusals) as server:
+        Thread(target=server.serve_forever).start()
+        env = {**os.environ, "RAY_ADDRESS": f"http://127.0.0.1:{server.server_port}"}
+        is_final = "no job" in printed
+        said = output_of([sys.executable, "-c", SUBMIT], project(launcher="ray"), env, code=1 if is_final else 0)
+        server.shutdown()
+    assert re.search(printed, said)
+    assert len(server.refusals) == is_final
