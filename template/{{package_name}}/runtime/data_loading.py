@@ -1,5 +1,6 @@
 """How batches are loaded and come to the device."""
 
+import errno
 import logging
 import math
 import os
@@ -479,6 +480,18 @@ def outlive_signals(rank: int, worker: int) -> None:
         # Else Python could not clean up after too many open files, and would print a traceback.
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         Finalize(None, resource.setrlimit, (resource.RLIMIT_NOFILE, (hard, hard)), exitpriority=1)
+    sys.excepthook = partial(wait_for_files, sys.excepthook)
+
+
+def wait_for_files(otherwise: Callable[..., Any], kind: type[BaseException], error: BaseException, where: Any) -> None:
+    """Sleep after an error of too many open files.
+
+    Python's thread that hands on batches tries again at once, and would print thousands of tracebacks a second.
+    """
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        time.sleep(0.1)
+    else:
+        otherwise(kind, error, where)
 
 
 def end_at_a_signal_of(process: int) -> None:

@@ -107,6 +107,25 @@ def test_want_in_a_worker_is_named(make: Callable[[], Any], said: str, dataset: 
     assert refused(loading, dataset(make), workers=1).endswith(f"; {said}")
 
 
+@pytest.mark.parametrize("free", [0, 1])
+def test_want_of_files_anywhere_on_the_way_of_a_batch_is_named_once(
+    free: int, loading: ModuleType, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A batch in memory that is shared, its copy for the rank, and the connection to the rank are a file each."""
+    made = []
+
+    def make() -> torch.Tensor:
+        made.append(len(made))
+        if len(made) == 3:  # of the second batch: the first one has set up what all batches need
+            unused = set(range(1000)).difference(map(int, os.listdir("/proc/self/fd")))
+            limit, hard = sorted(unused)[free], resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        return torch.ones(2)
+
+    assert "ulimit -n 65536" in refused(loading, OneByOne(make), workers=1)
+    assert len(capfd.readouterr().err) < 1000
+
+
 class Foreign(Exception):
     """No error of the project."""
 
