@@ -28,13 +28,14 @@ OR_CPU = "or give --device cpu"
 FOR_CUDA = f"install the build of torch for CUDA, {OR_CPU}"
 GIVE_GPUS = f"give the container its GPUs (docker run --gpus all), {OR_CPU}"
 SEE_DRIVER = f"update the driver, see CUDA_VISIBLE_DEVICES, {GIVE_GPUS}"
-ELSEWHERE = f"cannot be used by a run, which needs CUDA or ROCm: train elsewhere, {OR_CPU}"
+ELSEWHERE = f"cannot be used by a run, which needs CUDA, ROCm or XPU: train elsewhere, {OR_CPU}"
 OLD_DRIVER = {"dev/nvidia0": "", "proc/driver/nvidia/version": "470.82.01"}
 UNUSED: list[tuple[str | None, str | None, dict[str, str], str, str, str]] = [
     # what torch is built for, the files of a system, its devices, the build, and the remedy
     (None, None, {"dev/nvidia0": ""}, "1 x NVIDIA GPU (driver none)", "CPUs", FOR_CUDA),
     ("12.6", None, OLD_DRIVER, "1 x NVIDIA GPU (driver 470.82.01)", "CUDA 12.6", SEE_DRIVER),
     (None, "6.4", {"dev/nvidia0": "", "dev/nvidia1": ""}, "2 x NVIDIA GPU (driver none)", "ROCm 6.4", FOR_CUDA),
+    (None, None, {PCI: INTEL}, "1 x Intel GPU", "CPUs", FOR_CUDA.replace("CUDA", "XPU")),
     (None, None, {"dev/davinci0": ""}, "1 x Ascend NPU", "", ELSEWHERE),
     (None, None, {}, "", "", ""),
 ]
@@ -53,7 +54,7 @@ DEVICES = [
     (dict.fromkeys(("dev/nvidia0", "dev/nvidia1", "dev/nvidiactl"), ""), {"2 x NVIDIA GPU (driver none)": "CUDA"}),
     (OF_DRIVER, {"1 x NVIDIA GPU (driver 470.82.01)": "CUDA"}),
     (AMD | {"dev/kfd": ""}, {"1 x AMD GPU": "ROCm"}),
-    ({PCI: INTEL}, {"1 x Intel GPU": ""}),
+    ({PCI: INTEL}, {"1 x Intel GPU": "XPU"}),
     ({PCI.replace("4d:00.0", "00:02.0"): ON_BOARD}, {}),
     ({PCI: INTEL.replace("38000", "20000")}, {}),
     ({"sys/class/accel/accel0/device/uevent": "DRIVER=intel_vpu\n"}, {}),
@@ -177,6 +178,23 @@ def test_gpus_are_those_that_nvidia_smi_tells(hardware: Any, tmp_path: Path, mon
     assert hardware.gpus_and_driver("auto") == ([], "none")
 
 
+def test_amd_gpus_are_those_that_linux_shows(hardware: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node 0 is a processor. Numbers of HIP_VISIBLE_DEVICES count what ROCR_VISIBLE_DEVICES has left."""
+    told = {2: "simd_count 304\nunique_id 26\ndomain 0\nlocation_id 9987\n", 0: "simd_count 0\n"}
+    told[10] = "simd_count 304\nunique_id 27\ndomain 1\nlocation_id 256\n"
+    files = {f"sys/class/kfd/kfd/topology/nodes/{node}/properties": text for node, text in told.items()}
+    lay(tmp_path, files | {"sys/module/amdgpu/version": "6.12.12\n"})
+    both = ["GPU-000000000000001a 0000:27:00.3", "GPU-000000000000001b 0001:01:00.0"]
+    assert hardware.gpus_and_driver("auto") == (both, "6.12.12")
+    assert hardware.gpus_and_driver("cpu") == ([], "none")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert hardware.gpus_and_driver("auto") == (both[1:], "6.12.12")
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
+    assert hardware.gpus_and_driver("auto") == (both[:1], "6.12.12")
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "GPU-000000000000001b")
+    assert hardware.gpus_and_driver("auto") == (both[1:], "6.12.12")
+
+
 @pytest.mark.parametrize(("files", "shown"), DEVICES)
 def test_devices_that_a_system_has(files: dict[str, str], shown: dict[str, str], hardware: Any, tmp_path: Path) -> None:
     """A GPU or an NPU that is part of the processor of a laptop is none on which to train."""
@@ -198,19 +216,14 @@ def test_the_line_names_the_devices_the_build_and_the_remedy(
     assert placement.unused_devices("cpu") == ""
 
 
-@pytest.mark.parametrize(("kind", "ranks"), [("cuda", 3), ("xpu", len(os.sched_getaffinity(0)))])
+@pytest.mark.parametrize(("kind", "ranks"), [("cuda", 3), ("xpu", 3), ("", len(os.sched_getaffinity(0)))])
 def test_auto_is_a_rank_for_each_gpu(
     kind: str, ranks: int, hardware: Any, package: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of devices of another kind, torchrun would start a rank for each, and all would compute on the CPU."""
-    placement, launcher = package("runtime.devices"), package("runtime.launcher")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: kind == "cuda")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3 * (kind == "cuda"))
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device(kind))
+    """Where there is none, a rank for each core: torchrun would count no quota."""
+    launcher, found = package("runtime.launcher"), torch.device(kind) if kind else None
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: found)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 3)
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    if kind == "xpu":
-        assert placement.unused_devices("auto").partition(": ")[2] == f"3 x xpu {ELSEWHERE}"
     monkeypatch.setenv(launcher.THREADS, "")  # which it sets: not for the tests after this one
     for words, expected in (("auto", ranks), ("2", 2)):
         monkeypatch.setattr(sys, "argv", ["", f"--nproc-per-node={words}"])

@@ -37,6 +37,11 @@ INTERRUPTS = [
 ADDRESS = "give an address of node 0, such as 10.0.0.1 or 10.0.0.1:29400"
 WRONG_VARIABLES = [
     ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE is '0': give a number of processes, or auto"),
+    ({"NUMA_BINDING": "core"}, "NUMA_BINDING is 'core': give node, socket, exclusive or core-complex"),
+    (
+        {"NUMA_BINDING": "node", "PATH": "/usr/bin:/bin"},
+        "NUMA_BINDING needs nvidia-smi: install it, or unset NUMA_BINDING",
+    ),
     ({"RDZV_TIMEOUT": "-1"}, "RDZV_TIMEOUT is '-1': give seconds"),
     ({"HEAD": "localhost", "PORT": "abc"}, f"RDZV_ENDPOINT is 'localhost:abc': {ADDRESS}"),
     ({"NNODES": "x"}, "NNODES is 'x': give the number of nodes"),

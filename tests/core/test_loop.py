@@ -58,9 +58,9 @@ def assert_the_layout_may_change(project: Path, tmp_path: Path, *options: str) -
 def test_the_metrics_have_the_peak_memory_of_a_gpu(
     on_gpu: bool, package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: on_gpu)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 2**29)
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda: 3 * 2**29)
     reporting = package("runtime.reporting")
+    reporting.START.on_gpu = on_gpu
     recorded: list[dict[str, float]] = []
     with one_of(1):
         config, world = package("config").Config(run_dir=tmp_path), reporting.DistEnv(0, 0, 1, 1)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from tests.conftest import Package, Render, of_package
 from tests.support.hardware import see_gpus
 from tests.support.ranks import error_in, join, project_module, run_train, train_on_ranks
+from tests.support.training import differences
 
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 placement = of_package("runtime.devices")
@@ -59,7 +60,7 @@ def test_cores_and_quotas_are_divided_among_the_ranks_that_share_them(placement:
         places = []
         for number, own in enumerate(ranks):
             cores, quotas = (range(16), own) if isinstance(own, dict) else (own, {})
-            places.append(placement.LocalDevices(f"node{number * apart}", "gloo", [], tuple(cores), quotas))
+            places.append(placement.LocalDevices(f"node{number * apart}", "cpu", "gloo", [], tuple(cores), quotas))
         return [*placement.shares_of_cores(places)]
 
     assert shares(range(16), range(16)) == [8, 8], "nothing has divided them"
@@ -88,8 +89,7 @@ def test_each_task_of_slurm_has_a_gpu_of_its_own(
 
 def chosen_gpus(visible: list[str], placement: Any, patch: pytest.MonkeyPatch) -> tuple[list[Any], list[int]]:
     """What the ranks of a machine find, each with what CUDA_VISIBLE_DEVICES lets it see, and which GPU each uses."""
-    patch.setattr(torch.cuda, "is_available", lambda: True)
-    patch.setattr(torch.cuda, "set_device", Mock(side_effect=AssertionError("takes memory of a GPU")))
+    patch.setattr(torch.accelerator, "set_device_index", Mock(side_effect=AssertionError("takes memory of a GPU")))
     patch.setattr(dist, "is_nccl_available", lambda: True)
     seen = [[{"uuid": "ABCD"[int(number)]} for number in numbers.split(",")] for numbers in visible]
     places = [local_devices(placement, patch, *gpus) for gpus in seen]
@@ -98,8 +98,8 @@ def chosen_gpus(visible: list[str], placement: Any, patch: pytest.MonkeyPatch) -
 
 def local_devices(placement: Any, patch: pytest.MonkeyPatch, *gpus: Mapping[str, object]) -> Any:
     """Where a rank can compute to which torch tells this of its GPUs."""
-    patch.setattr(torch.cuda, "is_available", lambda: True)
-    patch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    patch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    patch.setattr(torch.accelerator, "device_count", lambda: len(gpus))
     patch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(**gpus[index]))
     return replace(placement.local_devices(placement.Config()), backend="nccl")
 
@@ -168,9 +168,9 @@ def test_the_precision_is_one_that_the_gpu_has(
 
 def join_in_turns() -> None:
     """What a rank does on a node of two sockets, to which the ranks went in turns, and that has two GPUs near each."""
-    used: list[torch.device] = []
+    used: list[int] = []
     see_gpus(*("AB", "CD")[int(os.environ["RANK"]) % 2])
-    vars(torch.cuda)["set_device"] = used.append
+    vars(torch.accelerator)["set_device_index"] = used.append
 
     def main(config: Any, world: Any, device: torch.device) -> int:
         print("uses", *used, "and trains on", device, "in", config.precision)
@@ -184,7 +184,7 @@ def test_each_rank_uses_the_gpu_that_it_is_given(project: Render, tmp_path: Path
     printed = train_on_ranks(project(), tmp_path / "run", processes=4, timeout=60, entry=join_in_turns)
     found = [line for text in printed for line in text.splitlines() if line.startswith("uses")]
     numbers = [0, 0, 1, 1]
-    assert found == [f"uses cuda:{number} and trains on cuda:{number} in bf16" for number in numbers]
+    assert found == [f"uses {number} and trains on cuda:{number} in bf16" for number in numbers]
 
 
 def tell_threads() -> None:
@@ -245,3 +245,64 @@ def test_the_flight_recorder_is_on_where_torch_does_not_turn_it_on(
         os.environ.update(user)
         process_group.remember_collectives(backend)
         assert {name: os.environ[name] for name in SIZES if name in os.environ} == expected
+
+
+def join_on_other_devices() -> None:
+    """What a rank does on a node of two GPUs of a kind."""
+    kind, *options = os.environ["DEVICE"].split()
+    see_gpus(*"AB"[: 1 if kind == "mps" else 2], kind=kind)
+
+    def main(config: Any, world: Any, device: torch.device) -> int:
+        print("trains on", device, "with", dist.get_backend())
+        dist.barrier()
+        return 0
+
+    join(main, backend="gloo", device=options[0])
+
+
+@pytest.mark.parametrize(
+    ("device", "processes", "said"),
+    [
+        ("xpu auto", 2, "trains on xpu:{rank} with gloo"),
+        ("xpu xpu", 2, "trains on xpu:{rank} with gloo"),
+        ("xpu cuda", 2, "error: --device cuda needs one that torch can use, and it finds none: give --device xpu"),
+        ("mps auto", 1, "trains on mps:0 with gloo"),
+        ("mps auto", 2, "error: MPS trains one process, as nothing sends its tensors to another: start one"),
+        ("mps cpu", 2, "trains on cpu with gloo"),
+    ],
+)
+def test_devices_of_other_kinds(device: str, processes: int, said: str, project: Render, tmp_path: Path) -> None:
+    env, code = {"DEVICE": device}, 2 if said.startswith("error") else 0
+    run = (project(amp="none"), tmp_path / "run")
+    printed = train_on_ranks(*run, processes=processes, code=code, env=env, timeout=60, entry=join_on_other_devices)
+    for rank, text in enumerate(printed[:1] if code else printed):
+        assert said.format(rank=rank) in text
+
+
+def test_each_kind_of_device_has_its_library(placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_backend_available", lambda name: True)
+    chosen = {kind: placement.choose_backend("auto", kind) for kind in ("cuda", "xpu", "mps", "cpu")}
+    assert chosen == {"cuda": "nccl", "xpu": "xccl", "mps": "gloo", "cpu": "gloo"}
+    with pytest.raises(placement.UserError, match="--backend nccl needs CUDA devices, and this run is on XPU"):
+        placement.choose_backend("nccl", "xpu")
+    monkeypatch.setattr(dist, "is_backend_available", lambda name: name == "gloo")
+    assert placement.choose_backend("auto", "xpu") == "gloo"
+    with pytest.raises(placement.UserError, match="this PyTorch is built without XCCL: give --backend gloo"):
+        placement.choose_backend("xccl", "xpu")
+
+
+def train_without_ddp() -> None:
+    """What a rank does whose wrapper is that for MPS."""
+    wrapper = project_module("runtime.distributed").OneProcess
+    vars(project_module("runtime.distributed"))["wrap"] = lambda module, config: wrapper(module)
+    run_train()
+
+
+def test_one_process_on_mps_trains_as_with_ddp(project: Render, tmp_path: Path) -> None:
+    """Only its wrapper is tried here, on a CPU."""
+    options = ("--max-steps", "6", "--accum-steps", "2", "--global-batch-size", "64")
+    for name, entry in (("with", run_train), ("without", train_without_ddp)):
+        train_on_ranks(project(), tmp_path / name, *options, processes=1, entry=entry)
+    paths = (tmp_path / name / "checkpoints" / "last.pt" for name in ("with", "without"))
+    one, other = (torch.load(path, weights_only=True) for path in paths)
+    assert [differences(one[part], other[part]) for part in ("model", "optimizer", "ranks")] == [[], [], []]

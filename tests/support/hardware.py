@@ -39,12 +39,14 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def see_gpus(*uuids: str) -> None:
+def see_gpus(*uuids: str, kind: str = "cuda") -> None:
     """Let torch say, in this process from now on, that it sees these GPUs."""
-    vars(torch.cuda).update(
-        is_available=lambda: True,
+    vars(torch.accelerator).update(
+        current_accelerator=lambda check_available=False: torch.device(kind),
         device_count=lambda: len(uuids),
+        set_device_index=lambda index: None,
+    )
+    vars(torch.get_device_module(kind)).update(
         get_device_properties=lambda index: SimpleNamespace(uuid=uuids[index]),
-        set_device=lambda device: None,
         is_bf16_supported=lambda including_emulation: True,
     )

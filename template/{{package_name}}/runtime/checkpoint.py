@@ -436,7 +436,9 @@ def writer_of(checkpoint: dict[str, Any]) -> Callable[[Any], None]:
 def rank_state(model: nn.Module) -> dict[str, dict[str, Tensor]]:
     """Return what differs from rank to rank: the random number generators, and the model's running statistics."""
     device = next(model.parameters()).device
-    generators = {name: state.to(device) for name, state in generator_states(device).items()}
+    states = generator_states(device)
+    # To be gathered there; MPS has one rank, and no float64.
+    generators = {name: state if device.type == "mps" else state.to(device) for name, state in states.items()}
     return {"generators": generators, "buffers": buffers_of(model)[0]}
 
 

@@ -45,7 +45,8 @@ def reduce_tensor(tensor: Tensor, op: Literal["mean", "sum"] = "mean") -> Tensor
         raise UserError(f'reduce_tensor() takes the op "sum" or "mean", not {op!r}')
     half = tensor.dtype in (torch.float16, torch.bfloat16)
     reduced = tensor.detach().to(torch.float32 if half else tensor.dtype, copy=True)
-    dist.all_reduce(reduced, op=dist.ReduceOp.SUM)
+    if dist.get_world_size() > 1:
+        dist.all_reduce(reduced, op=dist.ReduceOp.SUM)
     return reduced / dist.get_world_size() if op == "mean" else reduced
 
 
@@ -127,6 +128,8 @@ def gather_to_rank_zero(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     if not tensors:
         return {}
+    if dist.get_world_size() == 1:
+        return {name: tensor.detach().cpu()[None] for name, tensor in tensors.items()}
     own = torch.cat([tensor.flatten().view(torch.uint8) for tensor in tensors.values()])
     main = dist.get_rank() == 0
     rows = own.new_empty(dist.get_world_size() if main else 0, len(own))
@@ -259,7 +262,7 @@ def check_weights_agree(model: nn.Module, largest: dict[str, float]) -> None:
     Of each tensor, the largest absolute value is given, as largest_values() returns it.
     """
     weights = {name: weight.device for name, weight in model.named_parameters() if name in largest}
-    if not weights:
+    if not weights or dist.get_world_size() == 1:
         return
     own = torch.tensor([largest[name] for name in weights], dtype=torch.float64, device=next(iter(weights.values())))
     ends = torch.stack([own, -own])

@@ -237,11 +237,13 @@ class PrefetchLoader:
         self.arrived = 0  # batches
         self.device = device
         self.layout = torch.channels_last if config.channels_last else torch.preserve_format
-        self.copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # Of a GPU: its streams. The CPU computes at once, and MPS has one queue.
+        self.gpu = torch.get_device_module(device) if device.type not in ("cpu", "mps") else None
+        self.copies = self.gpu.Stream(device) if self.gpu else None
         self.workers = workers_for(dataset, config)
         self.loader: DataLoader[Any] | None = None  # without workers, it would only take 40 us of each step
         if self.workers:
-            pinned = device.type == "cuda"
+            pinned = self.gpu is not None
             self.loader = loader_of(self.dataset, sampler, self.workers, persistent_workers=True, pin_memory=pinned)
 
     def __iter__(self) -> Iterator[Any]:
@@ -258,8 +260,8 @@ class PrefetchLoader:
             if found is None:
                 return
             batch, copied = found
-            if copied:
-                torch.cuda.current_stream().wait_event(copied)
+            if self.gpu and copied:
+                self.gpu.current_stream().wait_event(copied)
             yield batch
 
     def _loaded(self) -> Iterator[Any]:
@@ -282,18 +284,18 @@ class PrefetchLoader:
     def _next(self) -> str:
         return numbered(next(islice(self.sampler, self.arrived, None), Batch([], ())).indices)
 
-    def _move(self, batch: Any) -> tuple[Any, torch.cuda.Event | None]:
+    def _move(self, batch: Any) -> tuple[Any, Any]:
         """Return a batch on the device, and what the GPU must wait for before it is there."""
         moved = map_tensors(batch, self._to_device, "to", self.device)
         return moved, self.copies.record_event() if self.copies else None
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         layout = self.layout if tensor.dim() == 4 else torch.preserve_format
-        if self.copies is None or not can_be_pinned(tensor):
+        if self.gpu is None or not can_be_pinned(tensor):
             return tensor.to(self.device, memory_format=layout)
-        with torch.cuda.stream(self.copies):  # so the GPU copies a batch while it computes the step before
+        with self.gpu.stream(self.copies):  # so the GPU copies a batch while it computes the step before
             moved = tensor.pin_memory().to(self.device, memory_format=layout, non_blocking=True)
-        moved.record_stream(torch.cuda.current_stream())  # else a later copy could take its memory while it is read
+        moved.record_stream(self.gpu.current_stream())  # else a later copy could take its memory while it is read
         return moved
 
 

@@ -40,6 +40,8 @@ def exchange(config: Config, env: DistEnv, device: torch.device) -> ExitCode:
         if findings := [f"error: {found}" for found in collectives.gather(unused) if found]:
             doctor_node.print_findings(findings if env.is_rank_zero else [])
             return ExitCode.REFUSED
+        if device.type == "mps":
+            device = torch.device("cpu")  # a process alone sends no tensors of MPS
         rows = [*pairs(env, device), *together(config, env, device)]
         average_gradients(config, env, device)
     except RuntimeError as error:  # as torch raises what goes wrong between ranks

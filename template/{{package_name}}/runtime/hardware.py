@@ -16,8 +16,8 @@ HIDING = ("", "-1", "none", "void", "NoDevFiles")  # what a variable holds that 
 UUID_OR_ADDRESS = re.compile(r"\bGPU-[\da-f-]+\b|\b[\da-fA-F]{4,8}:[\da-fA-F]{2}:[\da-fA-F]{2}\.\d\b")
 # Files that show a device, if they hold this. Those that are part of a processor do not count.
 AMD = ("sys/class/kfd/kfd/topology/nodes/*/properties", r"simd_count [1-9]")
+INTEL = ("sys/bus/pci/devices/*/uevent", r"PCI_CLASS=3....\nPCI_ID=8086:(.*\n)*PCI_SLOT_NAME=(?!.*00:02\.0)")
 OTHERS = {
-    "Intel GPU": ("sys/bus/pci/devices/*/uevent", r"PCI_CLASS=3....\nPCI_ID=8086:(.*\n)*PCI_SLOT_NAME=(?!.*00:02\.0)"),
     "accelerator": ("sys/class/accel/*/device/uevent", r"DRIVER=(?!intel_vpu|amdxdna)"),
     "TPU": ("dev/accel[0-9]*", ""),
     "Gaudi": ("dev/hl[0-9]*", ""),
@@ -74,17 +74,39 @@ def ranks_on_cpus() -> int:
 
 
 def gpus_and_driver(device: str) -> tuple[list[str], str]:
-    """Return UUID and address of each GPU on which CUDA would compute here, and the version of their driver."""
+    """Return UUID and address of each GPU on which CUDA or ROCm would compute here, and their driver's version."""
     gpus, driver = nvidia_gpus() if device != "cpu" else ([], "none")
+    if gpus or device == "cpu":
+        return visible(gpus, "CUDA_VISIBLE_DEVICES"), driver
+    version = text_of(ROOT / "sys/module/amdgpu/version").strip()
+    gpus = visible(amd_gpus(), "ROCR_VISIBLE_DEVICES")
+    hip = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in os.environ else "CUDA_VISIBLE_DEVICES"
+    return visible(gpus, hip), (gpus and version) or driver
+
+
+def visible(gpus: Sequence[str], variable: str) -> list[str]:
+    """Return which of the GPUs a variable lets a program see, in its order."""
     numbers = {str(number): gpu for number, gpu in enumerate(gpus)}
 
     def named(word: str) -> str:  # MIG: a part of a GPU, which nvidia-smi does not list
         by_uuid = next((gpu for gpu in gpus if word and gpu.startswith(word)), "")
         return numbers.get(word, word if word.startswith("MIG-") else by_uuid)
 
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(numbers)).replace(" ", "").split(",")
+    words = os.environ.get(variable, ",".join(numbers)).replace(" ", "").split(",")
     # CUDA takes those before the first that it does not know, such as -1.
-    return [*takewhile(bool, map(named, visible if gpus else []))], driver
+    return [*takewhile(bool, map(named, words if gpus else []))]
+
+
+def amd_gpus() -> list[str]:
+    """Return UUID and address of each AMD GPU that Linux shows, as rocm-smi writes them."""
+    found = []
+    for file in sorted(ROOT.glob(AMD[0]), key=lambda file: int(file.parent.name)):
+        if re.search(AMD[1], text := text_of(file)):
+            told = {name: int(number) for name, number in re.findall(r"^(\w+) (\d+)$", text, re.MULTILINE)}
+            place = told.get("location_id", 0)
+            address = f"{told.get('domain', 0):04x}:{place >> 8:02x}:{place >> 3 & 31:02x}.{place & 7}"
+            found.append(f"GPU-{told.get('unique_id', 0):016x} {address}")
+    return found
 
 
 def nvidia_gpus(patience: float = 10) -> tuple[list[str], str]:
@@ -110,6 +132,7 @@ def accelerators() -> dict[str, str]:
     files = [*ROOT.glob("dev/nvidia[0-9]*")] or [*ROOT.glob("proc/driver/nvidia/gpus/*")]
     amd = 0 if is_hidden("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES") else count(*AMD)
     found = [(0 if hidden else len(gpus or files), f"NVIDIA GPU (driver {driver})", "CUDA"), (amd, "AMD GPU", "ROCm")]
+    found += [(0 if is_hidden("ZE_AFFINITY_MASK") else count(*INTEL), "Intel GPU", "XPU")]
     found += [(count(*shown), name, "") for name, shown in OTHERS.items()]
     return {f"{number} x {name}": platform for number, name, platform in found if number}
 

@@ -74,7 +74,7 @@ class MetricAccumulator:
 
     def __init__(self, device: torch.device, *, finite_only: bool = False) -> None:
         """Begin at zero. With finite_only, a batch whose loss is inf or NaN does not count."""
-        self.device = device
+        self.device = torch.device("cpu") if device.type == "mps" else device  # which has no float64
         self.finite_only = finite_only
         self.batches: list[list[Tensor | float]] = []  # that are not in the totals yet: each sum and its count, in turn
         self.shapes: dict[str, torch.Size] = {}  # of the sums
@@ -107,7 +107,7 @@ class MetricAccumulator:
             self.shapes, self.agreed = {name: agreed[name] for name in agreed if name not in self.rows_of}, True
         lengths = [length for shape in self.shapes.values() for length in (shape.numel(), 1)]
         own, self.totals = torch.zeros(sum(lengths), dtype=torch.float64, device=self.device) + self.totals, 0.0
-        numbers = [torch.as_tensor(each, dtype=own.dtype, device=own.device).view(-1) for each in further]
+        numbers = [torch.as_tensor(each, device=own.device).double().view(-1) for each in further]
         everything = reduce_tensor(torch.cat([own, *numbers]), "sum").to("cpu")
         parts = everything[: len(own)].split(lengths)
         totals: ReducedMetrics = {}
@@ -138,7 +138,7 @@ class MetricAccumulator:
         if not all(isinstance(value, Tensor) for value in values):
             # A copy of so few bytes, from memory that is not pinned, does not wait for the device.
             return torch.tensor([*map(float, values)], dtype=torch.float64).to(self.device, non_blocking=True)[:, None]
-        return torch.stack(values).double().reshape(len(values), -1)
+        return torch.stack(values).to(self.device).double().reshape(len(values), -1)
 
 
 class Evaluated(NamedTuple):

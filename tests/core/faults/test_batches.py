@@ -112,7 +112,7 @@ def test_want_of_files_anywhere_on_the_way_of_a_batch_is_named_once(
     free: int, loading: ModuleType, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A batch in memory that is shared, its copy for the rank, and the connection to the rank are a file each."""
-    made = []
+    made: list[int] = []
 
     def make() -> torch.Tensor:
         made.append(len(made))

@@ -48,7 +48,7 @@ FULL: list[tuple[Exception, str]] = [
 ]
 # Where a rank learns that its GPU is full, and how it is told.
 PLACES: dict[str, tuple[Any, Exception]] = {
-    "set_device": (torch.cuda, torch.AcceleratorError(DRIVER)),
+    "set_device_index": (torch.accelerator, torch.AcceleratorError(DRIVER)),
     "init_process_group": (torch.distributed, torch.distributed.DistBackendError(NCCL)),
 }
 
