@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Create a project from the template's defaults in a new folder, and train it on two processes of this machine.
-# Usage: scripts/try.sh [FOLDER]      (default: ddp-project in the current folder)
+# Usage: scripts/try.sh [FOLDER [OPTIONS of train.py]]      (default: ddp-project in the current folder)
 set -euo pipefail
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -13,4 +13,4 @@ project=${1:-ddp-project}
 cd "$project"
 python3 -m venv .venv
 .venv/bin/pip install --quiet --constraint "$repository/constraints.txt" --editable .
-PATH="$PWD/.venv/bin:$PATH" NPROC_PER_NODE=2 ./launch.sh
+PATH="$PWD/.venv/bin:$PATH" NPROC_PER_NODE=2 ./launch.sh "${@:2}"

@@ -1,6 +1,7 @@
-"""A project on Windows, in a clone and in a wheel, and its own tests after honest edits of its owner."""
+"""A project on Windows, on macOS, in a clone and in a wheel, and its own tests after honest edits of its owner."""
 
 import os
+import re
 import sys
 import zipfile
 from pathlib import Path
@@ -24,6 +25,30 @@ sys.path.insert(0, "")
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+# What bash 3.2 of macOS does not know, and programs that macOS lacks or that take other options there.
+NOT_ON_MACOS = [
+    r"\b(mapfile|readarray|coproc)\b",
+    r"\b(declare|local|typeset) -\w*[Anglu]",
+    r"\bwait -[fn]",
+    r"\bread -\w*[Ni]",
+    r"\[\[ -[vR] ",
+    r"\$\{[\w@*\[\]]+(\^|,|@[A-Za-z])",  # another case, quoted
+    r"\$\{\w+\[-\d",  # from the end of an array
+    r"&>>|\|&|;;?&",
+    r"%\(.*\)T",
+    r"\bEPOCH|\bBASHPID\b|\$'[^']*\\[uU]",
+    r"\{\d+\.\.\d+\.\.",
+    r"(?<![-.\w])(timeout|nproc|realpath|tac|ip|free|setsid|flock|getent|numfmt)\b [^(\n]",
+    r"\bsed -\w*[ir]|\breadlink -f|\bdate -(d|-)|\bstat -c|\bgrep -\w*P|\bxargs -\w*[rd]|\bhead -n -|\bbase64 -w",
+]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "launch", "spawn", "mpirun"])
+def test_the_launch_script_is_one_for_macos(launcher: str, project: Render) -> None:
+    text = re.sub(r"(^|[ \t])#.*", "", (project(launcher=launcher) / "launch.sh").read_text(), flags=re.MULTILINE)
+    assert [match.group() for pattern in NOT_ON_MACOS for match in re.finditer(pattern, text)] == []
+    for array in re.findall(r"(\w+)=\(\)", text):  # bash 3.2 calls an empty one unbound
+        assert not re.search(rf'(?<!\+)"\$\{{{array}\[@\]', text), array
 
 
 @pytest.mark.parametrize("program", ["train.py", "sweep.py", "export.py", "predict.py"])
