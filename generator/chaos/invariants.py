@@ -14,7 +14,7 @@ from typing import Any
 from generator.chaos.faults import BY_ITSELF, FAILED, FAULTS, VICTIM
 from generator.chaos.job import Job, command_of
 from generator.chaos.schedule import Fault
-from generator.check.train.records import History
+from generator.check.train.records import OF_CLOCK, History
 from generator.check.train.verification import digest
 
 ORPHANS = 10.0  # seconds after a run until all of its processes must be gone
@@ -28,7 +28,6 @@ MAY_LACK = {
 }
 KILLED_ALONG = {"wandb"}  # loggers whose process ends without a write when its rank is killed
 NOT_THE_OWNERS = {"__pycache__", ".git", ".venv", "runs", ".mypy_cache", ".ruff_cache", ".pytest_cache"}  # folders
-OF_CLOCK = ("samples_per_second", "peak_memory_gib")
 # Threads that print a separate traceback when they end: of PyTorch's loader, for tensors, and of TensorBoard.
 THREADS = ("resource_sharer", "event_file_writer")
 TRACEBACK = "Traceback (most"
@@ -84,7 +83,7 @@ def orphans(job: Job, slowness: float) -> list[str]:
 def recorded(run_dir: Path, read: Callable[[Path], History] | None) -> History:
     """Return the records that a reader finds in a run, without those that depend on the clock."""
     history = read(run_dir) if read else {}
-    return {name: values for name, values in history.items() if name not in OF_CLOCK}
+    return {name: values for name, values in history.items() if not name.startswith(OF_CLOCK)}
 
 
 def wrong_records(found: History, baseline: History, *, may_lack: bool = False) -> list[str]:

@@ -25,7 +25,8 @@ OPTIONS = ("--epochs", "4", "--lr", "0.01", "--warmup-steps", "12", "--log-every
 # An epoch has 22 steps. The first run stops after step 32; the second one resumes from step 25 and stops after step 50.
 TRAIN_STEPS = [5, 10, 15, 20, 22, 25, 30, 35, 40, 44, 45, 50]
 ABANDONED = 32
-OF_STEPS = ("train/loss", "train/accuracy", "lr", "grad_norm", "samples_per_second")
+TIMED = ("samples_per_second", "device/samples_per_second", "waiting/data", "waiting/ranks", "waiting/saves")
+OF_STEPS = ("train/loss", "train/accuracy", "lr", "grad_norm", *TIMED)
 OF_EPOCHS = ("epoch", *(f"epoch/{part}_{name}" for part in ("train", "validation") for name in ("loss", "accuracy")))
 STEPS_OF_METRIC = dict.fromkeys(OF_STEPS, TRAIN_STEPS) | {name: [22, 44, 50] for name in OF_EPOCHS}
 # These stores only grow: what was recorded after the checkpoint stays, and is not recorded again.
@@ -70,7 +71,7 @@ def test_each_metric_has_each_step_once_as_metrics_jsonl_has_it(logger: str, run
     for name, values in history.items():
         assert [step for step, _ in records[name]] == STEPS_OF_METRIC[name]
         kept = {step: value for step, value in values if step != ABANDONED}
-        assert name == "samples_per_second" or kept == pytest.approx(dict(records[name]), rel=1e-6), name
+        assert name in TIMED or kept == pytest.approx(dict(records[name]), rel=1e-6), name
 
 
 def test_wandb_has_one_run_with_the_options_and_says_once_that_it_is_offline(run_of: Callable[[str], Path]) -> None:

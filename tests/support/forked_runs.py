@@ -14,7 +14,7 @@ import torch
 
 from generator.check.train.forking import Ended, forking, run_forked, train_all
 from generator.check.train.rank import Run
-from generator.check.train.records import History, read_csv
+from generator.check.train.records import OF_CLOCK, History, read_csv
 from generator.check.train.training_case import environment
 from tests.conftest import Render
 from tests.support import reference
@@ -126,7 +126,7 @@ def fetched(ended: Ended, kind: str = "training") -> list[list[list[int]]]:
 
 def metrics(run_dir: Path) -> History:
     """What a project with logging=csv recorded, but for what depends on the clock."""
-    return {name: values for name, values in read_csv(run_dir).items() if name != "samples_per_second"}
+    return {name: values for name, values in read_csv(run_dir).items() if not name.startswith(OF_CLOCK)}
 
 
 def state(run_dir: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 History = dict[str, list[tuple[int, float]]]  # the steps and values of each metric, in the order of recording
+OF_CLOCK = ("samples_per_second", "peak_memory_gib", "device/", "waiting/")  # how names begin that depend on the clock
 
 
 def read_jsonl(run_dir: Path) -> History:

@@ -231,6 +231,7 @@ class Checkpoints:
         self.parts: dict[str, Any] = {"model": model, **named, "progress": progress}
         self.shapes = shapes_of(model)
         self.largest: dict[str, float] = {}  # values of weights and buffers at the start
+        self.seconds = 0.0  # that saves have taken of the training
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.mirror = MIRRORS.get(config.run_dir)
         self.before_save: Callable[[], None] = lambda: None  # rank 0 does this then, so that its records are not behind
@@ -243,6 +244,7 @@ class Checkpoints:
         Raises UserError on every rank if the disk does not take it or the last one, or if something in it cannot be
         read again; Diverged if what was finite is not any more.
         """
+        began = time.perf_counter()
         self.finish()
         largest = largest_values(self.model)
         found = gather(ruined(self.largest, largest))
@@ -263,6 +265,7 @@ class Checkpoints:
             on_rank_zero(lambda: write(writer_of(checkpoint | {"code": provenance()}), entry))
         if wait:
             self.finish()
+        self.seconds += time.perf_counter() - began
 
     def _state(self) -> dict[str, Any]:
         """Return what is the same on all ranks."""

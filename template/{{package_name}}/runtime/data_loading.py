@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, pairwise
@@ -307,6 +307,7 @@ class MicroBatches:
         self.number = number
         self.samples = samples  # over all ranks
         self.waited = 0.0  # seconds
+        self.counter: AbstractContextManager[Any] = nullcontext()  # around the pass of the first one
 
     def __len__(self) -> int:
         return self.number
@@ -318,7 +319,9 @@ class MicroBatches:
             batch = next(self.batches)
             self.waited += time.perf_counter() - began
             STATUS.phase = "training"
-            yield batch
+            with self.counter:
+                yield batch
+            self.counter = nullcontext()
 
 
 class TrainingLoader(PrefetchLoader):
