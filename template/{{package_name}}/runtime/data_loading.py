@@ -237,8 +237,9 @@ class PrefetchLoader:
         self.arrived = 0  # batches
         self.device = device
         self.layout = torch.channels_last if config.channels_last else torch.preserve_format
+        module: Any = torch.get_device_module(device)
         # Of a GPU: its streams. The CPU computes at once, and MPS has one queue.
-        self.gpu = torch.get_device_module(device) if device.type not in ("cpu", "mps") else None
+        self.gpu = module if device.type != "cpu" and hasattr(module, "Stream") else None
         self.copies = self.gpu.Stream(device) if self.gpu else None
         self.workers = workers_for(dataset, config)
         self.loader: DataLoader[Any] | None = None  # without workers, it would only take 40 us of each step
