@@ -2,7 +2,8 @@
 
 import importlib
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,47 +38,76 @@ class Operations(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.names: set[str] = set()
+        self.kernels = 0  # that are started
         self.crossings: list[tuple[str, bool]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         self.names.add(str(func))
+        self.kernels += func.namespace == "aten" and not func.is_view and "empty" not in str(func)
         if len({leaf.device for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, torch.Tensor)}) > 1:
             self.crossings.append((str(func), not (kwargs or {}).get("non_blocking")))
         return out
 
 
-def take_steps(_: int, project: Path, options: dict[str, Any], optimizer: str) -> None:
-    """Train with the project's train_step(), but without DistributedDataParallel, whose C++ needs memory."""
+@contextmanager
+def run_on(project: Path, options: dict[str, Any], optimizer: str = "") -> Iterator[Any]:
+    """A run as train.py has it, on such a GPU, but without DistributedDataParallel, whose C++ needs memory."""
     _setup_privateuseone_for_python_backend("gpu", Driver())
     every_operation = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")  # as long as it is referred to
     every_operation.fallback(torch.library.fallthrough_kernel)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     sys.path.insert(0, str(project))
     train, gpu = importlib.import_module("train"), torch.device("gpu", 0)
-    config = train.Config(accum_steps=2, clip_norm=1.0, **options)
-    training = train.data_loading.load(config, train.launcher.DistEnv(0, 0, 1, 1), gpu).training
+    config = train.Config(**options)
+    run = SimpleNamespace(train=train, config=config, device=gpu)
+    run.training = train.data_loading.load(config, train.launcher.DistEnv(0, 0, 1, 1), gpu).training
     train.metrics.AT_ONCE = 4
     averaging: Any = sys.modules[train.optimizer_step.ExponentialMovingAverage.__module__]
     averaging.places_with_infinity = lambda weights: []  # it waits, but before the first step
     with FakeTensorMode(allow_non_fake_inputs=True):
         with gpu:
-            model = train.weights.build_model(config)
-        run = SimpleNamespace(config=config, device=gpu, sums=train.metrics.MetricAccumulator(gpu, finite_only=True))
-        run.training, run.progress = training, train.metrics.Progress(config, training.sampler)
+            run.model = model = train.weights.build_model(config)
+        run.sums = train.metrics.MetricAccumulator(gpu, finite_only=True)
+        run.progress = train.metrics.Progress(config, run.training.sampler)
         run.optimizer = eval(optimizer) if optimizer else train.task.build_optimizer(model, config)
         run.ddp = train.optimizer_step.LossModule(train.task.compute, model, config, gpu)
         run.ddp.no_sync = nullcontext
         wrapped: Any = SimpleNamespace(module=run.ddp, _check_reducer_finalized=lambda: None)
         run.update = train.optimizer_step.Update(wrapped, run.optimizer, config, gpu)
         run.scaler = train.optimizer_step.GradScaler(gpu.type, enabled=config.precision == "fp16")
-        for _step, micro_batches in zip(range(4), training.steps_from(run.progress), strict=False):
-            loaded = train.data_loading.MicroBatches(iter([*micro_batches]), len(micro_batches), 0)
-            with Operations() as operations:
-                train.train_step(run, loaded)
+        yield run
+
+
+def steps_of(run: Any) -> Iterator[Operations]:
+    """Take four steps, and yield the operations of each."""
+    for _step, micro_batches in zip(range(4), run.training.steps_from(run.progress), strict=False):
+        loaded = run.train.data_loading.MicroBatches(iter([*micro_batches]), len(micro_batches), 0)
+        with Operations() as operations:
+            run.train.train_step(run, loaded)
+        yield operations
+
+
+def take_steps(_: int, project: Path, options: dict[str, Any], optimizer: str) -> None:
+    with run_on(project, {"accum_steps": 2, "clip_norm": 1.0, **options}, optimizer) as run:
+        for operations in steps_of(run):
             assert {"aten._fused_adamw_.default", "aten.convolution_backward.default"} <= operations.names
             # Counts that are numbers come every 64 batches.
             assert {*operations.crossings} <= {("aten._to_copy.default", False)}
+
+
+def count_kernels(_: int, project: Path) -> None:
+    with run_on(project, {"precision": "bf16"}) as run:
+        _first, _second, operations, _fourth = steps_of(run)
+        [batch] = next(run.training.steps_from(run.progress))
+        with Operations() as plain:
+            with run.train.optimizer_step.autocast(run.config, run.device):
+                loss = run.train.task.compute(run.model, batch, run.config)["loss"]
+            (loss.sum / loss.count).backward()
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+    further = operations.kernels - plain.kernels
+    assert 0 < further <= 18, f"{further} kernels more than those of a plain loop"
 
 
 @pytest.mark.parametrize(
@@ -90,3 +120,7 @@ def test_the_cpu_waits_for_nothing_in_a_step(options: dict[str, Any], project: R
 def test_it_waits_for_an_optimizer_that_cannot_leave_a_step_out(project: Render) -> None:
     with pytest.raises(mp.ProcessRaisedException, match=r"isfinite\(norm\)[\s\S]*DataDependentOutput"):
         mp.spawn(take_steps, (project(), {}, SGD))
+
+
+def test_a_step_starts_few_kernels_more_than_a_plain_loop(project: Render) -> None:
+    mp.spawn(count_kernels, (project(),))
