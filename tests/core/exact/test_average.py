@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
-from tests.conftest import Measured, Render
+from tests.conftest import Measured, Package, Render
 from tests.core.exact.test_processes import OPTIONS, recipe
 from tests.support import reference
 from tests.support.forked_runs import AS_ON_A_GPU, Program, metrics, relative_difference, run_all, state
@@ -148,3 +150,37 @@ def test_a_resumed_run_may_begin_or_end_it(plain_project: Path, tmp_path: Path) 
     log = (first.run_dir / "train.log").read_text()
     assert f"--ema-decay {DECAY} (was 0.0)" in log
     assert f"--ema-decay 0.0 (was {DECAY})" in log
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_average_needs_the_memory_of_a_piece_and_comes_back_bit_for_bit(
+    dtype: torch.dtype, package: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of less precision are kept while the average is in their place; nothing else is copied as a whole."""
+    step = package("runtime.optimizer_step")
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8))).to(dtype)
+    whole = sum(weight.numel() * 4 for weight in model.parameters())
+    monkeypatch.setattr(step, "PIECE", whole // 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    average = step.ExponentialMovingAverage(model, optimizer, 0.5)
+
+    @torch.no_grad()
+    def take_step_and_evaluate(checks: bool) -> None:
+        optimizer.step()
+        before = [each.clone() for each in (*model.parameters(), *average.averages)] if checks else []
+        with average.in_place():
+            if checks:
+                assert all(map(torch.equal, model.parameters(), (each.to(dtype) for each in before[16:])))
+        assert not checks or all(map(torch.equal, (*model.parameters(), *average.averages), before))
+
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    take_step_and_evaluate(True)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        take_step_and_evaluate(False)
+    assert profiled.profiler
+    now, most = 0, 0
+    for event in profiled.profiler.kineto_results.events():
+        now += event.nbytes() if event.name() == "[memory]" else 0
+        most = max(most, now)
+    assert 0 < most <= whole * (0.3 if dtype == torch.float32 else 0.8)
