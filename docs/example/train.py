@@ -77,7 +77,7 @@ def main(config: Config, env: launcher.DistEnv, device: torch.device) -> exits.E
                 return run.stop.leave(progress.step)
             finish_step(run)
         run.checkpoints.complete()
-        if run.test:
+        if run.test and run.reporter.is_test_due(run.test):
             weights.load_weights(run.model, run.checkpoints.best)
             run.reporter.log_test(evaluate.evaluate(run.model, run.test, run.config, run.device))
     return exits.ExitCode.DONE

@@ -97,6 +97,20 @@ def test_every_set_is_evaluated_and_the_test_set_with_the_best_weights(with_sets
             assert tuple(found[name].values()) == pytest.approx(values, rel=1e-5)
 
 
+def test_the_test_set_is_evaluated_once(with_sets: Path, tmp_path: Path) -> None:
+    """Not where --max-steps stops the run, and not again if the command of a complete run is repeated."""
+    run_dir, results = tmp_path / "run", []
+    for stop in (("--max-steps", "5"), ("--max-steps", "10"), (), ()):
+        train_on_ranks(with_sets, run_dir, *OPTIONS, *stop, "--resume", "auto")
+        results.append(json.loads((run_dir / "result.json").read_text()))
+    last = results[-1]["step"]
+    assert [result["step"] for result in results] == [5, 10, last, last]
+    assert ["test" in result for result in results] == [False, False, True, True]
+    assert results[-1]["test"] == results[-2]["test"]
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records if "test/loss" in record] == [last]
+
+
 def test_what_cannot_be_evaluated_is_one_line(with_sets: Path, tmp_path: Path) -> None:
     missing = output_of([sys.executable, "evaluate.py", str(tmp_path / "nowhere")], with_sets, code=2)
     assert missing == f"error: --config {tmp_path}/nowhere/config.json cannot be read: No such file or directory\n"

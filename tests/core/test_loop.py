@@ -4,7 +4,6 @@ import copy
 import importlib
 import random
 import sys
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,12 +64,12 @@ def test_the_metrics_have_the_peak_memory_of_a_gpu(
     with one_of(1):
         config, world = package("config").Config(run_dir=tmp_path), reporting.DistEnv(0, 0, 1, 1)
         progress = progress_of(package, config)
-        reporter = reporting.Reporter(
-            config, world, SimpleNamespace(progress=progress, model=torch.nn.Linear(1, 1)), ["validation"]
-        )
-    monkeypatch.setattr(reporter.tracker, "log", lambda step, metrics: recorded.append(metrics))
-    reporter.started = time.perf_counter()
-    reporter.log_training(progress, {})
+        parts = {"update": SimpleNamespace(ddp=None)}
+        checkpoints = SimpleNamespace(progress=progress, model=torch.nn.Linear(1, 1), parts=parts, seconds=0.0)
+        reporter = reporting.Reporter(config, world, checkpoints, ["validation"])
+        monkeypatch.setattr(reporter.tracker, "log", lambda step, metrics: recorded.append(metrics))
+        reporter.throughput.begin(SimpleNamespace(waited=0.0, counter=nullcontext()), progress)
+        reporter.log_training(progress, {})
     assert recorded[0].get("peak_memory_gib") == (1.5 if on_gpu else None)
 
 

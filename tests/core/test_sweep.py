@@ -30,7 +30,7 @@ records = run_dir / "metrics.jsonl"
 whole = [line for line in records.open() if line.endswith("\\n")] if launches > 1 else []
 for accuracy in (json.loads("NaN") if code == 65 else 0.1 * launches + 1e-9, 5):
     start = {"step": launches, "time": 0, "event": "started", "sets": ["first", "validation"]}
-    record = {"step": launches, "time": 0, "epoch": launches, "epoch/first_accuracy": accuracy}
+    record = {"step": launches, "time": 0, "epoch": 1, "epoch/first_accuracy": accuracy}
     record["epoch/validation_accuracy"] = -1
     whole.append(json.dumps(start) + "\\n")
     whole.append(json.dumps(record) + "\\n")
@@ -72,8 +72,8 @@ def test_a_sweep_goes_on_however_a_trial_ends(sweep: Sweep, tmp_path: Path, caps
     trials = study_in(tmp_path).trials
     assert [trial.state for trial in trials] == [COMPLETE, COMPLETE, PRUNED, FAIL]
     assert [trial.value for trial in trials[:2]] == [0.1, pytest.approx(0.3)]
-    reported = {epoch: 0.1 * epoch + 1e-9 for epoch in (1, 2, 3)}
-    assert trials[1].intermediate_values == reported, "in full precision, without what is torn"
+    reported = {number: 0.1 * number + 1e-9 for number in (1, 2, 3)}
+    assert trials[1].intermediate_values == reported, "each of an epoch, in full precision, without what is torn"
     assert math.isnan(trials[2].intermediate_values[1]), "which each pruner of Optuna takes for the worst"
     launches = [(tmp_path / "runs" / "sweep" / str(number) / "launches").read_text() for number in range(4)]
     assert launches == ["x", "xxx", "x", "x"]

@@ -71,7 +71,7 @@ def load(config: Config, env: DistEnv, device: torch.device) -> Loaders:
     order = own.order, config.accum_steps
     sampler = ResumableDistributedSampler(len(own.train), micro_batch, env, config.seed, *order)
     if own.order is not None:
-        check_order(sampler, later=config.epochs > 1)
+        check_order(sampler, later=config.epochs > 1 or config.steps > 0)
     training = TrainingLoader(own.train, sampler, config, device, own.collate)
     return Loaders(training, *loaders_to_evaluate(own, config, env, device))
 

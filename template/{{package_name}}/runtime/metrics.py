@@ -257,6 +257,7 @@ class Progress:
         self.samples_of_epoch = self.samples_of_epoch or sampler.samples
         self.lr = math.nan  # of the last step
         self._epochs = math.inf if config.steps else config.epochs
+        self._steps = config.steps or math.inf
         self._max_steps = min(filter(None, (config.steps, config.max_steps)), default=math.inf)
         self._log, self._save = interval_of(config.log_every, "steps"), interval_of(config.save_every, "steps")
         self._evaluation = interval_of(config.eval_every, "epochs")
@@ -295,6 +296,10 @@ class Progress:
     def is_done(self) -> bool:
         """Return whether nothing is left to train."""
         return self.epoch >= self._epochs or self.reached_max_steps() or self.should_stop_early()
+
+    def is_complete(self) -> bool:
+        """Return whether the run has its whole length, or --patience has ended it: --max-steps only stops it."""
+        return self.epoch >= self._epochs or self.step >= self._steps or self.should_stop_early()
 
     def is_record_due(self) -> bool:
         """Return whether --log-every asks for a record after this step; each epoch ends with one, if it is in steps."""

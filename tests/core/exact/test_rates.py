@@ -78,14 +78,19 @@ def build_optimizer(model: Any, config: Config, build: Any = build_optimizer) ->
 """
 
 
-def test_the_rate_of_each_group_is_recorded(small: Render, tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [1.0, 0.25])
+def test_the_rate_of_each_group_is_recorded(first: float, small: Render, tmp_path: Path) -> None:
+    """Also if all groups have the same rate, which is not that of the run."""
     project = small(logging="csv")
-    extend(project / "ddp_project" / "task.py", GROUPS)
+    scaled = GROUPS.replace(
+        "    return optimizer", f"    optimizer.param_groups[0]['lr_scale'] = {first}\n    return optimizer"
+    )
+    extend(project / "ddp_project" / "task.py", scaled)
     program = Program(project, tmp_path / "run", OPTIONS)
     run_all([[program]])
     found = metrics(program.run_dir)
     assert len(found["lr"]) == 15
-    assert found["lr/group_0"] == found["lr"]
+    assert found["lr/group_0"] == [(step, first * rate) for step, rate in found["lr"]]
     assert found["lr/group_1"] == [(step, 0.25 * rate) for step, rate in found["lr"]]
 
 
