@@ -1,5 +1,6 @@
 """The update gate: checks that projects of released versions can be updated to this template without loss."""
 
+import json
 import random
 import re
 import shutil
@@ -246,7 +247,6 @@ class Gate:
         for folder, resumed in self.counted(part, ended, len(carried)):
             about = carried[folder]
             part.wrong += [f"{about}: {words}" for words in resumed.wrong]
-            part.notes += [f"{about}: {words}" for words in resumed.notes]
             if resumed.refused:
                 words = f"{about}: the old checkpoint is refused ({resumed.refused})"
                 if tells_of_checkpoints(self.template, about.route[0]):
@@ -303,7 +303,6 @@ def forgotten_answers(old: Path, new: Path) -> list[str]:
 @dataclass
 class Resumed:
     wrong: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     refused: str = ""  # the error of the updated project if it refuses the checkpoint
 
 
@@ -330,7 +329,11 @@ def resume(folder: Path) -> Resumed:
         return Resumed([f"the project does not train before its update: {half.complaint}"])
     shutil.copytree(run_dir, without_update)
     before = train(folder / "old", without_update, END, "--resume")
-    after = train(folder / "new", run_dir, END, "--resume")
+    # Since version 2, the default of --precision is another one; in version 1.0, the option was --amp-dtype.
+    saved = json.loads((run_dir / "config.json").read_text())
+    precision = saved.get("precision", saved.get("amp_dtype"))
+    options = ("--precision", precision) if precision else ()
+    after = train(folder / "new", run_dir, END, "--resume", *options)
     if after.complaint:
         # The line with which the program refuses this checkpoint, if there is one.
         lines = [line for text in after.output for line in text.splitlines() if REFUSED in after.codes]
@@ -342,5 +345,4 @@ def resume(folder: Path) -> Resumed:
     if len(with_update) != END - STOP:
         steps = f"{len(with_update)} steps follow step {STOP}, where {END - STOP} are left"
         return Resumed([f"the updated project does not go on where the old one stopped: {steps}"])
-    same = with_update == without
-    return Resumed(notes=[] if same else ["after its update, the project computes other numbers than before"])
+    return Resumed([] if with_update == without else ["the updated project computes other numbers than before"])

@@ -78,7 +78,8 @@ def plan_for(project: Path) -> Plan:
 
 def is_to_be_moved(project: Path) -> bool:
     """Return whether a project has modules of both versions."""
-    return all([*project.glob(f"*/runtime/{name}.py")] for name in ("heartbeat", "watchdog"))
+    moved = any([*project.glob(old)] for old in MOVED if "/runtime/" in old)
+    return moved and bool([*project.glob("*/runtime/watchdog.py")])
 
 
 def moved_paths(project: Path) -> list[tuple[str, str]]:

@@ -56,7 +56,8 @@ NAMES = {
 if sys.platform == "win32":
     print("error: this project needs Linux or macOS: use WSL", file=sys.stderr)
     sys.exit(2)
-if Path(__file__).with_name("heartbeat.py").exists():  # an update leaves files that have another name since version 2
+# An update leaves files that have another name since version 2.
+if any(Path(__file__).with_name(f"{old}.py").exists() for old in ("heartbeat", "meter", "process_group")):
     print("error: modules of version 1 are left: `ddp-template migrate .` moves them (UPDATING.md)", file=sys.stderr)
     sys.exit(2)
 

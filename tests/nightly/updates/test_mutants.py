@@ -14,6 +14,7 @@ from tools.rewriting import Rewrite
 PACKAGE = "template/{{package_name}}"
 DEFAULTS = ("launcher=torchrun", "backend=auto", "amp=none", "sync_bn=false", "logging=console")
 ASKS_MORE = Rewrite("checked($X)", "checked([*$X, None, None])", "load_own")
+LEARNS_FASTER = Rewrite('lr * group.get("lr_scale", 1.0)', "1.001 * {}")
 BEGINS_ANEW = Rewrite("vars(self).update($X)", "pass", "Progress.load_state_dict")
 ANOTHER_FORMAT = Rewrite('"model": $MODEL', '"weights": $MODEL', "Checkpoints.__init__")
 RESUMED = "resume: v1.0.0 -> v99999, digits-torchrun-auto-none-false-console"
@@ -90,7 +91,10 @@ def test_answers_that_are_forgotten(made_up: MadeUp, workers: Workers) -> None:
     ]
 
 
-@pytest.mark.parametrize(("file", "edit"), [("data_loading.py", ASKS_MORE), ("metrics.py", BEGINS_ANEW)])
+@pytest.mark.parametrize(
+    ("file", "edit"),
+    [("data_loading.py", ASKS_MORE), ("metrics.py", BEGINS_ANEW), ("optimizer_step.py.jinja", LEARNS_FASTER)],
+)
 def test_runs_that_cannot_go_on(file: str, edit: Rewrite, made_up: MadeUp, workers: Workers) -> None:
     edit.apply(made_up.folder / PACKAGE / "runtime" / file)
     assert f"{RESUMED}: the updated project " in found(made_up, workers, "history", "resume")
