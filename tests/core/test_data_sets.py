@@ -22,10 +22,13 @@ load_pair = load_data
 
 def load_data(config):
     train, rest = load_pair(config)
+    if config.other:
+        return Data(train, {"other": Subset(rest, range(50, 120))})
     evaluation = {"validation": Subset(rest, range(100)), "validation_b": Subset(rest, range(100, 171))}
     return Data(train, evaluation, test=Subset(rest, range(171, 360)))
 """
-PARTS = {"validation": (0, 100), "validation_b": (100, 171), "test": (171, 360)}
+OWN_OPTION = "    other: bool = False\n"
+PARTS = {"validation": (0, 100), "validation_b": (100, 171), "test": (171, 360), "other": (50, 120)}
 OPTIONS = ("--epochs", "3", "--global-batch-size", "96")
 
 
@@ -56,7 +59,8 @@ print(json.dumps(found))
 def with_sets(own_project: Render) -> Path:
     """A project with two sets to evaluate on and a test set, of which the best weights are those of the first epoch."""
     project = own_project()
-    for file, text in (("data.py", OWN_DATA), ("task.py", "\n\nHIGHER_IS_BETTER = False\n")):
+    texts = {"data.py": OWN_DATA, "options.py": OWN_OPTION, "task.py": "\n\nHIGHER_IS_BETTER = False\n"}
+    for file, text in texts.items():
         with open(project / "ddp_project" / file, "a") as module:
             module.write(text)
     return project
@@ -87,14 +91,15 @@ def test_every_set_is_evaluated_and_the_test_set_with_the_best_weights(with_sets
     again = json.loads((tmp_path / "other" / "result.json").read_text())
     assert again["test"]["loss"] == pytest.approx(of_last["test"][0], rel=1e-5)
 
-    for ranks in (1, 3):  # which need not divide the batch
-        command = [sys.executable, "evaluate.py", str(run_dir), *ON_CPU]
+    for ranks, options in ((1, []), (3, []), (1, ["--other"])):  # ranks need not divide the batch
+        command = [sys.executable, "evaluate.py", str(run_dir), *ON_CPU, *options]
         if ranks > 1:
             command[:1] = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         lines = [line for line in output_of(command, with_sets).splitlines() if line.startswith("{")]
         found = {line.pop("set"): line for line in map(json.loads, lines)}
-        for name, values in of_best.items():
-            assert tuple(found[name].values()) == pytest.approx(values, rel=1e-5)
+        assert {*found} == ({"other"} if options else {*PARTS} - {"other"})
+        for name, values in found.items():
+            assert tuple(values.values()) == pytest.approx(of_best[name], rel=1e-5)
 
 
 def test_the_test_set_is_evaluated_once(with_sets: Path, tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ def test_data_outside_memory_has_workers_on_spare_cores(loading: ModuleType, mon
     assert workers(TensorDataset(torch.zeros(3))) == 0
     assert workers(OneByOne()) == workers(Subset(OneByOne(), range(3))) == CORES - 1
     assert (workers(Whole(), workers=2), workers(OneByOne(), workers=0)) == (2, 0)
+    monkeypatch.delattr(Whole, "in_memory")
+    assert workers(Whole()) == CORES - 1, "__getitems__() alone does not say that it is in memory"
     monkeypatch.setattr(loading, "MOST_WORKERS", 3)
     assert workers(OneByOne()) == 3
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)

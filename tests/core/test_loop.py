@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import os
 import random
 import sys
 from contextlib import nullcontext
@@ -16,7 +17,15 @@ import torch
 
 from benchmarks.simulated import one_of, progress_of
 from tests.conftest import Package, Render
-from tests.support.ranks import collectives_of_an_epoch, gradients_beside_buckets, on_two_ranks, train_on_ranks
+from tests.support.ranks import (
+    collectives_of_an_epoch,
+    gradients_beside_buckets,
+    names,
+    on_two_ranks,
+    project_module,
+    run_train,
+    train_on_ranks,
+)
 from tests.support.training import checkpoint
 
 
@@ -79,7 +88,7 @@ class Setting:
     steps: int  # of an epoch
     log_every: int | str  # steps, or with a unit
     eval_every: int | str  # epochs, or with a unit
-    save_every: int | str  # steps, or with a unit
+    save_every: int | str  # steps, or with a unit; each step takes a minute
     max_steps: int
     patience: int
     in_steps: int  # length of the run in place of the epochs
@@ -89,7 +98,7 @@ class Setting:
         epochs, steps = (numbers.randint(1, most) for most in (4, 9))
         log_every = numbers.choice((1, 2, 3, 4, 5, 6, "3steps", "1epochs", "2epochs"))
         eval_every = numbers.choice((1, 2, 3, "2epochs", "1steps", "4steps", "7steps"))
-        save_every = numbers.choice((0, 1, 3, "4steps", "1epochs", "2epochs"))
+        save_every = numbers.choice((0, 1, 3, "4steps", "1epochs", "2epochs", "1min", "5min"))
         max_steps, patience = numbers.choice((0, 0, 5, 11)), numbers.choice((0, 0, 1, 2))
         in_steps = numbers.choice((0, 0, 0, 7, 12))
         return cls(epochs, steps, log_every, eval_every, save_every, max_steps, patience, in_steps)
@@ -101,6 +110,18 @@ class Setting:
         return number > 0 and step % (number * (self.steps if named == "epochs" else 1)) == 0
 
 
+class Clock:
+    """One that only sleep() moves."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 def quality(step: int) -> float:
     return step * 104729 % 97 / 97
 
@@ -108,13 +129,14 @@ def quality(step: int) -> float:
 def nested_loops(setting: Setting) -> list[tuple[Any, ...]]:
     """What a run records and saves, by loops over epochs and their steps."""
     events: list[tuple[Any, ...]] = []
-    step, best, since_best, recent = 0, -1.0, 0, 0
+    step, best, since_best, recent, saved = 0, -1.0, 0, 0, 0
     for epoch in range(1, 1 + (setting.in_steps or setting.epochs)):
         for place in range(1, setting.steps + 1):
             step, recent = step + 1, recent + step + 1
             out = step in (setting.max_steps, setting.in_steps)
             last = place == setting.steps and "epochs" not in str(setting.log_every)
-            if last or out or setting.is_over(setting.log_every, "steps", step):
+            recorded = last or out or setting.is_over(setting.log_every, "steps", step)
+            if recorded:
                 events.append(("record", step, recent))
                 recent = 0
             complete = not setting.in_steps and step == setting.epochs * setting.steps
@@ -123,7 +145,13 @@ def nested_loops(setting: Setting) -> list[tuple[Any, ...]]:
                 since_best = 0 if quality(step) > best else since_best + 1
                 best = max(best, quality(step))
                 events.append(("evaluation", step, epoch))
-            if evaluated or setting.is_over(setting.save_every, "steps", step):
+            if str(setting.save_every).endswith("min"):  # the ranks look at the clock where they reduce
+                reduced = recorded or evaluated or place == setting.steps
+                due = reduced and step - saved >= int(str(setting.save_every).removesuffix("min"))
+                saved = step if due else saved
+            else:
+                due = setting.is_over(setting.save_every, "steps", step)
+            if evaluated or due:
                 events.append(("save", step, evaluated and since_best == 0))
             if out or 0 < setting.patience <= since_best:
                 return events
@@ -143,10 +171,10 @@ def flat_loop(setting: Setting, package: Package, train: Any, saved: Any, signal
     if saved:
         progress.load_state_dict(saved)
 
-    def reduce(*_: Any) -> tuple[Any, list[float]]:
+    def reduce(_: bool, timed_save: bool, *skipped: Any) -> tuple[Any, list[float]]:
         total = metrics.Mean(float(sum(own)), 1.0)
         own.clear()
-        return {"loss": total}, [signal is not None and progress.step >= signal, 0, 0, 0]
+        return {"loss": total}, [signal is not None and progress.step >= signal, timed_save, 0, 0]
 
     def log(progress: Any, numbers: Any) -> None:
         events.append(("record", progress.step, progress.take_recent()["loss"].sum))
@@ -162,6 +190,7 @@ def flat_loop(setting: Setting, package: Package, train: Any, saved: Any, signal
             events.append(("save", progress.step, progress.is_best_step()))
 
     def train_step(run: Any, micro_batches: Any) -> None:
+        metrics.time.sleep(60)
         own.append(progress.step + 1)
         progress.advance(micro_batches.samples, 0.1)
 
@@ -192,6 +221,7 @@ def test_the_flat_loop_does_what_nested_loops_do_and_so_do_its_parts(
     for name in ("train", "evaluate"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     train, numbers = importlib.import_module("train"), random.Random(1)
+    monkeypatch.setattr(package("runtime.metrics"), "time", Clock())
     for _ in range(200):
         setting = Setting.random(numbers)
         expected = nested_loops(setting)
@@ -218,6 +248,21 @@ def test_a_save_by_minutes_is_due_once_after_each(package: Package, monkeypatch:
         progress.count({}, timed_save=progress.is_timed_save_due())  # which all ranks have agreed on
         due.append(progress.is_save_due())
     assert due == [False, True, False, True, True]
+
+
+def with_own_clock() -> None:
+    """Be a rank whose clock stands still; on rank 1, an hour is over after step 3."""
+    status, ahead = project_module("runtime.watchdog").STATUS, os.environ["RANK"] == "1"
+    clock = SimpleNamespace(monotonic=lambda: 3600.0 * (ahead and status.step >= 3))
+    project_module("runtime.metrics").time = clock
+    run_train()
+
+
+def test_a_clock_that_is_due_on_one_rank_lets_all_ranks_save_together(project: Render, tmp_path: Path) -> None:
+    options = ("--save-every", "10min", "--log-every", "2", "--max-steps", "9")
+    train_on_ranks(project(), tmp_path / "run", *options, entry=with_own_clock)
+    assert names(tmp_path / "run") == ["best.pt", "last.pt", "step-00000004.pt", "step-00000009.pt"]
+    assert len(checkpoint(tmp_path / "run", "step-00000004.pt")["ranks"]) == 2, "both took part"
 
 
 def test_intervals_take_units(package: Package) -> None:

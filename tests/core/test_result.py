@@ -66,7 +66,8 @@ def test_a_run_may_have_its_length_in_steps(project: Render, package: Package, t
 
 def test_a_run_stops_before_its_hours_are_over_and_goes_on(project: Render, tmp_path: Path) -> None:
     options = ("--epochs", "1", "--log-every", "1", "--global-batch-size", "96")
-    train_on_ranks(project(), tmp_path / "whole", *options)
+    printed = train_on_ranks(project(), tmp_path / "whole", *options, "--max-steps", "50")
+    assert printed[0].count("--epochs 1 are over before --max-steps 50") == 1
     hours = ("--max-hours", "1e-9")  # over at the first report
     train_on_ranks(project(), tmp_path / "run", *options, *hours, code=75)
     assert (result(tmp_path / "run")["exit_code"], result(tmp_path / "run")["step"]) == (75, 1)

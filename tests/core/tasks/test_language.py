@@ -80,6 +80,20 @@ def test_a_terabyte_takes_no_memory_and_is_resumed(language: Modules, own_projec
     assert_stops_in_turn_change_nothing(whole, 3)
 
 
+def test_by_default_a_run_evaluates_several_times(language: Modules) -> None:
+    given = language("config").Config()
+    samples, world = len(language("data").load_data(given)[0]), language("runtime.launcher").DistEnv(0, 0, 1, 1)
+    sampler = language("runtime.sampling").ResumableDistributedSampler(samples, given.global_batch_size, world, 0)
+    progress, evaluated = language("runtime.metrics").Progress(given, sampler), []
+    while not progress.is_done():
+        progress.advance(min(given.global_batch_size, samples - progress.samples_in_epoch), 0.1)
+        if progress.is_evaluation_due():
+            evaluated.append(progress.step)
+        progress.start_next_epoch()
+    assert len(evaluated) > 2
+    assert evaluated == [*range(250, progress.step, 250), progress.step]
+
+
 def test_what_cannot_be_learned_is_named(language: Modules, tmp_path: Path) -> None:
     few, odd, large = tmp_path / "few.txt", tmp_path / "odd.u16", tmp_path / "large.u32"
     few.write_bytes(bytes(100))
