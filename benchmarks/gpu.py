@@ -6,6 +6,7 @@ Both run in turn in float32, TF32 and bfloat16, with and without channels_last, 
 
 import gzip
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,8 @@ from .runner import RESULTS, CommandError, Record, in_turn, read
 from .trials import TORCHRUN, render_project, train_recorded
 
 CALLS = ("cuda_runtime", "cuda_driver")  # categories of what the CPU asks of the GPU
+# What waits for the GPU: a copy that is not asynchronous, and memory that is taken or given back.
+WAITING = re.compile(r"Synchronize$|^cuda(Memcpy|Malloc|MallocHost|HostAlloc|Free|FreeHost)$|^cuMem(Create|Map|Unmap)$")
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ def read_trace(trace: Path) -> list[Record]:
 
 
 def waits_of_a_step(trace: Path) -> float:
-    """How often the CPU waits for the GPU in a step of a trace, without the last one, where the profile ends."""
+    """How often the CPU waits for the GPU in a step of a trace, or may have to; the last one ends with the profile."""
     events = read_trace(trace)
     # The GPU's side of a trace repeats the names of the steps, at other times.
     marks = [event for event in events if event.get("cat") == "user_annotation"]
@@ -140,6 +143,6 @@ def waits_of_a_step(trace: Path) -> float:
         (mark["ts"], mark["ts"] + mark["dur"]) for mark in marks if mark["name"].startswith("ProfilerStep#")
     )
     calls = [event for event in events if event.get("cat") in CALLS]
-    waits = [call["ts"] for call in calls if call["name"].endswith("Synchronize")]
+    waits = [call["ts"] for call in calls if WAITING.search(call["name"])]
     within = sum(begin <= wait < end for wait in waits for begin, end in steps)
     return float(within / len(steps))

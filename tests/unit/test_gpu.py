@@ -25,13 +25,16 @@ def test_waits_are_counted_in_the_steps_of_the_cpu_but_the_last(tmp_path: Path) 
     calls = [
         event("cudaStreamSynchronize", "cuda_runtime", 3),
         event("cudaLaunchKernel", "cuda_runtime", 4),
+        event("cudaMemcpyAsync", "cuda_runtime", 5),
+        event("cudaMemcpy", "cuda_runtime", 6),
+        event("cudaHostAlloc", "cuda_runtime", 7),
         event("cudaEventSynchronize", "cuda_runtime", 13),
         event("cuStreamSynchronize", "cuda_driver", 14),
         event("cudaDeviceSynchronize", "cuda_runtime", 28),  # the profiler's own, in the last step
     ]
     with gzip.open(tmp_path / "trace.json.gz", "wt") as file:
         json.dump({"traceEvents": [{"ph": "M", "name": "process_name"}, *steps, *repeated, *calls]}, file)
-    assert waits_of_a_step(tmp_path / "trace.json.gz") == 3 / 2
+    assert waits_of_a_step(tmp_path / "trace.json.gz") == 5 / 2
 
 
 def test_a_rate_is_that_between_two_reports() -> None:
