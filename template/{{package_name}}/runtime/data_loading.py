@@ -256,7 +256,11 @@ class PrefetchLoader:
         self.arrived = 0
         while True:
             OWN_WAIT.what = self._awaited
-            found = next(moved, None)
+            try:
+                found = next(moved, None)
+            except UserError as error:
+                error.should_report = True  # no other rank has these batches
+                raise
             OWN_WAIT.what = None
             if found is None:
                 return

@@ -117,6 +117,7 @@ def test_want_of_files_anywhere_on_the_way_of_a_batch_is_named_once(
     def make() -> torch.Tensor:
         made.append(len(made))
         if len(made) == 3:  # of the second batch: the first one has set up what all batches need
+            time.sleep(scaled(0.5))  # until the first one has been received
             unused = set(range(1000)).difference(map(int, os.listdir("/proc/self/fd")))
             limit, hard = sorted(unused)[free], resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
