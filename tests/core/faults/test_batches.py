@@ -107,23 +107,26 @@ def test_want_in_a_worker_is_named(make: Callable[[], Any], said: str, dataset: 
     assert refused(loading, dataset(make), workers=1).endswith(f"; {said}")
 
 
-@pytest.mark.parametrize("free", [0, 1])
-def test_want_of_files_anywhere_on_the_way_of_a_batch_is_named_once(
-    free: int, loading: ModuleType, capfd: pytest.CaptureFixture[str]
+def test_want_of_files_for_the_connection_to_the_rank_is_named_once(
+    loading: ModuleType, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A batch in memory that is shared, its copy for the rank, and the connection to the rank are a file each."""
+    """A batch waits to be handed on when its worker may open no more files."""
     made: list[int] = []
 
     def make() -> torch.Tensor:
         made.append(len(made))
-        if len(made) == 3:  # of the second batch: the first one has set up what all batches need
-            time.sleep(scaled(0.5))  # until the first one has been received
+        if len(made) == 5:  # of the third batch
+            time.sleep(scaled(0.3))  # until the second one waits
             unused = set(range(1000)).difference(map(int, os.listdir("/proc/self/fd")))
-            limit, hard = sorted(unused)[free], resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(unused), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         return torch.ones(2)
 
-    assert "ulimit -n 65536" in refused(loading, OneByOne(make), workers=1)
+    batches = loaded(loading, OneByOne(make), 1, [2, 3], [4, 5], [6, 7])
+    next(batches)
+    time.sleep(scaled(1))
+    with pytest.raises(loading.UserError, match="ulimit -n 65536") as error:
+        next(batches)
+    assert error.value.should_report, "no other rank knows"
     assert len(capfd.readouterr().err) < 1000
 
 
