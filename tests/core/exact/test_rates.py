@@ -1,4 +1,4 @@
-"""Edits of train.py in RECIPES.md: rates are those of PyTorch's own schedulers, and callbacks change no result."""
+"""Edits of train.py in RECIPES.md: rates are PyTorch's, own numbers are recorded, and callbacks change no result."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 from tests.conftest import Render
 from tests.core.exact.test_resume import assert_ends_like, stopped_at
-from tests.core.tasks.test_recipes import CALLBACK, PLATEAU, SCHEDULER, changed_project
+from tests.core.tasks.test_recipes import CALLBACK, NUMBER, PLATEAU, SCHEDULER, changed_project
 from tests.support.forked_runs import Program, metrics, run_all, state
 from tests.support.training import differences
 from tools.rewriting import Rewrite, extend
@@ -92,6 +92,15 @@ def test_the_rate_of_each_group_is_recorded(first: float, small: Render, tmp_pat
     assert len(found["lr"]) == 15
     assert found["lr/group_0"] == [(step, first * rate) for step, rate in found["lr"]]
     assert found["lr/group_1"] == [(step, 0.25 * rate) for step, rate in found["lr"]]
+
+
+def test_a_number_of_the_owner_is_recorded(after: Recipe, tmp_path: Path) -> None:
+    program = Program(after(NUMBER), tmp_path / "run", OPTIONS)
+    run_all([[program]])
+    found, trained = metrics(program.run_dir)["weight_norm"], state(program.run_dir)["model"]
+    assert [step for step, _ in found] == [*range(1, 16)]
+    squares = [each.square().sum() for name, each in trained.items() if "running" not in name and "num_" not in name]
+    assert found[-1][1] == pytest.approx(float(sum(squares)) ** 0.5)
 
 
 def test_a_callback_comes_on_all_ranks_at_once_and_changes_nothing(

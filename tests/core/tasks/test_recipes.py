@@ -42,7 +42,8 @@ CALLBACK, PLATEAU, SCHEDULER = WITH_STATE = [
     "A PyTorch scheduler: OneCycleLR",
 ]
 SWEPT = ["Cross-validation"]
-IN_TRAIN = [*WITH_STATE, "Early layers frozen until an epoch"]
+NUMBER = "A number of your own: the norm of the weights"
+IN_TRAIN = [*WITH_STATE, "Early layers frozen until an epoch", NUMBER]
 STREAMED = HF, PARQUET, TAR = [
     "Hugging Face datasets, streamed",
     "A stream of Parquet files",
