@@ -134,7 +134,7 @@ def report_is_known(rank: int, world_size: int) -> bool:
 def end_process(rank: int, end: str, code: ExitCode) -> None:
     """End this process, of which no thread may be able to, once the others have heard why."""
     STATUS.end = end
-    print(f"error: rank {rank}: {end.partition(' ')[2]}", file=sys.stderr, flush=True)
+    print(f"error: rank {rank}: {end.partition(' ')[2]}\n", end="", file=sys.stderr, flush=True)
     time.sleep(SILENT)
     exit_now(code)
 
