@@ -1,14 +1,19 @@
 """One line is all that one sees of a wrong option, and of Ctrl-C before the training begins."""
 
 import os
+import re
 import signal
+import socket
+import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.conftest import Render
 from tests.support.processes import PATH, Session, output_of, run_in_terminal
+from tests.support.training import ON_CPU
 
 LAUNCHED = {"torchrun": [], "spawn": [], "launch": [], "kubernetes": [], "mpirun": ["2"], "slurm": [], "ray": ["1"]}
 NOTHING_SAVED = "stopped before the training began: there is no new checkpoint"
@@ -76,3 +81,14 @@ def test_launch_sh_refuses_a_wrong_variable(launcher: str, variables: Any, words
 def test_ctrl_c_before_training_is_one_line(program: str, module: str, line: str, code: int, project: Render) -> None:
     env = {**os.environ, "MODULE": module, "PROGRAM": program}
     assert output_of([sys.executable, "-c", INTERRUPTED_AT], project(), env, code=code) == f"{line}\n"
+
+
+def test_an_error_is_one_write(project: Render) -> None:
+    """Else what another process prints could come into the line: python -u writes each part by itself."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-u", "train.py", *ON_CPU, "--global-batch-size", "100000"]
+    with ours:
+        with theirs:
+            assert subprocess.run(command, cwd=project(), stderr=theirs.fileno()).returncode == 2
+        *_, last = iter(partial(ours.recv, 10_000), b"")
+    assert re.fullmatch(rb"error: .*--global-batch-size.*\n", last), last
