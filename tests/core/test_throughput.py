@@ -26,7 +26,7 @@ class Slow(Dataset[Any]):
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        time.sleep(0.001)
+        time.sleep(0.004)
         return self.dataset[index]
 
 
@@ -41,7 +41,7 @@ def train_slowly(function: str, rank: str) -> None:
     def make(before: Any) -> Any:
         def slowly(*arguments: Any) -> Any:
             if os.environ["RANK"] == rank:
-                time.sleep(0.05)
+                time.sleep(0.15)
             return before(*arguments)
 
         return slowly
