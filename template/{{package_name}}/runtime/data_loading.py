@@ -312,7 +312,7 @@ class MicroBatches:
         self.number = number
         self.samples = samples  # over all ranks
         self.waited = 0.0  # seconds
-        self.counter: AbstractContextManager[Any] = nullcontext()  # around the pass of the first one
+        self.counter: AbstractContextManager[Any] = nullcontext()  # in which the first one is computed
 
     def __len__(self) -> int:
         return self.number

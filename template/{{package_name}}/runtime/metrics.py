@@ -295,7 +295,7 @@ class Progress:
 
     def is_done(self) -> bool:
         """Return whether nothing is left to train."""
-        return self.epoch >= self._epochs or self.reached_max_steps() or self.should_stop_early()
+        return self.is_complete() or self.reached_max_steps()
 
     def is_complete(self) -> bool:
         """Return whether the run has its whole length, or --patience has ended it: --max-steps only stops it."""
