@@ -4,6 +4,7 @@ import importlib
 import logging
 import re
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -18,7 +19,7 @@ from tests.conftest import Package
 CORES = 6
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 ORDERS = [
-    (0, ["copy 1", "wait 1", "step 1", "copy 2", "wait 2", "step 2", "copy 3", "wait 3", "step 3"]),
+    (0, ["copy 1", "step 1", "copy 2", "step 2", "copy 3", "step 3"]),
     (1, ["copy 1", "copy 2", "wait 1", "step 1", "copy 3", "wait 2", "step 2", "wait 3", "step 3"]),
 ]
 
@@ -151,28 +152,32 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     class Stream(str):
         def record_event(self) -> str:
-            return asked[-2]  # before the batch is kept
+            return asked[-1]
 
         def wait_event(self, event: str) -> None:
             asked.append(f"{self} waits for {event}")
+
+        wait_stream = wait_event
 
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("copies"))
     monkeypatch.setattr(torch.cuda, "stream", using)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(streams[-1]))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: ask("pin", tensor))
     monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *how, **further: ask(f"{streams[-1]}: copy", tensor))
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: asked.append(f"kept for {stream}"))
     return asked
 
 
-def test_a_gpu_copies_in_a_stream_of_its_own_for_which_the_step_waits(loading: ModuleType, asked: list[str]) -> None:
-    """What cannot be pinned is copied without, and as if it were on a GPU already."""
-    [*loading.PrefetchLoader(Whole(), [loading.Batch([1, 2], (0,))], loading.Config(), GPU)]
-    assert asked == ["pin 2", "copies: copy 2", "kept for training", "training waits for copies: copy 2"]
+def test_a_gpu_copies_ahead_in_a_stream_of_its_own_for_which_the_step_waits(
+    loading: ModuleType, asked: list[str]
+) -> None:
+    """The copies wait for the steps before, whose memory they may take. What cannot be pinned is copied without."""
+    [*loading.PrefetchLoader(Whole(), [loading.Batch([1, 2], (0,))], loading.Config(workers=1), GPU)]
+    waits = ["copies waits for training", "training waits for copies: copy 2"]
+    assert asked == [waits[0], "pin 2", "copies: copy 2", waits[1]]
     asked.clear()
     elsewhere = Whole(lambda indices: (torch.ones(3).to_sparse(), torch.ones(4, device="meta")))
     [*loading.PrefetchLoader(elsewhere, [loading.Batch([1, 2], (0,))], loading.Config(), GPU)]
-    assert asked[:2] == ["training: copy 3", "training: copy 4"]
+    assert asked == ["training: copy 3", "training: copy 4"]
     asked.clear()
     batches = importlib.import_module("ddp_project.runtime.collation")
     batches.PinnedBatch(elsewhere.make([1, 2])).pin_memory()  # as the loader does it, with workers
@@ -188,8 +193,37 @@ def test_workers_let_a_copy_begin_before_a_step_that_the_cpu_waits_for(
     sampler = [loading.Batch([*range(size)], (0,)) for size in (1, 2, 3)]
     for batch in loading.PrefetchLoader(OneByOne(), sampler, loading.Config(workers=workers), GPU):
         asked.append(f"step {len(batch)}")
-    told = [each.replace("training waits for copies: copy", "wait").replace("copies: ", "") for each in asked]
+    told = [each.replace("training waits for copies: copy", "wait").split(": ")[-1] for each in asked]
     assert [each for each in told if each.startswith(("copy", "wait", "step"))] == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.usefixtures("asked")
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator")
+def test_at_most_three_batches_are_on_the_device(workers: int, loading: ModuleType) -> None:
+    """The one in training, the next one, and the one that is copied; without workers, two."""
+    world = importlib.import_module("ddp_project.runtime.launcher").DistEnv(0, 0, 1, 1)
+    config = loading.Config(epochs=2, workers=workers, accum_steps=2)
+    sampler = importlib.import_module("ddp_project.runtime.sampling").ResumableDistributedSampler(64, 2, world, seed=0)
+    progress = loading.Progress(config, sampler)
+    loader = loading.TrainingLoader(OneByOne(), sampler, config, GPU)
+    to_device = loader._to_device
+    copies: list[weakref.ref[torch.Tensor]] = []
+    counts = []
+
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        copy: torch.Tensor = to_device(tensor).clone()
+        copies.append(weakref.ref(copy))
+        counts.append(sum(each() is not None for each in copies))
+        return copy
+
+    loader._to_device = count
+    for step in loader.steps_from(progress):
+        for batch in step:
+            assert len(batch) == 2
+        progress.advance(step.samples, 0.1)
+    assert len(counts) == 64
+    assert max(counts) == 2 + (workers > 0)
 
 
 @pytest.mark.parametrize(("loading_takes", "training", "told"), [(0.004, 0.001, True), (0.0, 0.03, False)])

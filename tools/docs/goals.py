@@ -12,7 +12,7 @@ GENERATED = "generated"
 SMALL = "small_cnn"
 # Times the samples per second of another contender on the small network.
 AT_LEAST = {BASELINE: 1.35, "lightning_trainer": 2.0, "hf_accelerate": 1.4, "ignite_engine": 1.4}
-OF_THE_PLAIN_LOOP = {"tiny_mlp": 0.98, SMALL: 0.98, "resnet": 1.0, "transformer": 1.0}  # times the fastest plain loop
+OF_THE_PLAIN_LOOP = {"tiny_mlp": 0.92, SMALL: 0.97, "resnet": 1.0, "transformer": 1.0}  # times the fastest plain loop
 AHEAD = 1.0  # times the fastest framework, tuned or not
 MEMORY = 1.05  # times that of the minimal loop
 FIRST_STEP = 0.2  # seconds after the minimal loop's

@@ -240,8 +240,8 @@ class PrefetchLoader:
         module: Any = torch.get_device_module(device)
         # Of a GPU: its streams. The CPU computes at once, and MPS has one queue.
         self.gpu = module if device.type != "cpu" and hasattr(module, "Stream") else None
-        self.copies = self.gpu.Stream(device) if self.gpu else None
         self.workers = workers_for(dataset, config)
+        self.copies = self.gpu.Stream(device) if self.gpu and self.workers else None
         self.loader: DataLoader[Any] | None = None  # without workers, it would only take 40 us of each step
         if self.workers:
             pinned = self.gpu is not None
@@ -250,7 +250,7 @@ class PrefetchLoader:
     def __iter__(self) -> Iterator[Any]:
         STATUS.phase = self.phase
         moved: Iterator[Any] = map(self._move, self._loaded())
-        if self.copies and self.workers:  # without workers, this would also advance the rank's random generators
+        if self.copies:  # without workers, this would also advance the rank's random generators
             # One ahead: the next copy begins before a step that the CPU may wait for.
             moved = (batch for batch, _ in pairwise(chain(moved, [None])))
         self.arrived = 0
@@ -291,17 +291,19 @@ class PrefetchLoader:
 
     def _move(self, batch: Any) -> tuple[Any, Any]:
         """Return a batch on the device, and what the GPU must wait for before it is there."""
-        moved = map_tensors(batch, self._to_device, "to", self.device)
-        return moved, self.copies.record_event() if self.copies else None
+        if self.gpu is None or self.copies is None:
+            return map_tensors(batch, self._to_device, "to", self.device), None
+        # It may take the memory of a batch that the GPU still reads. It is needed a step later: that does not delay it.
+        self.copies.wait_stream(self.gpu.current_stream())
+        with self.gpu.stream(self.copies):  # so the GPU copies a batch while it computes the step before
+            moved = map_tensors(batch, self._to_device, "to", self.device)
+        return moved, self.copies.record_event()
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         layout = self.layout if tensor.dim() == 4 else torch.preserve_format
         if self.gpu is None or not can_be_pinned(tensor):
             return tensor.to(self.device, memory_format=layout)
-        with self.gpu.stream(self.copies):  # so the GPU copies a batch while it computes the step before
-            moved = tensor.pin_memory().to(self.device, memory_format=layout, non_blocking=True)
-        moved.record_stream(self.gpu.current_stream())  # else a later copy could take its memory while it is read
-        return moved
+        return tensor.pin_memory().to(self.device, memory_format=layout, non_blocking=True)
 
 
 class MicroBatches:

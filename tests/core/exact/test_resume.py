@@ -108,7 +108,7 @@ def test_a_batch_that_is_fetched_ahead_changes_nothing(small: Render, tmp_path: 
     """As workers let GPUs do it: in the middle of an epoch, before its last step, and at its end."""
     plain = small(logging="csv")
     ahead = shutil.copytree(plain, tmp_path / "ahead")
-    ahead_of_time = Rewrite("self.copies and self.workers", "True", "PrefetchLoader.__iter__")
+    ahead_of_time = Rewrite("self.copies", "True", "PrefetchLoader.__iter__")
     ahead_of_time.apply(ahead / "ddp_project" / "runtime" / "data_loading.py")
     assert_stops_change_nothing(plain, {"workers": 2}, (4, 5, 7), tmp_path, stopped_project=ahead)
 

@@ -113,7 +113,7 @@ def test_statistics_take_few_kernels(package: Package) -> None:
 
 @NEEDS_GPU
 def test_batches_are_copied_in_a_stream_of_their_own_and_memory_is_told(project: Render, tmp_path: Path) -> None:
-    options = ("--epochs", "1", "--profile")
+    options = ("--epochs", "1", "--workers", "1", "--profile")
     train(project(), tmp_path / "run", *ON_GPU, *options, launcher="alone")
     events = read_trace(tmp_path / "run" / "trace.json.gz")
     streams = {
