@@ -48,7 +48,7 @@ PARTS = {
 }
 GROUPS = 8  # of edits, each in one update
 PAIRS = 12  # of answers, at least
-STRENGTH = 2  # of the covering set: every pair of answers
+STRENGTH = 2  # of the covering sets: every pair of answers, from the newest release of each major version
 STRENGTH_OF_FILES = 3  # of the projects of this version whose files are compared
 # Files that only one launcher needs; UPDATING.md says when an update deletes them.
 OF_ONE_LAUNCHER = GitIgnoreSpec.from_lines(["/*/runtime/ray_nodes.py", "/apptainer.def"])
@@ -121,11 +121,13 @@ class Gate:
             snapshot = snapshot_of_revision(self.folder / "versions" / revision, revision, self.history.folder)
             self.old_versions[revision] = read_version(snapshot, self.workers, self.cache)
         self.covers: dict[replay.Route, Sequence[Combination]] = {}
+        newest = {tag.split(".")[0]: tag for tag in tags}.values()
+        widely = [route for route in self.direct if self.revisions or route[0] in newest]
         for route in [*self.direct, *stepwise]:
             version = self.old_versions[route[0]]
             chosen = select(version.combinations, self.only, version.questions)
-            # Through many versions, update only a few projects in which every answer occurs.
-            strength = self.strength if route in self.direct else 1
+            # From other versions, and through many, update only a few projects in which every answer occurs.
+            strength = self.strength if route in widely or self.strength is None else 1
             self.covers[route] = chosen if strength is None else covering(chosen, min(strength, len(version.questions)))
 
     def counted(self, part: Part, cases: Iterable[T], total: int) -> Iterator[T]:

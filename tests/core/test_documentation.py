@@ -87,7 +87,7 @@ def test_the_sweep_of_wandb_that_a_page_shows_is_one_of_the_project(launcher: st
 
 
 def test_the_diffs_make_a_script_for_one_gpu_train_on_many(project: Render, tmp_path: Path) -> None:
-    """In steps of as many samples, two processes arrive at the weights of one. Each diff continues from the one before."""
+    """Two processes arrive at the weights of one. Each diff continues from the one before."""
     page = (TEMPLATE / "website" / "pages" / "loop.md").read_text()
     [script] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "digits.npz").write_bytes((project() / "ddp_project" / "digits.npz").read_bytes())

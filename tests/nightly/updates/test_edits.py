@@ -50,7 +50,8 @@ def test_an_edit_at_any_place_stays_there_or_is_a_visible_conflict(
     files: dict[str, list[str]], workers: Workers, tmp_path: Path
 ) -> None:
     assert {"train.py", "README.md", "pyproject.toml", "launch.sh", "ddp_project/runtime/checkpoint.py"} <= files.keys()
-    each = [(path, text) for path, texts in files.items() for text in texts]
+    # The longest text of each file: other answers change a few lines of it.
+    each = [(path, max(texts, key=len)) for path, texts in files.items()]
     edits = choose_edits(ChangedFile(path, text, changed_elsewhere(path, text)) for path, text in each)
     assert {edit.file.path for edit in edits} == files.keys()
     assert len(edits) > 1000
