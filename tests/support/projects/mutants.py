@@ -33,7 +33,7 @@ REDUCE_ALONE = "{}\nif env.rank == 1:\n    collectives.reduce_tensor(torch.zeros
 MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
     ("resume", "ddp_project/runtime/data_loading.py"): {
         "the sampler is not told the epoch": edited("$SAMPLER.set_epoch($$$A)", "pass", OTHER_WEIGHTS),
-        "a resumed epoch begins anew": edited("$S.set_epoch($EPOCH, skip=$X)", "$S.set_epoch($EPOCH)", OTHER_WEIGHTS),
+        "a resumed epoch starts again": edited("$S.set_epoch($EPOCH, skip=$X)", "$S.set_epoch($EPOCH)", OTHER_WEIGHTS),
     },
     ("train", "train.py"): {
         "every micro-batch is reduced": edited(
