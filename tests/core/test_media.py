@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import Render, of_package
+from tests.core.test_records import data_of
 from tests.support.ranks import assert_same_state, error_in, train_on_ranks
 from tests.support.training import checkpoint
 from tools.rewriting import extend
@@ -41,10 +42,10 @@ def test_what_is_shown_is_on_the_page_and_changes_no_bit(showing: Path, project:
     train_on_ranks(showing, tmp_path / "run", *OPTIONS)
     train_on_ranks(project(logging="csv"), tmp_path / "plain", *OPTIONS)
     assert_same_state(checkpoint(tmp_path / "run"), checkpoint(tmp_path / "plain"))
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert re.findall(r"<b>(\w+)</b>, at the last evaluation", page) == ["digits", "logits", "noise", "text"]
-    assert page.count('<img src="data:image/png;base64,') == 2
-    assert "<pre>&lt;2 ranks&gt;</pre>" in page
+    [run] = data_of(tmp_path / "run" / "report.html")
+    kinds = {each["name"]: each["kind"] for each in run["shown"]}
+    assert kinds == {"digits": "png", "logits": "svg", "noise": "png", "text": "txt"}
+    assert run["shown"][-1]["content"] == "<2 ranks>"
     first = np.asarray(Image.open(tmp_path / "run" / "shown" / "digits.png"))
     assert first.shape == (20, 80, 3), "two rows of eight images of 8 x 8 pixels, with margins"
     assert not (tmp_path / "plain" / "shown").exists()

@@ -7,7 +7,6 @@ import re
 import signal
 import sys
 import time
-from html import unescape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,9 @@ records = of_package("runtime.records")
 NAMES = ("a b", 'q"uote', "recall@1", "précision", "file \udcff", "\ud800", "two\nlines", "", "step", "time", "event")
 REFUSING = ("recall@1", "recall_1", "a", "a/b", "x" * 300, "b/", "..", "two\nlines", "é@")
 LONG = ("--epochs", "40", "--save-every", "5", "--log-every", "4")
-KINDS = {"epoch/validation_": " validation", "epoch/train_": " epoch", "train/": " training"}
 
 
-Point = tuple[str, str, str, str]  # the metric, the run and what of it, the step and the value
+Point = tuple[str, str, int, float]  # the run, the metric, the step and the value
 LOG = """\
 2026-01-01 00:00:00,000 rank 0 INFO world size 2, rank 0 on cpu
 2026-01-01 00:00:01,000 rank 0 INFO step 5  train/loss 3.5e+04  train/accuracy nan  lr 0.1
@@ -181,30 +179,38 @@ def test_wandb_is_told_no_step_twice_over_several_kills(package: Package, tmp_pa
     assert json.loads((tmp_path / "wandb_last_steps").read_text()) == {"train/loss": 30, "epoch/\udcff": 24}
 
 
+def data_of(page: Path) -> Any:
+    """Return what the page draws."""
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())
+    return json.loads(data)["runs"]
+
+
 def points(page: Path) -> list[Point]:
     found = []
-    for chart in re.findall(r"<figure>.*?</figure>", page.read_text()):
-        metric = re.findall(r"<b>(.*?)</b>", chart)[0]
-        for text in re.findall(r"<circle[^>]*><title>(.*?)</title>", chart):
-            curve, step, value = re.fullmatch(r"(.*), step (\S+): (\S+)", unescape(text)).groups()  # type: ignore[union-attr]
-            found.append((metric, curve, step, value))
+    for run in data_of(page):
+        for series in run["series"]:
+            for name in series.keys() - {"step", "time"}:
+                found += [(run["name"], name, *point) for point in zip(series["step"], series[name], strict=True)]
     return sorted(found)
 
 
 def recorded(*run_dirs: Path) -> list[Point]:
     found = []
-    for run_dir, name, points in ((each, *item) for each in run_dirs for item in read_csv(each).items()):
-        prefix = next((prefix for prefix in KINDS if name.startswith(prefix)), "")
-        for step, value in points if name != "epoch" else ():
-            shown = f"{value:,.0f}" if value >= 1e4 else f"{value:.4g}"
-            found.append((name.removeprefix(prefix), run_dir.name + KINDS.get(prefix, ""), f"{step:,}", shown))
+    for run_dir in run_dirs:
+        for name, points in read_csv(run_dir).items():
+            found += [(run_dir.name, name, step, float(f"{value:.6g}")) for step, value in points]
     return sorted(found)
 
 
-def test_the_page_shows_what_was_recorded_over_a_kill_and_a_stop(project: Render, tmp_path: Path) -> None:
+def test_the_page_shows_what_was_recorded_over_a_kill_and_a_stop(
+    project: Render, package: Package, tmp_path: Path
+) -> None:
     run_dir = tmp_path / "a <b> & c"
     assert kill_after(start_ranks(project(logging="csv"), run_dir, *LONG), run_dir, 30, 0.02)
-    assert not (run_dir / "report.html").exists(), "a run of less than a minute has its page in the end"
+    [killed] = data_of(run_dir / "report.html")
+    assert (killed["events"][-1]["event"], "exit_code" in killed["result"]) == ("started", False)
+    package("runtime.report", logging="csv").write_page([run_dir], tmp_path / "report.html")
+    assert data_of(tmp_path / "report.html")[0]["abandoned"], "nobody holds the lock of the run"
     append(run_dir / "metrics.jsonl", '{"step": 31, "time": 1.0, "train/lo')  # as a kill may leave it
     first = min((run_dir / "checkpoints").glob("step-*.pt"))  # what was recorded after it is trained once more
     ranks = start_ranks(project(logging="csv"), run_dir, *LONG, "--resume", str(first))
@@ -214,16 +220,19 @@ def test_the_page_shows_what_was_recorded_over_a_kill_and_a_stop(project: Render
         rank.ends_with(75, 60)
     assert points(run_dir / "report.html") == recorded(run_dir)
     train_on_ranks(project(logging="csv"), run_dir, *LONG, "--resume", "--max-steps", "100", "--lr", "0.001")
-    page = (run_dir / "report.html").read_text()
     assert points(run_dir / "report.html") == recorded(run_dir)
     log_text = (run_dir / "train.log").read_text()
-    resumed = re.findall(r"resumed from .* step (\d+)$", log_text, re.MULTILINE)
-    (stopped,) = re.findall(r"stopped after step (\d+);", log_text)
-    marks = [f"resumed at step {resumed[0]}", f"stopped at step {stopped}", f"resumed at step {resumed[1]}"]
-    assert ", ".join(marks) in page
-    assert "<td>--lr</td><td>0.001</td>" in page
-    assert "a &lt;b&gt; &amp; c" in page
-    assert "<b> &" not in page
+    resumed = map(int, re.findall(r"resumed from .* step (\d+)$", log_text, re.MULTILINE))
+    (stopped,) = map(int, re.findall(r"stopped after step (\d+);", log_text))
+    [run] = data_of(run_dir / "report.html")
+    marks = [(event["event"], event["step"]) for event in run["events"]]
+    first, second = resumed
+    assert marks == [("started", 0), ("resumed", first), ("stopped", stopped), ("resumed", second), ("done", 100)]
+    assert (run["name"], run["options"]["lr"], run["result"]["exit_code"]) == ("a <b> & c", 0.001, 0)
+    assert run["result"]["samples"] == max(run["series"][0]["samples"]) == 100 * run["options"]["global_batch_size"]
+    assert {"lr", "log_every", "save_every", "max_steps"} <= {*run["events"][-2]["changed"]}
+    assert not {"seed", "run_dir", "resume"} & {*run["events"][-2]["changed"]}
+    assert "<b> &" not in (run_dir / "report.html").read_text()
 
 
 def test_what_is_not_finite_is_a_gap(package: Package, tmp_path: Path) -> None:
@@ -232,12 +241,15 @@ def test_what_is_not_finite_is_a_gap(package: Package, tmp_path: Path) -> None:
             print(json.dumps({"step": step, "time": step, "train/loss": value, "train/x": math.nan}), file=file)
     (tmp_path / "config.json").write_text("{}")
     package("runtime.report").write_page([tmp_path], tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
-    (path,) = re.findall(r'<path d="(.*?)"', page)
-    assert re.sub(r"[\d.,]+", "", path) == "MhMhLMh"
-    assert [value for *_, value in points(tmp_path / "report.html")] == ["4", "2", "3", "1"]
-    assert re.findall(r'dy="4">(.*?)<', page) == ["1", "2.5", "4"], "the scale"
-    assert not re.search(r"\b(nan|inf)\b", page)
+    [run] = data_of(tmp_path / "report.html")
+    assert run["series"] == [
+        {
+            "step": [*range(7)],
+            "time": [*range(7)],
+            "train/loss": [4, None, 2, 3, None, None, 1],
+            "train/x": [None] * 7,
+        }
+    ]
 
 
 def test_runs_are_compared_on_one_page(project: Render, tmp_path: Path) -> None:
@@ -248,8 +260,7 @@ def test_runs_are_compared_on_one_page(project: Render, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(project(logging="csv"))}
     output_of([*command, *runs], tmp_path, env)
     assert points(tmp_path / "report.html") == recorded(*runs)
-    text = (tmp_path / "report.html").read_text()
-    assert ("--lr", "<td>0.001</td><td>0.002</td>") in re.findall(r"<tr class=other><td>(.*?)</td>(.*?)</tr>", text)
+    assert [run["options"]["lr"] for run in data_of(tmp_path / "report.html")] == [0.001, 0.002]
     refused = output_of([*command, "nowhere"], tmp_path, env, code=2)
     assert refused == "error: nowhere is no run with metrics.jsonl and config.json: name folders such as runs/*\n"
 
@@ -275,11 +286,12 @@ def test_a_log_alone_is_drawn(project: Render, tmp_path: Path) -> None:
     (run_dir / "config.json").write_text("{}")
     report = [sys.executable, "-m", "ddp_project.runtime.report", str(run_dir)]
     output_of(report, tmp_path, env={"PYTHONPATH": str(project())})
-    page = (tmp_path / "report.html").read_text()
-    assert "old training, step 7: 2.5" in page
-    assert "step 8" not in page
-    assert "resumed at step 5, stopped at step 7" in page
-    assert "2026-01-01 00:00:03: world size 2, rank 0 on cuda:0" in page
+    [run] = data_of(tmp_path / "report.html")
+    assert ("old", "train/loss", 7, 2.5) in points(tmp_path / "report.html")
+    assert 8 not in run["series"][0]["step"]
+    marks = [(event["event"], event["step"]) for event in run["events"]]
+    assert marks == [("started", 0), ("resumed", 5), ("stopped", 7)]
+    assert run["events"][1]["about"] == "world size 2, rank 0 on cuda:0"
     assert {path.name for path in run_dir.iterdir()} == {"train.log", "config.json"}, "it may go on, with version 1"
 
 

@@ -1,7 +1,6 @@
 """The site and the report of a run as browsers show them: what is rendered there, how it is used, who can read it."""
 
 import json
-import math
 import shutil
 import sys
 import zipfile
@@ -17,8 +16,6 @@ from benchmarks.site import served
 from generator.answers.combinations import covering
 from generator.answers.questions import TEMPLATE
 from generator.render.project import NAME, Tree, read_tree
-from tests.conftest import Package
-from tests.support.browser import CONTRAST
 from tests.support.browser import opened as opened_alone
 from tests.support.processes import output_of
 from website.build import build_preview, unpack_packages
@@ -26,8 +23,6 @@ from website.build import build_preview, unpack_packages
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-HOSTILE = "<img src=x onerror='window.harmed = 1'>"
-STEPS = 100_000  # of which each is recorded
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1360, "height": 860}
 LOADED = 120_000  # milliseconds until Python is there, on a machine with much to do
 
@@ -221,37 +216,3 @@ def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
     refused = output_of([sys.executable, "-m", "website.build", str(tmp_path)], TEMPLATE, code=1)
     assert refused == f"{tmp_path} holds something else: give a new or empty folder\n"
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
-
-
-def write_run(run_dir: Path) -> None:
-    """Write what a long run leaves, with a name, a metric and an option that would do harm as HTML."""
-    run_dir.mkdir()
-    records = [{"step": 0, "time": 0, "event": "started", "about": f"world size 2, {run_dir}"}]
-    records += [{"step": step, "time": step, "train/loss": 1 / step} for step in range(1, STEPS)]
-    records[STEPS // 2]["train/<script>window.harmed=2</script>"] = 5
-    records.append({"step": 99_999, "time": 99_999, "train/accuracy": math.nan, "lr": 0.1})
-    (run_dir / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records) + "hello <script>")
-    (run_dir / "config.json").write_text(json.dumps({"lr": 0.1, "name": HOSTILE}))
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_long_run_is_a_small_readable_page(package: Package, browser: "Browser", tmp_path: Path, scheme: str) -> None:
-    runs = [tmp_path / "one", tmp_path / HOSTILE.replace("/", "")]
-    for run_dir in runs:
-        write_run(run_dir)
-    page_file = tmp_path / "report.html"
-    package("runtime.report").write_page(runs, page_file)
-    assert page_file.stat().st_size < 200_000
-    address = page_file.as_uri()
-    with opened_alone(browser, address, (address,), color_scheme=scheme) as page:
-        charts = page.locator("figure")
-        assert charts.locator("b").all_inner_texts() == ["loss", "<script>window.harmed=2</script>", "lr"]
-        assert [chart.locator("path").count() for chart in charts.all()] == [2, 2, 2]
-        for chosen in ("p", "b", "td", "figcaption"):
-            assert page.locator(chosen).first.evaluate(CONTRAST) >= 4.5, f"{chosen} is hard to read"
-        last = charts.first.locator("circle").last
-        last.hover()
-        assert last.evaluate("circle => getComputedStyle(circle).opacity") == "1"
-        assert last.locator("title").text_content() == f"{runs[1].name} training, step 99,999: 1e-05"
-        page.set_viewport_size({"width": 400, "height": 800})
-        assert page.evaluate("document.documentElement.scrollWidth") <= 400

@@ -37,6 +37,7 @@ from .collectives import (
 from .exits import Diverged, UserError
 from .launcher import job_name
 from .metrics import Progress
+from .records import RESULT
 from .seeding import generator_states, provenance, set_generator_states
 from .state import (
     OptimizerState,
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from .remote import Mirror
 
 STARTS = "starts"  # a file of the run directory
-RESULT = "result.json"  # another one
 RESUMED = "resumed"  # a file of runs/JOB: the run directory with which a job that was started with --resume goes on
 STARTS_WITHOUT_PROGRESS = 3  # in a row, with --resume auto; then something is wrong that no restart fixes
 # Weights for --init-from in a folder: of an export, of Hugging Face (an index names several files), of a run, of peft.

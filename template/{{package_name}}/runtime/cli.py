@@ -281,6 +281,12 @@ def check_replay(parsed: Any, config: Any) -> None:
         raise UserError(f"--{wrong.replace('_', '-')} cannot be read again from config.json: let it be {kinds}")
 
 
+def changed_from_defaults(config: Any) -> list[str]:
+    """Return the options whose values are not their defaults, but for the places of the run."""
+    defaults = defaults_of(type(config)) | {"run_dir": config.run_dir, "resume": config.resume}
+    return [name for name, value in values_of(config).items() if value != defaults[name]]
+
+
 def in_one_sentence(complaint: str, config: Any) -> str:
     """Return what tyro says of a wrong option, without its box, colours and help, and with a hint."""
     text = re.sub("[\u2500-\u257f]", " ", re.sub(r"\x1b\[[\d;]*m", "", complaint.partition("\n")[2]))

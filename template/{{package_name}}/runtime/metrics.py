@@ -244,6 +244,7 @@ class Progress:
     samples_in_epoch: int = 0  # trained in the current epoch, over all ranks
     samples_of_epoch: int = 0  # of the training set that the epoch deals out
     samples_seen: int = 0  # trained in the whole run, over all ranks
+    units_seen: float = 0.0  # what the count of "loss" counts, of them
     best: float = math.nan  # value of the metric that decides, on the first set to evaluate on
     best_metrics: dict[str, float] = field(default_factory=dict)  # all metrics then, and the step
     since_best: int = 0  # evaluations
@@ -276,6 +277,7 @@ class Progress:
         """Add up what all ranks have trained: of the epoch, and since the last record. A save may be due by now."""
         if timed_save:
             self._saved, self._timed_save = time.monotonic(), True
+        self.units_seen += totals["loss"].count if "loss" in totals else 0.0
         for sums in (self.of_epoch, self.recent):
             for name, total in totals.items():
                 before = sums.get(name, Mean(0.0, 0.0))

@@ -1,193 +1,221 @@
-"""A page to look at, of one run or several: curves, options, stops. It needs no network and no other file.
+"""A page to look at, of one run or several: how they are, curves, options. It needs no network and no other file.
 
-It is made from metrics.jsonl and config.json alone, so it also works for a running or killed run. To compare
-runs, python -m with the name of this module and the folders of the runs writes the page into the current folder.
+It is made from metrics.jsonl, config.json and result.json alone, so it also works for a running or killed run. To
+compare runs, python -m with the name of this module and the folders of the runs writes the page into the current
+folder. With --serve, it shows the page to browsers on this machine instead, and follows the runs.
 """
 
+import argparse
 import base64
+import fcntl
+import hashlib
 import json
 import math
+import platform
+import secrets
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from html import escape
-from itertools import cycle, islice
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from string import Template
+from threading import Lock
+from typing import Any
 
 from .exits import UserError, finish
-from .records import FILE, LOG, Thinned, metrics_in, thinned
+from .records import FILE, LOG, RESULT, NewLines, Record, Thinned, thinned
 from .storage import atomic_write
 
 PAGE = "report.html"
+LIVE = "report.js"  # beside the page of a run that trains: its data alone, which an open page loads again and again
 SHOWN = "shown"  # folder of a run: what show() of task.py returned last
-MOST = 60  # metrics to draw
-WIDTH, HEIGHT, LEFT = 640, 190, 64  # of a chart, and the room for its labels (pixels)
-# By the prefix of a record's name: what it was taken of, and the dashes of its curve.
-KINDS = {"epoch/train_": ("epoch", "7 4"), "train/": ("training", "2 3")}
-# The dashes of each set that is evaluated on, in turn.
-DASHES = {"none": "Solid", "14 3": "Long dashes", "14 3 2 3": "Dashes with a dot", "14 3 2 3 2 3": "Dashes with two"}
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f7f7f")  # one for each run, in turn
-LEGEND = "Dashed: training, over an epoch. Dotted: training, since the record before."
-Curve = tuple[int, str, list[tuple[int, float]]]  # which run, of which record, steps and values
-TOP = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-STYLE = """
-:root { color-scheme: light dark; background: canvas; font: 15px/1.5 system-ui, sans-serif }
-section { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 1em 2em }
-figure { margin: 0 } img { max-width: 100%; image-rendering: pixelated }
-svg { width: 100% } svg text { font-size: 11px; fill: currentColor; text-anchor: end }
-path { fill: none; stroke-width: 1.8; stroke-linecap: round; pointer-events: none }
-circle { opacity: 0 } circle:hover { opacity: 1 }
-line { stroke: currentColor; opacity: .2 } .mark { opacity: 1; stroke-width: 2; stroke-dasharray: 1 3 }
-.other { font-weight: bold } .scroll { overflow-x: auto } th, td { text-align: left; padding-right: 1em }
-"""
+NUMBERS = 50_000  # of records with the same names, over all runs of a page; of more, only some records are drawn
+OFTEN = 2.0  # seconds between two writes of the page, at least
+SHARE = 500  # a write comes after this multiple of the time that the last one took
+HERE = Path(__file__).parent  # of the files that a page is made of
 
 
-@dataclass
 class History:
-    """What is drawn of a run."""
+    """The records of a run that are drawn, read as they come."""
 
-    name: str
-    started: str = ""  # when, where and with what: at the last start
-    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # by record: steps and values
-    marks: list[tuple[int, str]] = field(default_factory=list)  # steps at which it was resumed or has ended, and how
-    options: dict[str, object] = field(default_factory=dict)
-    sets: list[str] = field(default_factory=lambda: ["validation"])  # that are evaluated on
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.lines = NewLines(run_dir / FILE)
+        self.recorded = Thinned()
 
-    def split(self, name: str) -> tuple[str, str, str]:
-        """Return the metric of a record, what it was taken of, and the dashes of its curve."""
-        sets = zip(self.sets, cycle(DASHES))
-        kinds = KINDS | {f"epoch/{each}_": (each, dashes) for each, dashes in sets}
-        prefix = max(filter(name.startswith, kinds), key=len, default="")
-        return name.removeprefix(prefix), *kinds.get(prefix, ("", "none"))
+    def records(self) -> list[Record]:
+        """Read what is new, and return the records that are kept."""
+        if not self.lines.path.exists():  # a run of version 1
+            return thinned(self.run_dir).records()
+        for line in self.lines:
+            if self.lines.place == len(line):  # the first one, as after a cut
+                self.recorded = Thinned()
+            self.recorded.add(line)
+        return self.recorded.records()
 
 
-def read_history(run_dir: Path, recorded: Thinned | None = None) -> History:
-    """Return what is drawn of a run; its records are read, unless they are given. Raises UserError if it is no run."""
+class LivePage:
+    """The page of a run that is training, whose writing takes a five-hundredth of the time, or less."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.every = OFTEN
+        self.due = 0.0
+
+    def is_due(self) -> bool:
+        """Return whether the page is old."""
+        return time.monotonic() >= self.due
+
+    def write(self, recorded: Thinned, result: dict[str, Any]) -> None:
+        """Write the page with what result.json would hold now. Raises UserError if that is impossible."""
+        began = time.monotonic()
+        data = as_json([describe(self.run_dir, recorded.records, NUMBERS, result)], self.every)
+        write(self.run_dir / PAGE, page_of(data))
+        write(self.run_dir / LIVE, f"update({data});\n")
+        now = time.monotonic()
+        self.every = max(OFTEN, SHARE * (now - began))
+        self.due = now + self.every
+
+
+def describe(
+    run_dir: Path, read: Callable[[], list[Record]], numbers: int, result: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return what a page says of a run; its result is read, unless it is given. Raises UserError if it is no run."""
     try:
-        records = (recorded or thinned(run_dir)).records()
+        records = read()
         options = json.loads((run_dir / "config.json").read_text())
+        if result is None:
+            result = json.loads((run_dir / RESULT).read_text()) if (run_dir / RESULT).exists() else {}
     except (OSError, ValueError) as error:
         raise UserError(f"{run_dir} is no run with {FILE} and config.json: name folders such as runs/*") from error
-    history = History(run_dir.resolve().name, options=options)
+    kinds: dict[tuple[str, ...], list[Record]] = {}
+    events = [record for record in records if "event" in record]
     for record in records:
-        step, event = record["step"], record.get("event", "started")
-        if "about" in record:
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record["time"]))
-            history.started = f"{when}: {record['about']}"
-            history.sets = record.get("sets", history.sets)
-        if event not in ("started", "done"):
-            history.marks.append((step, event))
-        for name, value in metrics_in(record).items():
-            history.curves.setdefault(name, []).append((step, value))
-    for curve in history.curves.values():
-        curve.sort(key=lambda point: point[0])  # clocks of nodes differ
-    return history
+        if "event" not in record:
+            kinds.setdefault(tuple(record), []).append(record)
+    return {
+        "name": run_dir.resolve().name,
+        "options": options,
+        "result": result,
+        "events": events,
+        "abandoned": not result and is_abandoned(run_dir, events),
+        "series": [columns(each, numbers) for each in kinds.values()],
+        "shown": shown_in(run_dir / SHOWN),
+    }
 
 
-def number(value: float) -> str:
-    """Return four digits of a number, or all of a large one."""
-    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+def columns(records: Sequence[Record], numbers: int) -> dict[str, list[float | None]]:
+    """Return the values of records by their names, in the order of steps; of too many records, some and the last."""
+    every = max(1, -(-len(records) * len(records[0]) // numbers))
+    some = sorted([*records[:-1:every], records[-1]], key=lambda record: record["step"])  # clocks of nodes differ
+    return {name: [rounded(record[name]) for record in some] for name in records[0]}
 
 
-def chart(metric: str, curves: Sequence[Curve], runs: Sequence[History]) -> str:
-    """Return a figure of a metric, of training and validation, with a colour for each run; "" if nothing is finite."""
-    finite = [point for *_, curve in curves for point in curve if math.isfinite(point[1])]
-    if not finite:
-        return ""
-    low, high = min(value for _, value in finite), max(value for _, value in finite)
-    last = max(1, *(step for step, _ in finite))
-
-    def place(step: int, value: float) -> tuple[str, str]:
-        x = LEFT + (WIDTH - LEFT) * step / last
-        return f"{x:.1f}", f"{HEIGHT * (high / 2 - value / 2) / ((high / 2 - low / 2) or 1):.1f}"  # the largest floats
-
-    parts = [f'<text x="{WIDTH}" y="{HEIGHT + 16}">step {last:,}</text>']
-    for value in (low, low / 2 + high / 2, high):
-        y = place(0, value)[1]
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y}" dy="4">{number(value)}</text>')
-    for name, step, what in ((run.name, *mark) for run in runs for mark in run.marks):
-        x = place(step, low)[0]
-        text = f"<title>{escape(name)}: {what} at step {step:,}</title>"
-        parts.append(f'<line class="mark" x1="{x}" x2="{x}" y1="0" y2="{HEIGHT}">{text}</line>')
-    for i, name, curve in curves:
-        _, kind, dashes = runs[i].split(name)
-        label = escape(f"{runs[i].name} {kind}".rstrip())
-        colour, line, pen = COLOURS[i % len(COLOURS)], "", "M"
-        for step, value in curve:
-            if not math.isfinite(value):
-                pen = "M"  # a gap
-                continue
-            x, y = place(step, value)
-            line, pen = f"{line}{pen}{x},{y}{'h0' if pen == 'M' else ''}", "L"  # also one point alone is seen
-            text = f"<title>{label}, step {step:,}: {number(value)}</title>"
-            parts.append(f'<circle cx="{x}" cy="{y}" r="5" fill="{colour}">{text}</circle>')
-        parts.append(f'<path d="{line}" stroke="{colour}" stroke-dasharray="{dashes}"/>')
-    size = f'viewBox="0 -10 {WIDTH + 8} {HEIGHT + 30}" role="img" aria-label="{escape(metric)}"'
-    return f"<figure><figcaption><b>{escape(metric)}</b></figcaption><svg {size}>{''.join(parts)}</svg></figure>"
+def rounded(value: float) -> float | None:
+    """Return six digits of a number, and all of a time or a count; None if it is not finite."""
+    if isinstance(value, int) or abs(value) > 1e9:
+        return value if math.isfinite(value) else None
+    return float(f"{value:.6g}") if value == value else None
 
 
-def about(runs: Sequence[History]) -> Iterator[str]:
-    """Yield a line for each run: its colour, where it was started, and where it was stopped or resumed."""
-    for i, run in enumerate(runs):
-        marks = ", ".join(f"{what} at step {step:,}" for step, what in run.marks) or "neither stopped nor resumed"
-        colour = f'<span style="color: {COLOURS[i % len(COLOURS)]}" aria-hidden="true">&#9632;</span>'
-        yield f"<p>{colour} <b>{escape(run.name)}</b> {escape(run.started)}; {marks}</p>"
+def is_abandoned(run_dir: Path, events: Sequence[Record]) -> bool:
+    """Return whether a run was killed on this machine: it has not said how it ended, and its lock is free."""
+    if not events or events[-1].get("host") != platform.node():
+        return False
+    with suppress(OSError), open(run_dir / "in-use", "rb") as file:  # a run has the lock, or there are no locks
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return True
+    return False
 
 
-def legend(runs: Sequence[History]) -> str:
-    """Return what the dashes of the curves mean."""
-    sets = dict.fromkeys(each for run in runs for each in run.sets)
-    named = " ".join(f"{how}: {escape(name)}." for name, how in zip(sets, cycle(DASHES.values())))
-    return f"<p>{named} {LEGEND}</p>"
-
-
-def options_table(runs: Sequence[History]) -> Iterator[str]:
-    """Yield the rows of a table of all options, a column for each run; those that differ are marked."""
-    yield "<tr><th>option</th>" + "".join(f"<th>{escape(run.name)}</th>" for run in runs) + "</tr>"
-    for name in dict.fromkeys(name for run in runs for name in run.options):
-        values = [str(run.options.get(name, "")) for run in runs]
-        cells = "".join(f"<td>{escape(value)}</td>" for value in values)
-        yield f'<tr{" class=other" if len({*values}) > 1 else ""}><td>--{name.replace("_", "-")}</td>{cells}</tr>'
-
-
-def figures(folder: Path) -> str:
-    """Return the HTML of what was shown last."""
-    parts = []
+def shown_in(folder: Path) -> list[dict[str, str]]:
+    """Return what was shown last: the name, the kind and the content of each file."""
+    found = []
     for file in sorted(folder.glob("*.*")):
-        content, name = file.read_bytes(), escape(file.stem)
-        if file.suffix == ".png":
-            data = base64.b64encode(content).decode()
-            inner = f'<img src="data:image/png;base64,{data}" alt="{name}">'
-        else:
-            inner = content.decode() if file.suffix == ".svg" else f"<pre>{escape(content.decode())}</pre>"
-        parts.append(f"<figure><figcaption><b>{name}</b>, at the last evaluation</figcaption>{inner}</figure>")
-    return "".join(parts)
+        if file.suffix != ".tmp":
+            content = file.read_bytes()
+            text = base64.b64encode(content).decode() if file.suffix == ".png" else content.decode()
+            found.append({"name": file.stem, "kind": file.suffix[1:], "content": text})
+    return found
 
 
-def write_page(run_dirs: Sequence[Path], page: Path, recorded: Thinned | None = None) -> None:
-    """Write the page of some runs, or of one whose records are given.
+def as_json(runs: Sequence[dict[str, Any]], every: float) -> str:
+    """Return the data of a page that is renewed every so many seconds (0: never), as JSON and as JavaScript."""
+    return json.dumps({"written": time.time(), "every": every, "runs": runs}, separators=(",", ":"))
 
-    Raises UserError if a folder is no run, or if the disk does not take the page.
-    """
-    runs = [read_history(run_dir, recorded) for run_dir in run_dirs]
-    metrics: dict[str, list[Curve]] = {}
-    for i, run in enumerate(runs):
-        for name, curve in run.curves.items():
-            metrics.setdefault(run.split(name)[0], []).append((i, name, curve))
-    metrics.pop("epoch", None)
-    charts = "".join(chart(metric, curves, runs) for metric, curves in islice(metrics.items(), MOST))
-    more = f"<p>{FILE} has {len(metrics) - MOST:,} metrics more.</p>" if len(metrics) > MOST else ""
-    shown = "".join(figures(run_dir / SHOWN) for run_dir in run_dirs)
-    table = f"<div class=scroll tabindex=0><table>{''.join(options_table(runs))}</table></div>"
-    head = f"{TOP}<title>{escape(', '.join(run.name for run in runs))}</title><style>{STYLE}</style>"
-    with atomic_write(page, sync=False) as file:
-        text = f"{head}<main>{''.join(about(runs))}{legend(runs)}<section>{charts}{shown}</section>{more}{table}</main>"
-        file.write(text.encode(errors="backslashreplace"))  # names may hold what is no text
+
+def page_of(data: str) -> str:
+    """Return the page with its data. A browser runs the page's own script alone, known by its digest."""
+    page, script, sha256 = parts()
+    return page.substitute(sha256=sha256, script=script, data=data.replace("<", "\\u003c"))
+
+
+@cache
+def parts() -> tuple[Template, str, str]:
+    """Return the page, its script, and the digest of the script."""
+    script = "".join((HERE / name).read_text("utf-8") for name in ("uplot.min.js", "report_page.js"))
+    sha256 = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return Template((HERE / "report_page.html").read_text("utf-8")), script, sha256
+
+
+def write(file: Path, text: str) -> None:
+    """Write a file at once. Raises UserError if the disk does not take it."""
+    with atomic_write(file, sync=False) as opened:
+        opened.write(text.encode())
+
+
+def data_of(histories: Sequence[History], every: float = 0.0) -> str:
+    """Return the data of some runs. Raises UserError if a folder is no run."""
+    numbers = NUMBERS // len(histories)
+    return as_json([describe(each.run_dir, each.records, numbers) for each in histories], every)
+
+
+def write_page(run_dirs: Sequence[Path], page: Path) -> None:
+    """Write the page of some runs. Raises UserError if a folder is no run, or if the disk does not take the page."""
+    write(page, page_of(data_of([History(each) for each in run_dirs])))
+
+
+def serve(run_dirs: Sequence[Path], port: int) -> None:
+    """Show the page to browsers on this machine that know its address, until Ctrl-C. Raises UserError as write_page."""
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer  # here: a run does without them
+
+    histories, one_at_a_time = [History(each) for each in run_dirs], Lock()
+    data_of(histories)  # to refuse what is no run
+    place = f"/{secrets.token_urlsafe(12)}/"  # other users of this machine do not know it
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            name = self.path.partition("?")[0]
+            if name not in (place, place + LIVE):
+                return self.send_error(404)
+            with one_at_a_time:
+                data = data_of(histories, OFTEN)
+            kind, text = ("html", page_of(data)) if name == place else ("javascript", f"update({data});\n")
+            self.send_response(200)
+            for header in (f"Content-Type: text/{kind}; charset=utf-8", "Cache-Control: no-store"):
+                self.send_header(*header.split(": "))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing of each request."""
+
+    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server, suppress(KeyboardInterrupt):
+        print(f"http://127.0.0.1:{server.server_port}{place}", flush=True)
+        server.serve_forever()
+
+
+def main() -> None:
+    """Write the page or serve it, as the command line says. Raises UserError as write_page does."""
+    parser = argparse.ArgumentParser(description="Put runs on one page, report.html of this folder.")
+    parser.add_argument("runs", nargs="*", type=Path, default=[Path()], help="folders such as runs/* (this folder)")
+    parser.add_argument("--serve", action="store_true", help="serve the page on 127.0.0.1 instead, and follow the runs")
+    parser.add_argument("--port", type=int, default=0, help="where to serve it (0: any free port)")
+    asked = parser.parse_args()
+    begun = [each for each in asked.runs if (each / FILE).exists() or (each / LOG).exists()]  # runs/* may have others
+    serve(begun or asked.runs, asked.port) if asked.serve else write_page(begun or asked.runs, Path(PAGE))
 
 
 if __name__ == "__main__":
-    given = [Path(each) for each in sys.argv[1:]] or [Path()]
-    begun = [each for each in given if (each / FILE).exists() or (each / LOG).exists()]  # runs/* may have other folders
-    sys.exit(finish(lambda: write_page(begun or given, Path(PAGE))))
+    sys.exit(finish(main))
