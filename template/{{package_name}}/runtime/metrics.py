@@ -277,7 +277,7 @@ class Progress:
         """Add up what all ranks have trained: of the epoch, and since the last record. A save may be due by now."""
         if timed_save:
             self._saved, self._timed_save = time.monotonic(), True
-        self.units_seen += totals["loss"].count if "loss" in totals else 0.0
+        self.units_seen += float(totals["loss"].count) if "loss" in totals else 0.0
         for sums in (self.of_epoch, self.recent):
             for name, total in totals.items():
                 before = sums.get(name, Mean(0.0, 0.0))
