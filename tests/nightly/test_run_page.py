@@ -289,6 +289,7 @@ def test_runs_are_compared_in_colours_that_a_legend_switches(
         assert cells[:5] == ["two", "failed", "0.875", "300", "400"]
         assert texts(page, "#options .scroll >> nth=0 >> tbody tr") == ["--lr 0.1 0.2"]
         assert page.inner_text("#notes") == "two: TypeError: no"
+        assert texts(page, ".chip[aria-pressed=false]") == ["training, over an epoch"], "to begin with"
         colours = "charts[0].u.series.slice(1).map(each => each.stroke())"
         assert len({colour[:7] for colour in page.evaluate(colours)}) == 2
         for chip, kinds in (("two", 3), ("training, over an epoch", 4), ("training", 3), ("validation", 2)):

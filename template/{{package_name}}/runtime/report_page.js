@@ -289,7 +289,7 @@ function showChips() {
   $("chips").replaceChildren(...[...ofRuns, ...ofKinds].map(([id, label, curve]) => {
     const colour = runs.length > 1 && curve.kind ? "--soft" : colourOf(curve);
     const look = dashOf(curve).length ? "dashed" : "";
-    const chip = make("button", { type: "button", class: "chip", "aria-pressed": !hidden.has(id) }, swatch(colour, look), label);
+    const chip = make("button", { type: "button", class: "chip", "aria-pressed": String(!hidden.has(id)) }, swatch(colour, look), label);
     chip.addEventListener("click", () => {
       hidden.has(id) ? hidden.delete(id) : hidden.add(id);
       chip.setAttribute("aria-pressed", !hidden.has(id));
