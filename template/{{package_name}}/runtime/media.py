@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .data_loading import EvaluationLoader
 from .exits import UserError
-from .storage import atomic_write
+from .storage import replace_file
 from .task_functions import optional
 
 MOST = 16  # images or texts of one name
@@ -101,17 +101,11 @@ def write_media(folder: Path, name: str, value: Any) -> None:
     file = re.sub(r"[^\w.-]|^(?=\.|$)", "_", name)  # which is no hidden file, and never ".."
     folder.mkdir(exist_ok=True)
     if isinstance(value, list):
-        write(folder / f"{file}.txt", "\n\n".join(value).encode(errors="backslashreplace"))
+        replace_file(folder / f"{file}.txt", "\n\n".join(value).encode(errors="backslashreplace"))
     elif value.ndim == 1:
-        write(folder / f"{file}.svg", bars(value).encode())
+        replace_file(folder / f"{file}.svg", bars(value).encode())
     else:
-        write(folder / f"{file}.png", png(in_rows(value)))
-
-
-def write(file: Path, content: bytes) -> None:
-    """Write a file at once. Raises UserError if the disk does not take it."""
-    with atomic_write(file, sync=False) as opened:
-        opened.write(content)
+        replace_file(folder / f"{file}.png", png(in_rows(value)))
 
 
 def png(image: NDArray[np.uint8]) -> bytes:

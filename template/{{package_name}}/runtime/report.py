@@ -25,7 +25,7 @@ from typing import Any
 
 from .exits import UserError, finish
 from .records import FILE, LOG, RESULT, NewLines, Record, Thinned, thinned
-from .storage import atomic_write
+from .storage import replace_file
 
 PAGE = "report.html"
 LIVE = "report.js"  # beside the page of a run that trains: its data alone, which an open page loads again and again
@@ -71,8 +71,8 @@ class LivePage:
         """Write the page with what result.json would hold now. Raises UserError if that is impossible."""
         began = time.monotonic()
         data = as_json([describe(self.run_dir, recorded.records, NUMBERS, result)], self.every)
-        write(self.run_dir / PAGE, page_of(data))
-        write(self.run_dir / LIVE, f"update({data});\n")
+        replace_file(self.run_dir / PAGE, page_of(data).encode())
+        replace_file(self.run_dir / LIVE, f"update({data});\n".encode())
         now = time.monotonic()
         self.every = max(OFTEN, SHARE * (now - began))
         self.due = now + self.every
@@ -159,12 +159,6 @@ def parts() -> tuple[Template, str, str]:
     return Template((HERE / "report_page.html").read_text("utf-8")), script, sha256
 
 
-def write(file: Path, text: str) -> None:
-    """Write a file at once. Raises UserError if the disk does not take it."""
-    with atomic_write(file, sync=False) as opened:
-        opened.write(text.encode())
-
-
 def data_of(histories: Sequence[History], every: float = 0.0) -> str:
     """Return the data of some runs. Raises UserError if a folder is no run."""
     numbers = NUMBERS // len(histories)
@@ -173,7 +167,7 @@ def data_of(histories: Sequence[History], every: float = 0.0) -> str:
 
 def write_page(run_dirs: Sequence[Path], page: Path) -> None:
     """Write the page of some runs. Raises UserError if a folder is no run, or if the disk does not take the page."""
-    write(page, page_of(data_of([History(each) for each in run_dirs])))
+    replace_file(page, page_of(data_of([History(each) for each in run_dirs])).encode())
 
 
 def serve(run_dirs: Sequence[Path], port: int) -> None:

@@ -83,6 +83,12 @@ def atomic_write(path: Path, size: Callable[[], int] | None = None, *, sync: boo
         raise UserError(f"{path} could not be written: {reason.strerror}{needed}") from error
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file that may be lost in a power cut. Raises UserError if the disk does not take it."""
+    with atomic_write(path, sync=False) as file:
+        file.write(content)
+
+
 def link_atomically(path: Path, name: Path) -> None:
     """Give the file a second name, which until then may belong to another file."""
     temporary = name.with_name(f"{name.name}.tmp")
