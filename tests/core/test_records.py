@@ -222,12 +222,11 @@ def test_the_page_shows_what_was_recorded_over_a_kill_and_a_stop(
     train_on_ranks(project(logging="csv"), run_dir, *LONG, "--resume", "--max-steps", "100", "--lr", "0.001")
     assert points(run_dir / "report.html") == recorded(run_dir)
     log_text = (run_dir / "train.log").read_text()
-    resumed = map(int, re.findall(r"resumed from .* step (\d+)$", log_text, re.MULTILINE))
+    once, again = map(int, re.findall(r"resumed from .* step (\d+)$", log_text, re.MULTILINE))
     (stopped,) = map(int, re.findall(r"stopped after step (\d+);", log_text))
     [run] = data_of(run_dir / "report.html")
     marks = [(event["event"], event["step"]) for event in run["events"]]
-    first, second = resumed
-    assert marks == [("started", 0), ("resumed", first), ("stopped", stopped), ("resumed", second), ("done", 100)]
+    assert marks == [("started", 0), ("resumed", once), ("stopped", stopped), ("resumed", again), ("done", 100)]
     assert (run["name"], run["options"]["lr"], run["result"]["exit_code"]) == ("a <b> & c", 0.001, 0)
     assert run["result"]["samples"] == max(run["series"][0]["samples"]) == 100 * run["options"]["global_batch_size"]
     assert {"lr", "log_every", "save_every", "max_steps"} <= {*run["events"][-2]["changed"]}

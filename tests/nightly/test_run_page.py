@@ -23,6 +23,7 @@ from PIL import Image
 from tests.conftest import Package, Render
 from tests.nightly.test_site import violations
 from tests.support.browser import CONTRAST, opened
+from tests.support.processes import wait_until
 from website.build import unpack_packages
 
 if TYPE_CHECKING:
@@ -432,9 +433,10 @@ def test_a_page_is_accessible_in_both_schemes(
             assert page.locator(chosen).first.evaluate(CONTRAST) >= 4.5, f"{chosen} is hard to read"
         dark = page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(15, 18, 22)"
         assert dark == (scheme == "dark")
-        strokes = page.evaluate("charts[0].u.series.slice(1).map(each => each.stroke())")
+        stroke = "charts[0].u.series[1].stroke()"
+        before = page.evaluate(stroke)
         page.emulate_media(color_scheme="light" if dark else "dark")
-        page.wait_for_function(f"charts[0].u.series[1].stroke() !== '{strokes[0]}'")
+        wait_until(lambda: page.evaluate(stroke) != before)
 
 
 def test_a_page_asks_nobody_and_runs_no_script_but_its_own(
