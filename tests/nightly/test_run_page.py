@@ -453,7 +453,7 @@ def test_a_page_asks_nobody_and_runs_no_script_but_its_own(
                 document.head.append(script);
                 const image = `<img src="${address}" onerror="window.harmed = 2">`;
                 document.body.insertAdjacentHTML("beforeend", image);
-                return fetch(address).catch(() => new Image().src = address);
+                fetch(address).catch(() => (new Image().src = address)); // not awaited: nobody answers
             }""",
             f"http://127.0.0.1:{listening.getsockname()[1]}/",
         )
