@@ -358,27 +358,30 @@ def test_a_served_page_follows_runs_for_those_who_know_its_address(
     run_dir = write_run(tmp_path / "live", None)
     command = [sys.executable, "-m", "ddp_project.runtime.report", str(whole_run), str(run_dir), "--serve"]
     with subprocess.Popen(command, cwd=project(), stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout
-        address = server.stdout.readline().strip()
-        found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/[\w-]{16}/", address)
-        assert found, address
-        for other in ("", "x/", "report.js"):
-            with pytest.raises(HTTPError, match="404"):
-                urlopen(f"http://127.0.0.1:{found[1]}/{other}")
-        own = socket.gethostbyname(platform.node())
-        if not own.startswith("127."):
-            with pytest.raises(OSError, match="refused"):
-                socket.create_connection((own, int(found[1])), timeout=5)
-        with opened(browser, address, (address, "data:")) as page:
-            rows = page.locator("#runs tbody tr")
-            rows.nth(1).get_by_text("400", exact=True).wait_for()
-            for cut, last in ((400, 444), (200, 333)):  # another start begins after an earlier step
-                kept = package("runtime.records").Records(run_dir)
-                kept.begin(cut)
-                kept.add(last, {"train/loss": 1.0})
-                rows.nth(1).get_by_text(str(last), exact=True).wait_for(timeout=SOON)
-        server.send_signal(signal.SIGINT)
-        assert server.wait(30) == 0
+        try:
+            assert server.stdout
+            address = server.stdout.readline().strip()
+            found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/[\w-]{16}/", address)
+            assert found, address
+            for other in ("", "x/", "report.js"):
+                with pytest.raises(HTTPError, match="404"):
+                    urlopen(f"http://127.0.0.1:{found[1]}/{other}")
+            own = socket.gethostbyname(platform.node())
+            if not own.startswith("127."):
+                with pytest.raises(OSError, match="refused"):
+                    socket.create_connection((own, int(found[1])), timeout=5)
+            with opened(browser, address, (address, "data:")) as page:
+                rows = page.locator("#runs tbody tr")
+                rows.nth(1).get_by_text("400", exact=True).wait_for()
+                for cut, last in ((400, 444), (200, 333)):  # another start begins after an earlier step
+                    kept = package("runtime.records").Records(run_dir)
+                    kept.begin(cut)
+                    kept.add(last, {"train/loss": 1.0})
+                    rows.nth(1).get_by_text(str(last), exact=True).wait_for(timeout=SOON)
+            server.send_signal(signal.SIGINT)
+            assert server.wait(30) == 0
+        finally:
+            server.kill()
 
 
 def test_a_million_records_are_a_small_page_at_once(
