@@ -20,6 +20,8 @@ from tests.support.training import FOR_EVER, ON_CPU
 from tests.support.versions import append
 
 COLOURS = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]")
+# pytest-xdist sets COLUMNS, which rich takes for the width.
+WITHOUT_COLUMNS = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
 ALONE = (sys.executable, "train.py")
 NOTES = """
 import atexit, os, pathlib, sys
@@ -54,7 +56,7 @@ def start(own_project: Render) -> Start:
 
     def run(*options: str, command: Sequence[str] = ("./launch.sh",), edit: str = "", **how: Any) -> Session:
         append(place / "ddp_project" / "task.py", edit)
-        env = {**os.environ, "TERM": "xterm-256color", "PATH": PATH, "NPROC_PER_NODE": "2", "OMP_NUM_THREADS": "1"}
+        env = {**WITHOUT_COLUMNS, "TERM": "xterm-256color", "PATH": PATH, "NPROC_PER_NODE": "2", "OMP_NUM_THREADS": "1"}
         return run_in_terminal([*command, *ON_CPU, *options], place, {**env, **how.pop("env", {})}, **how)
 
     return run
@@ -167,6 +169,7 @@ def shown() -> Stream:
 @pytest.fixture
 def terminal(package: Package, shown: Stream, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("COLUMNS", raising=False)
     module = package("runtime.terminal")
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", shown)
