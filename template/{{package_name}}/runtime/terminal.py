@@ -47,8 +47,10 @@ class Terminal(logging.Handler):
         """Show a message above the bar."""
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
         if record.name != METRICS.name:
-            with suppress(OSError):
+            try:
                 self.console.print(level + self.format(record), style="yellow" if level else "", soft_wrap=True)
+            except Exception:
+                self.handleError(record)
 
     def begin(self, step: int, total: int) -> None:
         """Show the bar: of so many steps in all, after those that were taken before a resume."""
