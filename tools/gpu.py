@@ -26,7 +26,7 @@ from generator.answers.questions import TEMPLATE
 LIMIT = 590.0  # seconds of a step
 # What is packed beside the generator's own requirements: what the steps import of the test extra, and what builds.
 PYTEST = ("pytest", "pytest-split", "pytest-timeout", "pytest-xdist")
-IMPORTED = ("ast-grep-py", "numpy", "psutil", *PYTEST, "safetensors", "tqdm", "tyro")
+IMPORTED = ("ast-grep-py", "numpy", "psutil", *PYTEST, "safetensors", "tyro")
 BUILDING = ("ninja", "setuptools>=77", "wheel")
 PLATFORMS = [f"manylinux_2_{version}_x86_64" for version in range(5, 35)] + [
     f"manylinux{name}_x86_64" for name in ("1", "2010", "2014")

@@ -67,7 +67,7 @@ def copy(snapshot: Path, destination: Path, **answers: object) -> None:
 
 
 def assert_refused(snapshot: Path, destination: Path, key: str, text: str) -> None:
-    with pytest.raises(ValueError, match=rf"^Validation error for question '{key}': [^\n]{{15,}}$"):
+    with pytest.raises(ValueError, match=rf"^Validation error for question '{key}': [^\n]{{15,59}}$"):
         copy(snapshot, destination, **{key: text})
     assert not destination.exists()
 
@@ -145,11 +145,17 @@ class Questionnaire:
         options["extensions"] = ["jinja2_ansible_filters.AnsibleCoreFiltersExtension"]
         self.environment = SandboxedEnvironment(loader=jinja2.FileSystemLoader(snapshot), **options)
 
-    def problem(self, key: str, answer: str) -> str:
-        """The reason why this may not be the answer, or nothing."""
-        new_project = {"dst_path": "nowhere", "answers_file": ".copier-answers.yml"}
+    def problem(self, key: str, answer: str, folder: str | Path = "nowhere", **before: str) -> str:
+        """The reason why this may not be the answer in a folder with such answers before, or nothing."""
+        project = {"dst_path": folder, "answers_file": ".copier-answers.yml"}
         validator = self.environment.from_string(self.entries[key]["validator"])
-        return validator.render({key: answer, "_copier_conf": new_project, "_external_data": {}}).strip()
+        return validator.render({key: answer, "_copier_conf": project, "_external_data": {"before": before}}).strip()
+
+    def reasons_of_choices(self, **answers: str) -> set[str]:
+        """The reasons why choices may not be taken beside these answers."""
+        asked = [entry["choices"] for entry in self.entries.values() if "choices" in entry]
+        texts = [choice["validator"] for choices in asked for choice in choices.values() if "validator" in choice]
+        return {self.environment.from_string(text).render(answers).strip() for text in texts} - {""}
 
     def default_package_name(self, project_name: str) -> str:
         return self.environment.from_string(self.entries["package_name"]["default"]).render(project_name=project_name)
@@ -167,6 +173,40 @@ def test_no_package_takes_the_name_of_another_part_of_the_project(snapshot: Path
     taken |= {line.rstrip("/") for line in (folder / ".gitignore").read_text().splitlines()}
     assert {"train", "conftest", "tests", "runs"} <= taken
     Questionnaire(snapshot).assert_all_taken(taken - {recorded_answers(folder)["package_name"]})
+
+
+def test_a_reason_fits_into_the_line_of_a_question(snapshot: Path, tmp_path: Path) -> None:
+    """Less than 60 characters: Copier shows it below the question."""
+    questions = Questionnaire(snapshot)
+    taken = max(questions.environment.get_template("partials/validators.jinja").module.TAKEN_NAMES, key=len)  # type: ignore[attr-defined]
+    reasons = {questions.problem("package_name", name) for name in ("A", "x" * 99_999, taken)}
+    reasons |= {questions.problem("description", text) for text in ("", "a\nb", "x" * 99_999)}
+    (tmp_path / ".copier-answers.yml").touch()
+    (tmp_path / "linked").symlink_to(tmp_path)
+    reasons |= {questions.problem("package_name", "new", tmp_path, package_name="x" * 40)}
+    reasons |= {questions.problem("package_name", "linked", tmp_path, package_name="linked")}
+    reasons |= questions.reasons_of_choices(launcher="kubernetes")
+    assert len(reasons) == 9
+    assert [reason for reason in reasons if not 0 < len(reason) < 60] == []
+
+
+@pytest.mark.parametrize(
+    ("answers", "needed"),
+    [
+        ({"launcher": "slurm"}, "an allocation: srun waits for one of its own, or runs in that of salloc --ntasks=2."),
+        ({"launcher": "mpirun", "backend": "nccl"}, "mpirun, of Open MPI or MPICH."),
+        ({}, ""),
+    ],
+    ids=["slurm", "mpirun", "torchrun"],
+)
+def test_the_message_after_a_copy_says_what_its_last_command_needs(
+    answers: dict[str, str], needed: str, snapshot: Path, place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    copier.run_copy(str(snapshot), place, data=NAME | answers, defaults=True, unsafe=False)
+    *_, message, _ = capfd.readouterr().err.split("\n\n")
+    first = f"The last command needs {needed}\n" if needed else ""
+    gpus = "two GPUs" if "backend" in answers else "two GPUs or none"
+    assert message.startswith(f"{first}Two processes need {gpus}: with one, add --backend gloo.\nREADME.md says")
 
 
 def test_the_template_asks_for_no_trust(snapshot: Path, place: Path) -> None:

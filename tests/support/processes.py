@@ -1,18 +1,23 @@
 """Starts programs, also in a terminal, and waits for them: limits in seconds grow on a slow or busy machine."""
 
+import fcntl
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+import pyte
 
 SQUARES = 300_000
 SPARE = 5  # a time limit is this many times the expected time: only a hang reaches it
@@ -87,22 +92,37 @@ def started(command: Command, folder: Path, output: Path, env: Env = None) -> It
 
 @dataclass
 class Session:
+    """What a command has written to a terminal, and its exit code; its screen is so wide that no line wraps."""
+
     shown: str
     code: int
+    columns: int = 1000
 
     @property
     def plain(self) -> str:
         return re.sub(r"\x1b\[[\d;]*m", "", self.shown)  # without colours
 
     @property
+    def screen(self) -> pyte.Screen:
+        """The screen at the end, which is high enough for all lines."""
+        screen = pyte.Screen(self.columns, 1000)
+        pyte.Stream(screen).feed(self.shown)
+        return screen
+
+    @property
     def lines(self) -> list[str]:
-        return self.shown.replace("^C", "").replace("\r", "").strip().split("\n")  # a terminal echoes ^C
+        """The lines of the screen."""
+        lines = [line.rstrip() for line in self.screen.display]
+        return "\n".join(lines).replace("^C", "").strip("\n").split("\n")  # a terminal echoes ^C
 
 
-def run_in_terminal(command: Command, folder: Path, env: Env, *, interrupt: float | str | None = None) -> Session:
+def run_in_terminal(
+    command: Command, folder: Path, env: Env, *, interrupt: float | str | None = None, columns: int = 100
+) -> Session:
     """Run a command, and type Ctrl-C after so many seconds or when a text is shown. Fails if it does not end."""
     child, terminal = pty.fork()
     if child == 0:
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.chdir(folder)
         os.execvpe(command[0], [*map(str, command)], dict(env or os.environ))

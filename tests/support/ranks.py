@@ -25,7 +25,7 @@ from tests.support.training import ON_CPU, differences
 
 # Importing torch takes 20 times the time of these tests' few steps: one process imports it, and forks each rank.
 FORKING = multiprocessing.get_context("forkserver")
-PRELOAD = [__name__, "torch._dynamo", "torch.distributed.nn.functional", "tqdm", "typeguard", "tyro"]
+PRELOAD = [__name__, "torch._dynamo", "torch.distributed.nn.functional", "typeguard", "tyro"]
 # A forked rank cannot use a GPU, since its forking process may have looked for one.
 SPAWNING = multiprocessing.get_context("spawn")
 

@@ -49,7 +49,6 @@ LATE_IMPORTS = (
     "torch.distributed.elastic.multiprocessing.errors",
     "torch.distributed.nn.functional",
     "torch.utils.serialization.config",
-    "tqdm.contrib.logging",
     "typeguard",  # by tyro
 )
 # By the package that imports them. A logger that is not here only takes longer.

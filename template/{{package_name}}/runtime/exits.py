@@ -90,6 +90,17 @@ def finish(work: Callable[[], Any]) -> int:
     return ExitCode.DONE
 
 
+def start_of_line() -> str:
+    """Return what a message begins with that is not rank 0's own: in a terminal, it replaces the bar of rank 0."""
+    return "\r\x1b[K" if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else ""
+
+
+def print_alone(message: str) -> None:
+    """Print a line to stderr, in place of the bar and in one piece, also where Python does not buffer."""
+    file = getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # the bar would come back after the message
+    print(f"{start_of_line()}{message}\n", end="", file=file, flush=True)
+
+
 def raise_if_out_of_memory(error: Exception, rank: int, lower: str = SMALLER_BATCHES) -> None:
     """Raise OutOfMemory if the error says so: torch has a type for it, but CUDA, cuBLAS, cuDNN and NCCL have words."""
     if found := re.search(r".*(out of memory|_ALLOC(ATION)?_FAILED).*", str(error)):

@@ -20,7 +20,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from .exits import ExitCode, RankLost, in_one_line
+from .exits import ExitCode, RankLost, in_one_line, print_alone
 
 BEAT = 0.25  # seconds between two signs of life
 SILENT = 3 * BEAT  # seconds without one, after which a rank counts as missing if a collective has failed
@@ -134,7 +134,7 @@ def report_is_known(rank: int, world_size: int) -> bool:
 def end_process(rank: int, end: str, code: ExitCode) -> None:
     """End this process, of which no thread may be able to, once the others have heard why."""
     STATUS.end = end
-    print(f"error: rank {rank}: {end.partition(' ')[2]}\n", end="", file=sys.stderr, flush=True)
+    print_alone(f"error: rank {rank}: {end.partition(' ')[2]}")
     time.sleep(SILENT)
     exit_now(code)
 
