@@ -71,12 +71,10 @@ def test_a_terminal_shows_rows_and_a_bar_and_where_everything_is(start: Start) -
     session = start("--epochs", "5")
     text = "\n".join(session.lines)
     assert Session(session.shown, 0, columns=100).lines == session.lines, "a line is longer than 100 columns"
-    first = re.search(
-        r"^run directory: (runs/\S+)\nto watch it: open report.html in there, or (.*)$", text, re.MULTILINE
-    )
+    first = re.search(r"^run directory: (runs/\S+)\nwatch it: (.*)$", text, re.MULTILINE)
     assert first, text
     run_dir = first[1]
-    assert first[2] == f"tail -f {run_dir}/train.log"
+    assert first[2] == f"open {run_dir}/report.html, or tail -f {run_dir}/train.log"
     done, *ends = session.lines[-3:]
     assert re.fullmatch(r"done: best validation accuracy 0\.\d+ at step \d+ of 110, in \d:\d\d:\d\d", done)
     assert ends == [
