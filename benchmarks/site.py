@@ -1,12 +1,14 @@
 """Measures what a reader of the preview waits for, in a real browser.
 
-Each round opens the page in a browser that has cached nothing, and waits for the first line of code; then it lets
-Python load, and changes an answer forth and back. Each time is compared with a fixed piece of work of the same browser
-in the same round. The page comes from this machine: there is no network in these numbers.
+Each round opens the page in a browser that has cached nothing. All times but the first two begin at the click of the
+reader, whatever is loaded then: a first answer, a second one before Python is loaded, and others once it is. Each time
+is compared with a fixed piece of work of the same browser in the same round. The page comes from this machine: there is
+no network in these numbers.
 """
 
 import functools
 import http.server
+import json
 import re
 import shutil
 import statistics
@@ -26,20 +28,23 @@ from . import runner
 from .runner import CommandError, Record, in_turn
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 BROWSERS = ("chromium", "google-chrome")
 LOADED = 600_000  # milliseconds until Python is there
-FIRST_VIEW = "new MutationObserver(() => { if (!window.viewed && document.querySelector('#code .row')) window.viewed = "
-FIRST_VIEW += "performance.now(); }).observe(document, { childList: true, subtree: true });"
-# A change of the answer, until the file that it changes is drawn; the worker is loaded by then.
-CHANGE = """value => new Promise(resolve => {
+LINK = "#launcher=slurm&logging=wandb"
+# When a part of the page first has what it should: the code of a file, or the command of a link.
+WATCH = """([selector, text]) => new MutationObserver(() => {
+  if (!window.viewed && document.querySelector(selector)?.textContent.includes(text)) window.viewed = performance.now();
+}).observe(document, { childList: true, subtree: true, characterData: true })"""
+# From the click on an answer until the file that it changes is drawn.
+CHANGE = """([key, value]) => new Promise(resolve => {
   const began = performance.now();
   new MutationObserver((_, observer) => {
     observer.disconnect();
     requestAnimationFrame(() => setTimeout(() => resolve(performance.now() - began)));
   }).observe(document.getElementById("code"), { childList: true });
-  document.querySelector(`input[name=amp][value=${value}]`).click();
+  document.querySelector(`input[name=${key}][value=${value}]`).click();
 })"""
 LOOP = """() => {
   const began = performance.now();
@@ -98,14 +103,26 @@ def chromium() -> str:
 
 def play_round(browser: "Browser", address: str) -> Record:
     """Return the milliseconds of one round."""
-    page = browser.new_page()  # with a cache of its own
-    page.set_default_timeout(LOADED)
-    page.add_init_script(FIRST_VIEW)
-    page.goto(address)
-    page.wait_for_function("window.viewed")
-    taken = {"first view": page.evaluate("window.viewed"), FIXED_WORK: page.evaluate(LOOP)}
-    page.check("input[name=sync_bn][value=true]")
-    page.locator("#command", has_text="sync_bn").wait_for()
-    taken["an answer changes"] = statistics.median(page.evaluate(CHANGE, value) for value in ("torch", "none") * 3)
+    page = opened(browser, f"{address}{LINK}", "#command", "--data launcher=slurm --data logging=wandb")
+    taken = {"the command of a link": page.evaluate("window.viewed")}
+    page.close()
+    page = opened(browser, address, "#code .row", "")
+    taken["first view"] = page.evaluate("window.viewed")
+    taken["a first answer"] = page.evaluate(CHANGE, ["launcher", "slurm"])
+    taken["a second answer, which waits for Python"] = page.evaluate(CHANGE, ["amp", "none"])
+    taken["an answer changes"] = statistics.median(
+        page.evaluate(CHANGE, ["amp", value]) for value in ("apex", "none") * 3
+    )
+    taken[FIXED_WORK] = page.evaluate(LOOP)
     page.close()
     return {what: round(milliseconds, 1) for what, milliseconds in taken.items()}
+
+
+def opened(browser: "Browser", address: str, selector: str, text: str) -> "Page":
+    """Open a page with a cache of its own, once a part of it has a text; window.viewed is when that was."""
+    page = browser.new_page()
+    page.set_default_timeout(LOADED)
+    page.add_init_script(f"({WATCH})({json.dumps([selector, text])})")
+    page.goto(address)
+    page.wait_for_function("window.viewed")
+    return page

@@ -5,7 +5,7 @@
 #
 # --version TAG: preview a released version, instead of the template as it is here.
 # --report FILE: show the report that `ddp-template check --html FILE` wrote, too.
-# It needs npm (Node.js), which fetches the two packages that the site ships: Pyodide and highlight.js.
+# It needs npm (Node.js), which fetches the packages that the site ships, such as Pyodide.
 set -euo pipefail
 destination=$(realpath -m "${1:?give the folder to write to}")
 shift

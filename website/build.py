@@ -14,6 +14,8 @@ from pathlib import Path
 from generator.answers.questions import TEMPLATE
 from generator.render.git import GitError, run
 from generator.render.snapshot import PARTS, snapshot_of_revision
+from website import landing
+from website.guides import write_guides
 from website.preview import Preview
 from website.recipes import write_pages
 from website.render import Template
@@ -21,12 +23,20 @@ from website.render import Template
 HERE = Path(__file__).parent
 SOURCE = "gh:org/ddp-template"
 ENGINE = ("jinja2", "jinja2-ansible-filters", "markupsafe", "pathspec", "pyyaml")  # each also runs as Python alone
-RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
-# What Furo's pages lack for those who hear them.
+# What the page loads from packages of npm.
+SCRIPTS = {
+    "pyodide": ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json"),
+    "@highlightjs/cdn-assets": ("highlight.min.js",),
+    "diff": ("dist/diff.min.js",),
+    "markdown-it": ("dist/browser/markdown-it.esm.min.mjs",),
+}
+FETCHED = ("pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json", "engine.tar.gz")  # what the worker waits for
+# What Furo's pages lack for those who hear them, or have no mouse.
 ACCESSIBLE = {
     '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
     '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="Site" lang="en">',
     '<aside class="toc-drawer">': '<aside class="toc-drawer" aria-label="Page">',
+    '<div class="highlight"><pre>': '<div class="highlight"><pre tabindex="0">',  # may be wider than a phone
 }
 
 
@@ -63,14 +73,21 @@ def build_guides(destination: Path, *, with_report: bool) -> None:
         shutil.copytree(TEMPLATE / "docs", source)
         shutil.copy(TEMPLATE / "CHANGELOG.md", source / "changelog.md")
         shutil.copytree(HERE / "pages", source, dirs_exist_ok=True)
+        shutil.copy(HERE / "icon.png", source)
         shutil.rmtree(source / "example")
-        write_pages(Template(TEMPLATE, SOURCE), source)
+        template = Template(TEMPLATE, SOURCE)
+        write_pages(template, source)
+        write_guides(template, source)
         goals = (TEMPLATE / "docs" / "speed.md").read_text()
         index = (source / "index.md").read_text().replace("<!-- speed -->", speed_table(goals))
         report = '<a href="report.html">The report of the newest check</a> shows each.' if with_report else ""
-        (source / "index.md").write_text(index.replace("<!-- report -->", report))
+        (source / "index.md").write_text(landing.fill(index.replace("<!-- report -->", report), template))
+        (source / "start.md").write_text(landing.fill((source / "start.md").read_text(), template))
+        shutil.rmtree(cards := destination / "_images" / "social_previews", ignore_errors=True)  # of earlier builds
         command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "-W", "--keep-going", "-d", f"{folder}/doctrees"]
         subprocess.run([*command, "-c", str(HERE), str(source), str(destination)], check=True)
+    [card] = cards.glob("summary_index_*.png")
+    shutil.copy(card, destination / "card.png")  # of the preview, too
     for page in destination.rglob("*.html"):
         text = page.read_text()
         for furo, accessible in ACCESSIBLE.items():
@@ -93,12 +110,11 @@ def build_preview(destination: Path, template: Path, source: str, commit: str | 
     destination.mkdir(exist_ok=True)
     for file in (HERE / "static").iterdir():
         shutil.copy(file, destination)
-    shutil.copy(TEMPLATE / "docs" / "preview.png", destination)
     with tempfile.TemporaryDirectory() as folder:
         packages = unpack_packages(Path(folder), "--omit=dev")
-        for name in RUNTIME:
-            shutil.copy(packages["pyodide"] / name, destination)
-        shutil.copy(packages["@highlightjs/cdn-assets"] / "highlight.min.js", destination)
+        for package, names in SCRIPTS.items():
+            for name in names:
+                shutil.copy(packages[package] / name, destination)
     with tarfile.open(destination / "engine.tar.gz", "w:gz") as archive:
         for package in ENGINE:
             for installed in importlib.metadata.files(package) or ():
@@ -108,8 +124,17 @@ def build_preview(destination: Path, template: Path, source: str, commit: str | 
             archive.add(HERE / name, f"website/{name}")
         for part in PARTS:
             archive.add(template / part, f"template/{part}", filter=without_bytecode)
-    (destination / "settings.json").write_text(json.dumps({"source": source, "commit": commit}))
-    (destination / "default.json").write_text(Preview(Template(template, source, commit)).show("{}"))
+    loaded = sum((destination / name).stat().st_size for name in FETCHED)
+    (destination / "settings.json").write_text(json.dumps({"source": source, "commit": commit, "bytes": loaded}))
+    write_first_views(Preview(Template(template, source, commit)), destination)
+
+
+def write_first_views(preview: Preview, destination: Path) -> None:
+    """Write what the page shows before Python is loaded: the defaults, and what each choice changes in them."""
+    steps = preview.steps()
+    questions = {step: found.pop("questions") for step, found in steps.items()}
+    (destination / "default.json").write_text(json.dumps({**preview.shown({}), "steps": questions}))
+    (destination / "steps.json").write_text(json.dumps(steps))
 
 
 def without_bytecode(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
@@ -130,7 +155,7 @@ def unpack_packages(folder: Path, *options: str) -> dict[str, Path]:
     for name in ("package.json", "package-lock.json"):
         shutil.copy(HERE / name, folder)
     if not shutil.which("npm"):
-        sys.exit("the site needs npm, to fetch Pyodide and highlight.js: install Node.js")
+        sys.exit("the site needs npm, to fetch Pyodide and other packages: install Node.js")
     plain = ["--silent", "--no-audit", "--no-fund", "--prefer-offline"]  # the hashes are checked in any case
     subprocess.run(["npm", "ci", "--ignore-scripts", *plain, *options], cwd=folder, check=True)
     modules = folder / "node_modules"

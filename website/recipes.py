@@ -178,14 +178,20 @@ def difference(before: Mapping[str, str], after: Mapping[str, str]) -> str:
 
 def write_pages(template: Template, folder: Path) -> None:
     """Write recipes.md and a page for each task, for Sphinx."""
-    (folder / "recipes").mkdir()
-    [task] = [asked for asked in template.ask({}).asked if asked.key == "task"]
-    rows = [f"- [{choice.label}](recipes/{choice.value}.md)" for choice in task.choices]
-    names = "\n".join(f"recipes/{choice.value}" for choice in task.choices)
+    for task in write_list(template, "task", folder / "recipes", INTRODUCTION):
+        (folder / "recipes" / f"{task}.md").write_text(page_of(template, task))
+
+
+def write_list(template: Template, key: str, folder: Path, introduction: str) -> list[str]:
+    """Write a page above those of a folder, one for each answer to a question; return the answers."""
+    folder.mkdir()
+    [question] = [asked for asked in template.ask({}).asked if asked.key == key]
+    rows = [f"- [{choice.label}]({folder.name}/{choice.value}.md)" for choice in question.choices]
+    answers = [str(choice.value) for choice in question.choices]
+    names = "\n".join(f"{folder.name}/{answer}" for answer in answers)
     listed = f"```{{toctree}}\n:hidden:\n\n{names}\n```"
-    (folder / "recipes.md").write_text(INTRODUCTION + "\n".join(rows) + f"\n\n{listed}\n")
-    for choice in task.choices:
-        (folder / "recipes" / f"{choice.value}.md").write_text(page_of(template, str(choice.value)))
+    folder.with_suffix(".md").write_text(introduction + "\n".join(rows) + f"\n\n{listed}\n")
+    return answers
 
 
 def page_of(template: Template, task: str) -> str:

@@ -1,5 +1,5 @@
-"""A browser."""
+"""A browser, and the packages of the site."""
 
-from tests.support.browser import browser
+from tests.support.browser import axe, browser, packages
 
-__all__ = ["browser"]
+__all__ = ["axe", "browser", "packages"]

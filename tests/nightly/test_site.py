@@ -1,156 +1,46 @@
-"""The site and the report of a run as browsers show them: what is rendered there, how it is used, who can read it."""
+"""The site as browsers show it: what is rendered there, how it is used, who can read it."""
 
+import itertools
 import json
-import shutil
+import re
 import sys
-import zipfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pytest
 
 from benchmarks.site import served
-from generator.answers.combinations import covering
 from generator.answers.questions import TEMPLATE
-from generator.render.project import NAME, Tree, read_tree
 from tests.support.browser import opened as opened_alone
+from tests.support.browser import served_by, violations
 from tests.support.processes import output_of
-from website.build import build_preview, unpack_packages
+from website.render import Template
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1360, "height": 860}
-LOADED = 120_000  # milliseconds until Python is there, on a machine with much to do
-
-
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    if not shutil.which("npm"):
-        pytest.skip("no npm here: install Node.js")
-    return unpack_packages(tmp_path_factory.mktemp("npm"))
-
-
-@pytest.fixture(scope="module")
-def axe(packages: dict[str, Path]) -> str:
-    return (packages["axe-core"] / "axe.min.js").read_text()
-
-
-@pytest.fixture(scope="module")
-def site(snapshot: Path, packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("site")
-    build_preview(folder / "preview", snapshot, str(snapshot), None)
-    with served(folder) as address:
-        yield f"{address}/preview/index.html"
 
 
 def opened(browser: "Browser", address: str, **options: Any) -> AbstractContextManager["Page"]:
-    own = ("/".join(address.split("/")[:3]), "data:", "blob:")
-    return opened_alone(browser, address, own, **{"viewport": DESK, **options})
-
-
-def wait_for(page: "Page", command: str) -> None:
-    page.locator("#command", has_text=command).wait_for(timeout=LOADED)
-
-
-def downloaded(page: "Page") -> Tree:
-    with page.expect_download(timeout=LOADED) as download:
-        page.click("#zip")
-    with zipfile.ZipFile(download.value.path()) as archive:
-        return {
-            entry.filename.removeprefix("myproj/"): (bool(entry.external_attr >> 16 & 0o100), archive.read(entry))
-            for entry in archive.infolist()
-        }
-
-
-def test_a_browser_renders_the_bytes_of_copier(site: str, browser: "Browser", legal: Any, project: Any) -> None:
-    with opened(browser, site) as page:
-        for combination in covering(legal, 1):
-            answers = {key: str(value).lower() for key, value in combination.answers}
-            link = "&".join(f"{key}={value}" for key, value in {**NAME, **answers}.items())
-            page.goto(f"{site}#{link}")
-            page.locator("#zip:enabled").wait_for()
-            files = downloaded(page)
-            executable, content = files[".copier-answers.yml"]
-            # Without the lines that say where the template was found.
-            own = b"".join(line for line in content.splitlines(True) if not line.startswith(b"_"))
-            files |= {".copier-answers.yml": (executable, own)}
-            assert files == read_tree(project(**dict(combination.answers)))
-
-
-def test_the_form_by_keyboard(site: str, browser: "Browser") -> None:
-    with opened(browser, site) as page:
-        page.focus("input[name=launcher]:checked")
-        for _ in range(3):
-            page.keyboard.press("ArrowDown")
-        wait_for(page, "launcher=slurm")
-        page.focus("input[name=description]")
-        page.keyboard.press("Control+A")
-        page.keyboard.type("Mine")
-        wait_for(page, "description=Mine")
-        assert page.url.endswith("#launcher=slurm&description=Mine")
-        page.focus("#tree [tabindex='0']")
-        page.keyboard.press("Home")
-        page.keyboard.press("ArrowDown")
-        page.keyboard.press("Enter")
-        opened_file = page.get_attribute("#tree :focus", "data-path")
-        assert opened_file is not None
-        assert opened_file in page.inner_text("#path")
-        assert f"file={opened_file}" in page.url
-
-
-def test_changes_are_marked_and_impossible_answers_say_why(site: str, browser: "Browser") -> None:
-    with opened(browser, site) as page:
-        page.check("input[name=amp][value=apex]")
-        wait_for(page, "amp=apex")
-        page.locator("#code .added").first.wait_for()
-        added = page.locator("#code .added code").all_inner_texts()
-        assert any("precision.initialize" in line for line in added)
-        assert "changed" in page.inner_text("#tree [data-path='train.py']")
-        assert page.locator("#tree [data-path='LICENSE'] .mark").count() == 0
-        page.check("input[name=task][value=tabular]")
-        wait_for(page, "task=tabular")
-        assert "new" in page.inner_text("#tree [data-path='myproj/diabetes.npz']")
-        assert "gone" in page.inner_text("#tree [data-path='myproj/digits.npz']")
-
-        assert page.is_disabled("input[name=backend][value=mpi]")
-        page.check("input[name=launcher][value=mpirun]")
-        wait_for(page, "launcher=mpirun")
-        page.check("input[name=backend][value=mpi]")
-        wait_for(page, "backend=mpi")
-        page.check("input[name=launcher][value=slurm]")
-        page.locator("#question-backend-problem", has_text="needs launcher=mpirun").wait_for()
-        assert page.is_disabled("#zip")
-        page.goto(f"{site}#package_name=torch")
-        page.locator("#question-package_name-problem", has_text="try torch_ddp").wait_for()
-
-
-def violations(page: "Page", axe: str) -> Any:
-    page.evaluate(axe)
-    script = "axe.run().then(found => found.violations.map(each => [each.id, each.nodes.map(node => node.html)]))"
-    return page.evaluate(script)
-
-
-@pytest.mark.parametrize(("scheme", "viewport"), [("light", DESK), ("dark", PHONE)], ids=["desk", "phone"])
-def test_the_preview_is_accessible(scheme: str, viewport: Any, site: str, browser: "Browser", axe: str) -> None:
-    with opened(browser, site, color_scheme=scheme, viewport=viewport) as page:
-        page.locator("#code .row").first.wait_for()
-        assert violations(page, axe) == []
-        page.check("input[name=amp][value=apex]")
-        page.locator("#code .added").first.wait_for(timeout=LOADED)
-        assert violations(page, axe) == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+    return opened_alone(browser, address, served_by(address), **{"viewport": DESK, **options})
 
 
 @pytest.fixture(scope="module")
-def whole_site(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def site_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("whole") / "site"
+
+
+@pytest.fixture(scope="module")
+def whole_site(packages: dict[str, Path], site_folder: Path) -> Iterator[str]:
     if find_spec("furo") is None:
         pytest.skip('pip install -e ".[site]" installs Sphinx')
-    folder = tmp_path_factory.mktemp("whole")
-    report, site = folder / "report.html", folder / "site"
+    report, site = site_folder.with_name("report.html"), site_folder
     report.write_text('<link rel="icon" href="data:,"><p>All passed')
     output_of([sys.executable, "-m", "website.build", str(site), "--report", str(report)], TEMPLATE)
     assert json.loads((site / "preview" / "settings.json").read_text())["source"] == "gh:org/ddp-template"
@@ -158,16 +48,81 @@ def whole_site(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
         yield address
 
 
-def test_the_whole_site_is_linked_searched_and_accessible(whole_site: str, browser: "Browser", axe: str) -> None:
-    for scheme in ("light", "dark"):
-        with opened(browser, f"{whole_site}/index.html", color_scheme=scheme) as page:
+def test_the_whole_site_is_searched_and_accessible(whole_site: str, browser: "Browser", axe: str) -> None:
+    """What users read comes before what maintainers read."""
+    looks = [("light", DESK), ("dark", PHONE)]
+    for name, (scheme, viewport) in itertools.product(
+        ("index", "start", "project", "options", "launching/slurm"), looks
+    ):
+        with opened(browser, f"{whole_site}/{name}.html", color_scheme=scheme, viewport=viewport) as page:
             assert violations(page, axe) == []
-    for link in ("report.html", "exact.html", "loop.html", "preview/index.html"):
-        with opened(browser, f"{whole_site}/index.html") as page:
-            page.click(f"a[href='{link}'] >> visible=true >> nth=0")
-            page.wait_for_url(f"**/{link}")
-    with opened(browser, f"{whole_site}/search.html?q=SyncBatchNorm") as page:
+            assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+    with opened(browser, f"{whole_site}/search.html?q=checkpoint") as page:
         page.locator("#search-results li").first.wait_for()
+        page.locator("#search-results .search-summary", has_text="found").wait_for()
+        found = page.locator("#search-results li > a").evaluate_all("links => links.map(link => link.pathname)")
+        kinds = [bool(re.match("/(decisions|maintaining|testing|matrix|updates|changelog)", path)) for path in found]
+        assert True in kinds
+        assert sorted(kinds) == kinds
+        captions = page.locator(".sidebar-tree .caption").all_inner_texts()
+        assert [caption.lower() for caption in captions] == [
+            "get started", "how to", "reference", "understand", "work on the template",
+        ]  # fmt: skip
+
+
+class Links(HTMLParser):
+    """The addresses that a page names, and the places that it has."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.places = {""}
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.links += [link for name in ("href", "src") if (link := found.get(name))]
+        self.places.add(found.get("id") or "")
+
+
+def test_no_link_is_dead_and_no_option_has_a_dash(whole_site: str, site_folder: Path) -> None:
+    """Pages fetch nothing from elsewhere, and `--resume` has its two hyphens."""
+    pages = {page: Links(page) for page in site_folder.rglob("*.html")}
+    dead = []
+    for page, found in pages.items():
+        for link in (link for link in found.links if not re.match("[a-z]+:", link)):
+            path, _, place = link.partition("#")
+            target = (page.parent / unquote(path.partition("?")[0])).resolve() if path else page
+            places = {unquote(place)} if "preview" in target.parts else pages.get(target, found).places  # of answers
+            if not target.exists() or (target.suffix == ".html" and unquote(place) not in places):
+                dead.append((page.name, link))
+    assert dead == []
+    assert len(pages) > 60
+    text = re.sub(r"<[^>]*>", "", (site_folder / "project.html").read_text())
+    assert "--resume" in text
+    assert not re.search("[\u2013\u2014]resume", text)
+
+
+def test_the_landing_page_has_numbers_a_command_and_a_picture(
+    whole_site: str, browser: "Browser", snapshot: Path, legal: Any
+) -> None:
+    """They come from the measurements, the template and copier.yml."""
+    options = {"permissions": ["clipboard-read", "clipboard-write"]}
+    with opened(browser, f"{whole_site}/index.html", **options) as page:
+        speed, damaged, combinations = page.locator(".proofs strong").all_inner_texts()
+        assert f"| {speed.split()[0]} times the minimal DDP loop |" in (TEMPLATE / "README.md").read_text()
+        assert damaged == "0"
+        assert combinations == f"{len(legal):,}"
+        page.click("button.copybtn >> nth=0")
+        command = page.evaluate("navigator.clipboard.readText()")
+        assert command.splitlines()[-1] == "copier copy gh:org/ddp-template myproj"
+        assert page.locator("meta[property='og:image']").count() == 1
+        drawn = page.locator(".picture pre").text_content() or ""
+        assert "with optimizer_step.autocast" in page.locator(".picture .added").first.inner_text()
+        template = Template(snapshot, "source")
+        assert drawn.strip() in template.render(template.ask({"launcher": "slurm"}))["train.py"][1].decode()
+        page.click(".picture a")
+        page.locator("#command", has_text="--data launcher=slurm --data logging=wandb").wait_for()
 
 
 def code_of(page: "Page", name: str) -> str:

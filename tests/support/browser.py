@@ -1,11 +1,14 @@
-"""A real browser, and the pages that it opens from files."""
+"""A real browser, the pages that it opens, and what axe finds on them."""
 
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from website.build import unpack_packages
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -32,6 +35,30 @@ def browser() -> Iterator["Browser"]:
 
     with sync_playwright() as playwright:
         yield playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])  # root has no sandbox
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The packages of npm that the site ships, and those that its tests use."""
+    if not shutil.which("npm"):
+        pytest.skip("no npm here: install Node.js")
+    return unpack_packages(tmp_path_factory.mktemp("npm"))
+
+
+@pytest.fixture(scope="session")
+def axe(packages: dict[str, Path]) -> str:
+    return (packages["axe-core"] / "axe.min.js").read_text()
+
+
+def violations(page: "Page", axe: str) -> Any:
+    page.evaluate(axe)
+    script = "axe.run().then(found => found.violations.map(each => [each.id, each.nodes.map(node => node.html)]))"
+    return page.evaluate(script)
+
+
+def served_by(address: str) -> tuple[str, ...]:
+    """Return how addresses begin that a page of this server may ask for."""
+    return ("/".join(address.split("/")[:3]), "data:", "blob:")
 
 
 @contextmanager

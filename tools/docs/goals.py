@@ -19,7 +19,7 @@ FIRST_STEP = 0.2  # seconds after the minimal loop's
 GUARDS = 0.02  # of a step's time
 LOG = "the log"
 STARTING = {"`--help`": 0.3, "an option that does not exist": 0.5}  # seconds
-SITE = {"first view": 1.0, "an answer changes": 0.3}  # seconds
+SITE = {"first view": 1.0, "the command of a link": 1.0, "a first answer": 0.3, "an answer changes": 0.3}  # seconds
 COPYING = 1.5  # times what the same files take in a template without questions
 
 Goal = tuple[str, str, str, bool]  # what, how much is wanted, how much was measured, whether that is enough

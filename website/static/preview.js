@@ -1,336 +1,218 @@
-// The form, the tree and the file. What they show comes from Python: preview.py, for the first view as default.json.
-const $ = (id) => document.getElementById(id);
-const LANGUAGES = { py: "python", sh: "bash", yml: "yaml", yaml: "yaml", toml: "ini", md: "markdown" };
-const FIRST_FILE = "train.py";
-const PAUSE = 150; // milliseconds without a key, until a text is rendered
+// The answers, and what the page shows of them: at once what was shipped, else what Python renders.
+import { changesBetween, projectFrom } from "./changes.js";
+import { $, button, copy, element, save } from "./elements.js";
+import { drawFile } from "./file.js";
+import { complaint, drawForm, onAnswer } from "./form.js";
+import { ask, load, python } from "./python.js";
+import { first, formOf, loadSteps, projectOf } from "./shipped.js";
+import { drawTree } from "./tree.js";
 
-let shown; // what Python said of the answers that are on the page
-let files = new Map(); // by path, of the last answers that can be
-let before = new Map(); // the files before the last change
-let changedKey = null;
+const FIRST_FILE = "train.py";
+const LISTED = 4; // changed files that are named below the command
+
+const usual = projectFrom(first);
 let answers = {}; // those that differ from the defaults, as texts
 let open = FIRST_FILE;
-const folded = new Set();
+let shown; // the form, the command and, if they are known, the files of these answers
+let project = null; // the last one that could be rendered
+let previous = null; // the one before the last change
+let changedKey; // the question that was answered last
+let latest = 0; // number of the newest update
+let packing = false; // whether the reader waits for a zip
 
-// ---- Python ----
-let worker;
-let sent = 0;
-const waiting = new Map();
-
-function ask(name, ...given) {
-  if (!worker) {
-    worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
-    worker.onmessage = ({ data: { number, result, error } }) => {
-      const { resolve, reject } = waiting.get(number);
-      waiting.delete(number);
-      error === undefined ? resolve(result) : reject(new Error(error));
-    };
-    worker.onerror = () => say("Python could not be loaded: look at the network, and load the page again.", true);
-  }
-  return new Promise((resolve, reject) => {
-    waiting.set(++sent, { resolve, reject });
-    worker.postMessage({ number: sent, name, given });
-  });
-}
-
-let latest = 0;
-
+// ---- from answers to files ----
 async function update(key) {
   const mine = ++latest;
-  const first = !worker;
-  if (first) say("Loading Python …");
-  writeLink();
+  show(formOf(answers));
   try {
-    const result = await ask("show", JSON.stringify(answers));
+    let result = await projectOf(answers);
+    if (!result && mine === latest) {
+      wait(true);
+      result = await ask("show", answers);
+    }
     if (mine === latest) take(result, key);
   } catch (error) {
-    say(`This could not be rendered: ${error.message}`, true);
+    if (mine === latest && python.state !== "failed") say(`This could not be rendered: ${error.message}`, true);
   }
+}
+
+// Shows the form and the command. A command that is not known yet cannot be copied.
+function show(form) {
+  shown = form;
+  drawForm(shown.questions);
+  const bad = shown.questions.some(({ problem }) => problem);
+  $("command").textContent = bad ? "" : (shown.command ?? "Python checks the answers …");
+  $("copy").disabled = bad || shown.command === null;
+  $("zip").disabled = bad;
+  $("reset").disabled = Object.keys(answers).length === 0;
 }
 
 function take(result, key) {
-  shown = result;
-  const texts = shown.questions.find((question) => question.key === key)?.choices.length === 0;
-  if (shown.files) {
-    // One text is one change, however many keys it takes.
-    if (!(texts && key === changedKey)) before = files;
-    changedKey = key;
-    files = new Map(shown.files.map((file) => [file.path, file]));
-    if (key === undefined) before = files;
-    if (!files.has(open) && !before.has(open)) open = FIRST_FILE;
+  wait(false);
+  show(result);
+  if (!result.files) {
+    $("panes").hidden = project === null;
+    return complain();
   }
-  drawForm();
-  drawTree();
-  drawFile();
-  const possible = shown.files !== null;
-  $("command").textContent = possible ? shown.command : "";
-  $("copy").disabled = $("zip").disabled = !possible;
-  if (!possible) say("These answers do not go together, so the project is still that of the answers before.", true);
-  else if (shown.unknown.length) say(`The link answers what is not asked: ${shown.unknown.join(", ")}.`, true);
-  else describeChange();
+  const texts = result.questions.find((question) => question.key === key)?.choices.length === 0;
+  const now = projectFrom(result);
+  // One text is one change, however many keys it takes.
+  if (!(texts && key === changedKey)) previous = project ?? now;
+  changedKey = key;
+  if (project && open.startsWith(`${project.package}/`)) {
+    const moved = now.package + open.slice(project.package.length);
+    if (now.files.has(moved)) open = moved;
+  }
+  project = now;
+  $("panes").hidden = false;
+  draw();
+  describe();
 }
 
-function describeChange() {
-  const changed = [...new Set([...files.keys(), ...before.keys()])].filter(changeOf);
-  if (before === files) return say(`${files.size} files`);
-  say(`The last change made a difference in ${changed.length} of ${files.size} files${changed.length ? ":" : "."}`);
-  for (const path of changed) {
-    const button = element("button", { type: "button", textContent: path });
-    button.addEventListener("click", () => openFile(path));
-    $("status").append(" ", button);
+// While Python renders, nothing is shown as the files of these answers that are not.
+function wait(waiting) {
+  $("panes").classList.toggle("stale", waiting);
+  $("loading").hidden = !waiting || python.state === "ready";
+  if (waiting && python.state !== "ready") {
+    $("panes").hidden = true;
+    say("");
   }
 }
 
-function say(text, bad = false) {
-  $("status").textContent = text;
+python.addEventListener("change", () => {
+  const { state, share, problem } = python;
+  const text = { failed: `Python could not be loaded: ${problem}.`, loading: "Loading Python, which renders these answers" };
+  if (packing && state === "loading") $("zip").textContent = `Python: ${Math.round(share * 100)} %`;
+  $("loading").firstElementChild.textContent = text[state] ?? "Python renders these answers";
+  $("progress").hidden = state === "failed";
+  $("retry").hidden = state !== "failed";
+  if (share < 1) $("progress").value = share;
+  else $("progress").removeAttribute("value"); // it starts, and does not say how far it is
+});
+$("retry").addEventListener("click", () => update(changedKey));
+
+// ---- what differs ----
+function compared() {
+  const base = { last: previous, defaults: usual, off: project }[$("compare").value];
+  return changesBetween(base, project);
+}
+
+function draw() {
+  const { rows } = compared();
+  if (!rows.has(open)) open = FIRST_FILE;
+  drawTree(rows, open, openFile);
+  drawFile(open, rows.get(open), openFile);
+}
+
+function describe() {
+  const { rows, renamed } = compared();
+  const hidden = (path) => path.startsWith(".");
+  const paths = [...rows].filter(([, { change }]) => change).map(([path]) => path);
+  const changed = paths.sort((one, other) => hidden(one) - hidden(other));
+  if (shown.unknown.length) {
+    return say(`The link answers what is not asked: ${shown.unknown.join(", ")}. `, true, button("Remove it", removeUnknown));
+  }
+  if (!changed.length && !renamed) return say(`${rows.size} files`);
+  const folder = renamed ? `${renamed[0]} is now ${renamed[1]}. ` : "";
+  const named = changed.slice(0, LISTED).map((path) => button(path, () => openFile(path)));
+  const more = changed.length > LISTED ? ` and ${changed.length - LISTED} more` : "";
+  const than = $("compare").value === "defaults" ? "from the defaults" : "from the last answer";
+  say(`${folder}${changed.length} of ${rows.size} files differ ${than}: `, false, ...named, more);
+}
+
+function complain() {
+  const kept = project ? " The files are still those of the answers before." : "";
+  const bad = shown.questions.filter(({ problem }) => problem);
+  say("", true, ...bad.map((question) => complaint(question, shown.questions, answer)), kept);
+}
+
+function say(text, bad = false, ...more) {
+  $("status").replaceChildren(text, ...more);
   $("status").classList.toggle("bad", bad);
 }
 
-// ---- the form ----
-function element(tag, properties = {}, ...children) {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children);
-  return made;
-}
-
-function drawForm() {
-  if ($("form").children.length !== shown.questions.length) {
-    $("form").replaceChildren(...shown.questions.map((question) => makeQuestion(question)));
-  }
-  for (const question of shown.questions) refresh(question);
-}
-
-function makeQuestion(question) {
-  const id = `question-${question.key}`;
-  const problem = element("p", { className: "problem", id: `${id}-problem` });
-  if (!question.choices.length) {
-    const input = element("input", { type: "text", id, name: question.key, spellcheck: false });
-    input.setAttribute("aria-describedby", problem.id);
-    const label = element("label", { htmlFor: id, textContent: question.help });
-    return element("div", { className: "question" }, label, input, problem);
-  }
-  const choices = question.choices.map((choice) => {
-    const input = element("input", { type: "radio", name: question.key, value: choice.value });
-    const [, name, about] = choice.label.match(/^(\S+)(?: \((.*)\))?$/) ?? [null, choice.label, ""];
-    const small = element("small", { textContent: about ?? "" });
-    const words = element("span", {}, element("code", { textContent: name }), " ", small);
-    words.append(element("span", { className: "reason" }));
-    return element("label", { className: "choice" }, input, words);
-  });
-  const legend = element("legend", { textContent: question.help });
-  return element("fieldset", {}, legend, ...choices, problem);
-}
-
-function refresh(question) {
-  const inputs = [...$("form").querySelectorAll(`[name="${question.key}"]`)];
-  if (question.choices.length) {
-    question.choices.forEach((choice, number) => {
-      const input = inputs[number];
-      input.checked = choice.value === question.value;
-      input.disabled = choice.reason !== "" && !input.checked;
-      const label = input.closest("label");
-      label.classList.toggle("impossible", choice.reason !== "");
-      label.querySelector(".reason").textContent = choice.reason && !input.checked ? ` – ${choice.reason}` : "";
-    });
-  } else if (document.activeElement !== inputs[0]) {
-    inputs[0].value = question.value;
-  }
-  inputs.forEach((input) => input.toggleAttribute("aria-invalid", question.problem !== ""));
-  $("form").querySelector(`[id="question-${question.key}-problem"]`).textContent = question.problem;
-}
-
+// ---- what the reader does ----
 function answer(key, value) {
   const question = shown.questions.find((each) => each.key === key);
-  if (value === question.default) delete answers[key];
+  const isDefault = value === question.default && shown.command !== null; // else the default may be another one
+  if (isDefault) delete answers[key];
   else answers[key] = value;
+  writeLink(key === changedKey && question.choices.length === 0);
   update(key);
 }
 
-let typing;
-$("form").addEventListener("input", ({ target }) => {
-  clearTimeout(typing);
-  const wait = target.type === "text" ? PAUSE : 0;
-  typing = setTimeout(() => answer(target.name, target.value), wait);
-});
-$("form").addEventListener("submit", (event) => event.preventDefault());
-
-// ---- the tree ----
-function changeOf(path) {
-  const [old, now] = [before.get(path), files.get(path)];
-  if (!old) return "new";
-  if (!now) return "gone";
-  return old.text === now.text && old.size === now.size && old.executable === now.executable ? "" : "changed";
-}
-
-function rows() {
-  const paths = [...new Set([...files.keys(), ...before.keys()])];
-  const folder = (path) => path.slice(0, path.lastIndexOf("/") + 1);
-  const folders = new Set(paths.flatMap((path) => [...path.matchAll(/\//g)].map((found) => path.slice(0, found.index + 1))));
-  const inside = (at) => [
-    ...paths.filter((path) => folder(path) === at).sort().map((path) => ({ path, level: path.split("/").length - 1 })),
-    ...[...folders].filter((each) => folder(each.slice(0, -1)) === at).sort().flatMap((each) => [
-      { path: each, level: each.split("/").length - 2, folder: true },
-      ...(folded.has(each) ? [] : inside(each)),
-    ]),
-  ];
-  return inside("");
-}
-
-function drawTree() {
-  const focused = $("tree").contains(document.activeElement) ? document.activeElement.dataset.path : null;
-  const items = rows().map(({ path, level, folder }) => {
-    const name = path.replace(/\/$/, "").split("/").pop() + (folder ? "/" : "");
-    const item = element("div", { role: "treeitem", tabIndex: path === open ? 0 : -1 }, element("span", { textContent: name }));
-    item.dataset.path = path;
-    item.style.setProperty("--level", level);
-    item.setAttribute("aria-level", level + 1);
-    if (folder) item.setAttribute("aria-expanded", !folded.has(path));
-    else item.setAttribute("aria-selected", path === open);
-    const change = folder ? changedWithin(path) : changeOf(path);
-    item.firstChild.classList.toggle("gone", change === "gone");
-    if (change) item.append(element("span", { className: "mark", textContent: change }));
-    return item;
-  });
-  $("tree").replaceChildren(...items);
-  if (!items.some((item) => item.tabIndex === 0)) items[0].tabIndex = 0;
-  if (focused) items.find((item) => item.dataset.path === focused)?.focus();
-}
-
-// A folder shows it only where its files do not.
-function changedWithin(folder) {
-  const within = [...new Set([...files.keys(), ...before.keys()])].filter((path) => path.startsWith(folder));
-  return folded.has(folder) && within.some(changeOf) ? "changed" : "";
-}
-
-function choose(item) {
-  const { path } = item.dataset;
-  if (item.hasAttribute("aria-expanded")) {
-    if (!folded.delete(path)) folded.add(path);
-    drawTree();
-  } else {
-    openFile(path);
-  }
-  [...$("tree").children].find((each) => each.dataset.path === path).focus();
+function removeUnknown() {
+  for (const key of shown.unknown) delete answers[key];
+  writeLink();
+  update();
 }
 
 function openFile(path) {
   open = path;
-  drawTree();
-  drawFile();
   writeLink();
+  draw();
 }
 
-$("tree").addEventListener("click", ({ target }) => {
-  const item = target.closest("[role=treeitem]");
-  if (item) choose(item);
+function goToFile(event) {
+  event.preventDefault(); // its address would replace the answers
+  $("file").scrollIntoView({ block: "start" });
+  $("file").focus({ preventScroll: true });
+}
+
+onAnswer(answer);
+$("skip").addEventListener("click", goToFile);
+$("files").addEventListener("click", goToFile);
+$("reset").addEventListener("click", () => {
+  answers = {};
+  writeLink();
+  update();
 });
-$("tree").addEventListener("keydown", (event) => {
-  const items = [...$("tree").children];
-  const at = items.indexOf(event.target);
-  const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: items.length - 1 }[event.key];
-  const expanded = event.target.getAttribute("aria-expanded");
-  const fold = (event.key === "ArrowLeft" && expanded === "true") || (event.key === "ArrowRight" && expanded === "false");
-  if (items[to]) {
-    event.target.tabIndex = -1;
-    items[to].tabIndex = 0;
-    items[to].focus();
-  } else if (event.key === "Enter" || event.key === " " || fold) choose(event.target);
-  else return;
-  event.preventDefault();
+$("compare").addEventListener("change", () => {
+  writeLink(true);
+  draw();
+  if (shown.files) describe();
 });
-
-// ---- the file ----
-function linesOf(text, path) {
-  const language = LANGUAGES[path.split(".").pop()];
-  const escaped = element("i", { textContent: text }).innerHTML;
-  const html = language ? hljs.highlight(text, { language, ignoreIllegals: true }).value : escaped;
-  let spans = []; // those that are open at the end of a line begin again in the next
-  return html.replace(/\n$/, "").split("\n").map((line) => {
-    const start = spans.join("");
-    for (const [tag] of line.matchAll(/<span[^>]*>|<\/span>/g)) tag === "</span>" ? spans.pop() : spans.push(tag);
-    return start + line + "</span>".repeat(spans.length);
-  });
-}
-
-function row(number, html, className = "") {
-  const code = element("code");
-  code.innerHTML = html; // from highlight.js, which escapes what it is given
-  const sign = { added: "+", removed: "−" }[className] ?? "";
-  return element("div", { className: `row ${className}` }, element("span", { className: "number", textContent: sign || number }), code);
-}
-
-async function drawFile() {
-  const path = open;
-  const [old, now] = [before.get(path), files.get(path)];
-  const file = now ?? old;
-  const about = `${file.size.toLocaleString("en")} bytes${file.executable ? ", executable" : ""}`;
-  const change = changeOf(path);
-  const note = change ? `${about}, ${change === "new" ? "new" : change === "gone" ? "gone" : "changed"}` : about;
-  $("path").replaceChildren(path, element("small", { textContent: note }));
-  if (file.text === null) {
-    $("code").replaceChildren(element("p", { className: "note", textContent: "Data, not text: the zip has it." }));
-    return;
-  }
-  const blocks = await blocksOf(path, old, now);
-  if (path !== open || now !== files.get(path) || old !== before.get(path)) return;
-  const [was, is] = [old, now].map((each) => (each && each.text !== null ? linesOf(each.text, path) : []));
-  const made = blocks.flatMap(([tag, i1, i2, j1, j2]) => {
-    if (tag === "equal") return is.slice(j1, j2).map((line, at) => row(j1 + at + 1, line));
-    const removed = was.slice(i1, i2).map((line) => row("", line, "removed"));
-    return [...removed, ...is.slice(j1, j2).map((line, at) => row(j1 + at + 1, line, "added"))];
-  });
-  const scrolled = $("code").dataset.path === path ? $("code").scrollTop : 0;
-  $("code").dataset.path = path;
-  $("code").replaceChildren(element("div", { className: "lines" }, ...made));
-  const firstChange = $("code").querySelector(".added, .removed");
-  $("code").scrollTop = scrolled;
-  if (firstChange) firstChange.scrollIntoView({ block: "nearest" });
-}
-
-async function blocksOf(path, old, now) {
-  const lines = (file) => (file ? file.text.replace(/\n$/, "").split("\n").length : 0);
-  if (!now) return [["delete", 0, lines(old), 0, 0]];
-  if (old && old !== now && old.text !== null && old.text !== now.text) return ask("compare", old.text, now.text);
-  return [["equal", 0, 0, 0, lines(now)]];
-}
-
-// ---- links, the command and the zip ----
-function writeLink() {
-  const words = new URLSearchParams(answers);
-  if (open !== FIRST_FILE) words.set("file", open);
-  history.replaceState(null, "", words.size ? `#${words}` : location.pathname + location.search);
-}
-
-function readLink() {
-  const { file, ...rest } = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-  answers = rest;
-  open = file ?? FIRST_FILE;
-}
-
-$("copy").addEventListener("click", async () => {
-  await navigator.clipboard.writeText(shown.command);
-  say("The command is in the clipboard.");
-});
-$("zip").addEventListener("click", async () => {
-  const first = !worker;
-  if (first) say("Loading Python …");
+$("copy").addEventListener("click", ({ target }) => copy(shown.command, target));
+$("zip").addEventListener("click", async ({ target }) => {
+  const { folder } = shown;
+  packing = true;
+  target.textContent = "Packing …";
   try {
-    const bytes = await ask("archive", JSON.stringify(answers));
-    const url = URL.createObjectURL(new Blob([bytes], { type: "application/zip" }));
-    element("a", { href: url, download: "myproj.zip" }).click();
-    URL.revokeObjectURL(url);
-    if (first) describeChange();
+    save(await ask("archive", answers), `${folder}.zip`, "application/zip");
   } catch (error) {
     say(`No zip: ${error.message}`, true);
   }
-});
-addEventListener("hashchange", () => {
-  readLink();
-  update();
+  packing = false;
+  target.textContent = "Download zip";
 });
 
-const initial = await (await fetch("default.json")).json();
+// ---- the link ----
+function writeLink(replaces = false) {
+  const words = new URLSearchParams(answers);
+  if (open !== FIRST_FILE) words.set("file", open);
+  if ($("compare").value !== "last") words.set("compare", $("compare").value);
+  const link = words.size ? `#${words}` : location.pathname + location.search;
+  if (new URL(link, location).href === location.href) return;
+  history[replaces ? "replaceState" : "pushState"](null, "", link);
+}
+
+function readLink() {
+  const { file, compare, ...rest } = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  answers = rest;
+  open = file ?? FIRST_FILE;
+  $("compare").value = ["defaults", "off"].includes(compare) ? compare : "last";
+}
+
+addEventListener("hashchange", () => {
+  const before = JSON.stringify(answers);
+  readLink();
+  if (!project || JSON.stringify(answers) !== before) return update();
+  draw();
+  if (shown.files) describe();
+});
+
 readLink();
-take(initial, undefined);
-readLink(); // its file need not be in the first project
-if (Object.keys(answers).length) update();
+update();
+// Python is loaded while nobody waits, unless the reader wants to save data.
+const idle = window.requestIdleCallback ?? ((act) => setTimeout(act, 500));
+if (!navigator.connection?.saveData) idle(() => loadSteps().then(load));

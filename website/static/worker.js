@@ -2,17 +2,38 @@
 import { loadPyodide } from "./pyodide.mjs";
 
 const here = (name) => new URL(name, import.meta.url);
-const fetched = async (name) => {
-  const response = await fetch(here(name));
-  if (!response.ok) throw new Error(`${name} did not come (${response.status})`);
-  return response;
+const plainFetch = fetch;
+let expected = 0; // bytes of all that is fetched
+let received = 0;
+
+function counted(chunk, controller) {
+  received += chunk.length;
+  postMessage({ share: Math.min(received / expected, 1) });
+  controller.enqueue(chunk);
+}
+
+const giveUp = (error) => postMessage({ problem: String(error.message ?? error) });
+
+// Pyodide fetches its parts by this, too, and waits for ever for one that does not come.
+self.fetch = async (address, options) => {
+  try {
+    const response = await plainFetch(address, options);
+    if (!response.ok) throw new Error(`${String(address).split("/").pop()} did not come (${response.status})`);
+    const { readable, writable } = new TransformStream({ transform: counted });
+    response.body.pipeTo(writable).catch(giveUp);
+    return new Response(readable, response);
+  } catch (error) {
+    giveUp(error);
+    throw error;
+  }
 };
 
 async function start() {
-  const [python, engine, settings] = await Promise.all([
+  const settings = await (await plainFetch(here("settings.json"))).json();
+  expected = settings.bytes;
+  const [python, engine] = await Promise.all([
     loadPyodide({ indexURL: here("./").href }),
-    fetched("engine.tar.gz").then((response) => response.arrayBuffer()),
-    fetched("settings.json").then((response) => response.json()),
+    fetch(here("engine.tar.gz")).then((response) => response.arrayBuffer()),
   ]);
   python.unpackArchive(engine, "gztar", { extractDir: "/engine" });
   python.globals.set("source", settings.source);
@@ -21,22 +42,21 @@ async function start() {
 import sys
 from pathlib import Path
 sys.path.insert(0, "/engine")
-from website.preview import Preview, compare
+from website.preview import Preview
 from website.render import Template
 preview = Preview(Template(Path("/engine/template"), source, commit))
+preview.show("{}")  # compiles the files of the template, while nobody waits
 `);
-  return {
-    show: python.globals.get("preview").show,
-    archive: python.globals.get("preview").archive,
-    compare: python.globals.get("compare"),
-  };
+  return python.globals.get("preview");
 }
 
 const started = start();
+started.then(() => postMessage({ ready: true }), giveUp);
 
 onmessage = async ({ data: { number, name, given } }) => {
+  const preview = await started;
   try {
-    let result = (await started)[name](...given);
+    let result = preview[name](given);
     if (name === "archive") {
       const bytes = result.toJs();
       result.destroy();
