@@ -1,8 +1,5 @@
 """What waits for a GPU, in steps that each write their results at once: scripts/gpu.sh runs it."""
 
-import functools
-import importlib
-import importlib.util
 import json
 import os
 import signal
@@ -12,80 +9,64 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import psutil
 import typer
 from packaging.requirements import Requirement
 
 from generator.answers.questions import TEMPLATE
+from tools.gpu_report import REPORT, write_report
 
-LIMIT = 590.0  # seconds of a step
-# What is packed beside the generator's own requirements: what the steps import of the test extra, and what builds.
-PYTEST = ("pytest", "pytest-split", "pytest-timeout", "pytest-xdist")
-IMPORTED = ("ast-grep-py", "numpy", "psutil", *PYTEST, "safetensors", "tyro")
-BUILDING = ("ninja", "setuptools>=77", "wheel")
+LIMITS = {"cuda": 60.0, "cpu": 600.0}  # seconds of a step
+LEAST = 10.0  # seconds that are left: no step does anything in less
+NO_TIME = "no time left"
+BEGAN = "GPU_SH_BEGAN"  # the variable with the time at which the script has begun, which may have installed packages
 PLATFORMS = [f"manylinux_2_{version}_x86_64" for version in range(5, 35)] + [
     f"manylinux{name}_x86_64" for name in ("1", "2010", "2014")
 ]
-# The names of the settings of benchmarks/gpu.py, which imports torch: those that tell most first.
-SPEED = (
-    "TF32 convolutions",
-    "float32",
-    "bfloat16",
-    "bfloat16, channels last",
-    "bfloat16, channels last, compiled",
-    "TF32",
-    "TF32, channels last",
-)
-
-
+# The steps that measure, and their settings of benchmarks/gpu.py, which imports torch.
+SETTINGS = {
+    "resnet-bf16": "ResNet-50, bfloat16, channels last",
+    "resnet-tf32": "ResNet-50, TF32",
+    "gpt": "GPT, bfloat16",
+    "gpt-compiled": "GPT, bfloat16, compiled",
+    "mlp": "MLP, bfloat16",
+    "cnn": "small CNN, bfloat16",
+    "memory": "memory",
+    "saves": "saves",
+}
 # What the steps know as variables. A CPU tries the steps themselves, as far as it can.
 DEVICES = {
-    "cuda": {"DEVICE": "cuda", "BACKEND": "nccl", "RATES": "", "BLOCKS": "--workloads wide"},
+    "cuda": {"DEVICE": "cuda", "BACKEND": "nccl", "MEASURE": "", "BLOCKS": "--workloads wide --rounds 20"},
     "cpu": {
         "DEVICE": "cpu",
         "BACKEND": "gloo",
-        "RATES": "--device cpu --workload small_cnn --rounds 1 --steps 40",
+        "MEASURE": "--seconds 1 --rounds 3",
         "BLOCKS": "--workloads small_cnn --rounds 2",
     },
 }
 
 
-@functools.cache
-def gpus() -> int:
-    """How many GPUs torch sees."""
-    command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+def facts(out: Path) -> dict[str, Any]:
+    """Return what the first step has found; nothing if it has failed."""
+    with suppress(OSError, ValueError):
+        return dict(json.loads((out / "facts.json").read_text()))
+    return {}
 
 
 def no_device(out: Path, device: str) -> str:
-    """Say that there is no GPU, unless a CPU will do, or nothing."""
-    return "" if device == "cpu" or gpus() else "no GPU"
-
-
-def no_gpu(out: Path, device: str) -> str:
-    """Say that there is no GPU, or nothing."""
-    return "a CPU cannot do it" if device == "cpu" else no_device(out, device)
+    """Say that torch sees no GPU, unless a CPU will do, or nothing."""
+    return "" if device == "cpu" or facts(out).get("gpus") else "torch sees no GPU"
 
 
 def no_second_device(out: Path, device: str) -> str:
     """Say that there are less than two GPUs, unless a CPU will do, or nothing."""
-    return "" if device == "cpu" or gpus() > 1 else f"{gpus() or 'no'} GPU, and NCCL wants one for each process"
-
-
-def no_kernels(out: Path, device: str) -> str:
-    """Say that apex was installed without its kernels, or nothing."""
-    importlib.invalidate_caches()
-    return no_gpu(out, device) or ("" if importlib.util.find_spec("amp_C") else "apex's kernels are not built")
-
-
-def no_rates(out: Path, device: str) -> str:
-    """Say that no speed was measured, or nothing."""
-    return "" if device == "cuda" and (out / "gpu.json").exists() else "no speed of a GPU was measured"
+    gpus = facts(out).get("gpus", 0)
+    return "" if device == "cpu" or gpus > 1 else f"{gpus or 'no'} GPU, and NCCL wants one for each process"
 
 
 @dataclass(frozen=True)
@@ -99,35 +80,37 @@ class Step:
 
 
 FACTS = """
-python -m torch.utils.collect_env
-[ "$DEVICE" = cuda ] || exit 0
-python -c 'import torch; print("NCCL", torch.cuda.nccl.version()); print("bfloat16 in hardware",
-    torch.cuda.is_bf16_supported(including_emulation=False))'
-nvidia-smi
+python -c 'import json, sys; from benchmarks.gpu import machine; print(json.dumps(machine(sys.argv[1])))' "$DEVICE" \\
+    >"$OUT/facts.json"
+cat "$OUT/facts.json"
 """
 NEW_PROJECT = 'ddp-template new "$WORK/project" && cd "$WORK/project"\n'
 TRAIN = 'python train.py --device "$DEVICE" --epochs 1'
-TRACE = f"""{NEW_PROJECT}{TRAIN} --log-every 1000 --profile --run-dir "$WORK/run"
-cp "$WORK/run/trace.json.gz" "$OUT"
-cd "$OLDPWD"
-python -c 'import pathlib, sys; from benchmarks.gpu import waits_of_a_step
-print("a step waits for the GPU so often:", waits_of_a_step(pathlib.Path(sys.argv[1])))' "$OUT/trace.json.gz"
-"""
 TORCHRUN = "python -m torch.distributed.run --standalone --nproc-per-node=2"  # torch may be another environment's
 NCCL = f'{TORCHRUN} train.py --device "$DEVICE" --backend "$BACKEND" --epochs 1'
 BLOCKS = 'python -m benchmarks blocks --device "$DEVICE" $BLOCKS --out "$OUT/blocks.json"'
 NIGHTLY = ("exact/test_gpu", "exact/test_device", "exact/test_ddp_options", "exact/test_bad_steps", "test_precision")
 GPU, DEVICE, DDP_OPTIONS, BAD_STEPS, PRECISION = (f"tests/nightly/{file}.py" for file in NIGHTLY)
-KILLS = ("tests/nightly/faults/test_many_kills.py", "tests/core/faults/test_disks.py")
-COMPILED = "tests/nightly/test_compiled.py"
-CHECKPOINTS = "tests/core/test_checkpoints.py"
+KILLS, DISKS = "tests/nightly/faults/test_many_kills.py", "tests/core/faults/test_disks.py"
+COMPILED, CHECKPOINTS = "tests/nightly/test_compiled.py", "tests/core/test_checkpoints.py"
+
+
+def measure(name: str, further: str = "") -> str:
+    """Commands that measure a setting."""
+    options = f'--device "$DEVICE" $MEASURE --setting "{SETTINGS[name]}" {further} --out "$OUT/gpu.json"'
+    return f"python -m benchmarks gpu {options}"
 
 
 def tests(words: str, *files: str) -> str:
     """Commands that run tests by words of their names. On a GPU, one that skips has shown nothing."""
-    return f"""python -m pytest -m gpu -rs -k '{words}' {' '.join(files)} | tee "$WORK/told"
+    return f"""python -m pytest -m gpu -v -rs -k '{words}' {' '.join(files)} | tee "$WORK/told"
 [ "$DEVICE" = cpu ] || ! grep -qE "[0-9]+ skipped" "$WORK/told"
 """
+
+
+def project_tests(*files: str) -> str:
+    """Commands that run tests of the default project."""
+    return f"{NEW_PROJECT}python -m pytest -v {' '.join(f'tests/test_{file}.py' for file in files)}"
 
 
 FETCH_APEX = """
@@ -135,27 +118,47 @@ git init --quiet "$WORK/git"
 git -C "$WORK/git" fetch --quiet --depth 1 "${APEX_SOURCE:-https://github.com/NVIDIA/apex}" refs/tags/25.05
 git -C "$WORK/git" archive --prefix=apex/ --output="$PACKED/apex.tar.gz" FETCH_HEAD
 """
-GET_APEX = f'[ -e "$PACKED/apex.tar.gz" ] || {{ {FETCH_APEX} }}\ntar -xf "$PACKED/apex.tar.gz" -C "$WORK"\n'
-# CUDA 13 compiles nothing for Volta, for which apex names an option of two lines.
-BUILD_APEX = """sed -i -e '/append("-gencode")/{N;/compute_70/d}' "$WORK/apex/setup.py"
-python -m pip install --verbose --no-index --no-deps --no-build-isolation --no-cache-dir \\
-    --config-settings "--build-option=--cpp_ext --cuda_ext --parallel 8" "$WORK/apex"
+# A machine may have apex with its kernels.
+GET_APEX = f"""if ! python -c "import apex.amp" 2>/dev/null; then
+[ -e "$PACKED/apex.tar.gz" ] || {{ {FETCH_APEX} }}
+tar -xf "$PACKED/apex.tar.gz" -C "$WORK"
+export PYTHONPATH="$WORK/apex${{PYTHONPATH:+:$PYTHONPATH}}"
+fi
 """
 STEPS = (
-    Step("facts", "what the machine is", FACTS),
+    Step("facts", "what the machine is", FACTS, lambda out, device: ""),
+    Step("resnet-bf16", "ResNet-50 beside a plain loop, bfloat16", measure("resnet-bf16")),
+    Step("resnet-tf32", "the same, TF32", measure("resnet-tf32")),
+    Step("gpt", "a GPT of 124 million weights beside a plain loop", measure("gpt")),
+    Step(
+        "compile", "the first step of both, which fills torch.compile's cache", measure("gpt-compiled", "--seconds 0")
+    ),
+    Step("gpt-compiled", "the GPT, compiled", measure("gpt-compiled")),
+    Step("mlp", "a network of one hidden layer beside a plain loop", measure("mlp")),
+    Step("cnn", "two convolutions beside a plain loop", measure("cnn")),
+    Step("memory", "the memory that averaging, accumulation and prefetch take", measure("memory")),
+    Step("saves", "how long a save stops the training", measure("saves")),
     Step("train", "the default project, an epoch", NEW_PROJECT + TRAIN),
-    Step("exact", "the guarantees of docs/exact.md", tests("", GPU, COMPILED)),
-    Step("precision", "TF32 and torch.amp", tests("not apex", PRECISION)),
-    Step("trace", "how often a step waits for the GPU", TRACE),
-    Step("memory", "a GPU whose memory is full", tests("full", DEVICE)),
-    Step("kills", "--async-saves with kills, and saves that take long", tests("beside or longer", *KILLS)),
-    Step("options", "the static graph, buckets, gradients in bfloat16", tests("sent or travel", DDP_OPTIONS)),
-    Step("bad-steps", "bad steps: fused, SGD, float16, bfloat16", tests("trace", BAD_STEPS)),
-    Step("uneven", "uneven counts, rows of all ranks", tests("uneven or rows", DEVICE)),
+    Step("exact", "SyncBatchNorm, and no wait in a step", tests("sync_batch or does_not_wait", GPU)),
+    Step("resume", "a resumed run with NCCL", tests("resumed", GPU)),
     Step("placement", "ranks that cannot work together", tests("together", DEVICE)),
-    Step("kernels", "kernels, streams, the layout of moments", tests("few or stream or moments", DEVICE)),
-    Step("loading", "a checkpoint is loaded without a copy", tests("without_a_copy", CHECKPOINTS)),
-    Step("project", "the default project's own tests", NEW_PROJECT + "python -m pytest"),
+    Step("full-memory", "a GPU whose memory is full", tests("full", DEVICE)),
+    Step("kernels", "kernels, streams, loading", tests("few or stream or without_a_copy", DEVICE, CHECKPOINTS)),
+    Step("tf32", "TF32 keeps three digits", tests("tf32", PRECISION)),
+    Step("amp", "torch.amp learns", tests("torch_amp", PRECISION)),
+    Step("compiled", "a compiled run and its checkpoint", tests("same_keys", COMPILED)),
+    Step("bad-steps", "bad steps in float32", tests("trace and float32", BAD_STEPS)),
+    Step("bad-steps-fp16", "the same in float16", tests("trace and float16 and not bfloat16", BAD_STEPS)),
+    Step("bad-steps-bf16", "the same in bfloat16", tests("trace and bfloat16", BAD_STEPS)),
+    Step("bad-steps-unfused", "the same, not fused", tests("trace and fused and not float16", BAD_STEPS)),
+    Step("kills", "--async-saves with kills", tests("beside", KILLS)),
+    Step("slow-disk", "saves that take long", tests("longer", DISKS)),
+    Step("uneven", "uneven counts, rows of all ranks", tests("uneven or rows", DEVICE)),
+    Step("moments", "the layout of moments", tests("moments", DEVICE)),
+    Step("options", "the static graph and buckets", tests("sent", DDP_OPTIONS)),
+    Step("bf16-gradients", "gradients in bfloat16", tests("travel", DDP_OPTIONS)),
+    Step("project", "the default project's own tests: numbers", project_tests("exact", "metrics", "collectives")),
+    Step("project-train", "the others of them", project_tests("train", "faults", "loading", "export")),
     Step("nccl", "two processes with NCCL", NEW_PROJECT + NCCL, no_second_device),
     Step(
         "hang",
@@ -164,18 +167,7 @@ STEPS = (
         no_second_device,
     ),
     Step("gradients", "what the options of DistributedDataParallel are worth", BLOCKS, no_second_device),
-    Step("apex", "apex without its kernels", f'{GET_APEX}export PYTHONPATH="$WORK/apex"\n{tests("apex", PRECISION)}'),
-    *(
-        Step(
-            f"speed-{name.lower().replace(',', '').replace(' ', '-')}",
-            f"samples per second in {name}",
-            f'python -m benchmarks gpu $RATES --fresh --setting "{name}" --out "$OUT/gpu.json"',
-        )
-        for name in SPEED
-    ),
-    Step("docs", "docs/speed.md", 'cp "$OUT/gpu.json" benchmarks/results/ && ddp-template docs', no_rates),
-    Step("build-apex", "apex's kernels are built", GET_APEX + BUILD_APEX, no_gpu),
-    Step("apex-kernels", "apex with its kernels", tests("apex", PRECISION), no_kernels),
+    Step("apex", "apex, with its kernels if the machine has them", GET_APEX + tests("apex", PRECISION)),
 )
 
 
@@ -188,9 +180,10 @@ class Result:
     seconds: float = 0.0
 
 
-def run(step: Step, out: Path, packed: Path, device: str) -> Result:
-    """Run a step, unless something is missing, and write what it prints to a log."""
-    if reason := step.missing(out, device):
+def run(step: Step, out: Path, packed: Path, device: str, until: float) -> Result:
+    """Run a step to its end or its limit, unless something is missing, and write what it prints to a log."""
+    limit = min(LIMITS[device], until - time.time())
+    if reason := step.missing(out, device) or (NO_TIME if limit < LEAST else ""):
         return Result("skipped", reason)
     typer.echo(f"{step.name}: {step.what}", err=True)
     packed.mkdir(parents=True, exist_ok=True)
@@ -202,13 +195,14 @@ def run(step: Step, out: Path, packed: Path, device: str) -> Result:
         environment = {**os.environ, **DEVICES[device], **places, "PATH": path}
         process = subprocess.Popen(command, cwd=TEMPLATE, env=environment, stdout=log, stderr=subprocess.STDOUT)
         try:
-            code = process.wait(LIMIT)
-            reason = f"exit code {code}" if code else ""
+            code = process.wait(limit)
+            found = Result("failed", f"exit code {code}") if code else Result("ok")
         except subprocess.TimeoutExpired:
-            reason = f"no end after {LIMIT:.0f} s"
+            ended = f"no end after {limit:.0f} s"
+            found = Result("failed", ended) if limit == LIMITS[device] else Result("skipped", f"{NO_TIME}: {ended}")
         finally:
             end(process)
-    return Result("failed" if reason else "ok", reason, round(time.monotonic() - started, 1))
+    return replace(found, seconds=round(time.monotonic() - started, 1))
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -221,21 +215,24 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def run_all(steps: Sequence[Step], out: Path, packed: Path, device: str, *, fresh: bool) -> list[list[str]]:
-    """Run the steps that have not succeeded before. Returns the rows of the summary."""
-    file, rows = out / "results.json", []
+def run_all(
+    steps: Sequence[Step], out: Path, packed: Path, device: str, until: float, *, fresh: bool
+) -> dict[str, Result]:
+    """Run the steps that have not succeeded before, those that failed last. Returns how each step ended.
+
+    Results and report are on the disk after each step.
+    """
+    file = out / "results.json"
     known = {name: Result(**found) for name, found in json.loads(file.read_text()).items()} if file.exists() else {}
-    for step in steps:
-        before = not fresh and step.name in known and known[step.name].result == "ok"
-        if not before:
-            known[step.name] = run(step, out, packed, device)
-            file.with_suffix(".tmp").write_text(json.dumps({name: asdict(known[name]) for name in known}, indent=1))
-            file.with_suffix(".tmp").replace(file)
-        ended = known[step.name]
-        told = f"{ended.result}: {ended.reason}" if ended.reason else ended.result + before * " (before)"
-        ran = ended.result != "skipped"
-        rows.append([step.name, told, f"{ended.seconds:.0f}" * ran, str(out / f"{step.name}.log") * ran])
-    return rows
+    before = {} if fresh else dict(known)
+    left = [step for step in steps if step.name not in before or before[step.name].result != "ok"]
+    for step in sorted(left, key=lambda step: step.name in before and before[step.name].result == "failed"):
+        known[step.name] = run(step, out, packed, device, until)
+        results = {name: asdict(each) for name, each in known.items()}
+        file.with_suffix(".tmp").write_text(json.dumps(results, indent=1))
+        file.with_suffix(".tmp").replace(file)
+        write_report(out, facts(out), results)
+    return {step.name: known[step.name] for step in steps}
 
 
 def chosen(names: Sequence[str], begin: str) -> list[Step]:
@@ -252,11 +249,12 @@ def pack(folder: Path, python: str) -> None:
     """Fetch what a machine without a network needs beside its torch: wheels, and apex's source."""
     folder.mkdir(parents=True, exist_ok=True)
     requirements = map(Requirement, metadata.requires("ddp-template") or [])
-    needed = [f"{each.name}{each.specifier}" for each in requirements if not each.marker or each.name in IMPORTED]
+    wanted = [each for each in requirements if not each.marker or each.marker.evaluate({"extra": "gpu"})]
+    needed = [f"{each.name}{each.specifier}" for each in wanted]
     target = ["--python-version", python, "--implementation", "cp", "--only-binary=:all:"]
     target += [word for platform in PLATFORMS for word in ("--platform", platform)]
     options = ["--quiet", "--dest", str(folder), "--constraint", str(TEMPLATE / "tests" / "constraints.txt")]
-    subprocess.run([sys.executable, "-m", "pip", "download", *options, *target, *needed, *BUILDING], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "download", *options, *target, *needed], check=True)
     with tempfile.TemporaryDirectory() as work:
         environment = {**os.environ, "WORK": work, "PACKED": str(folder)}
         subprocess.run(["bash", "-euo", "pipefail", "-c", FETCH_APEX], env=environment, check=True)
@@ -267,6 +265,7 @@ def main(
     steps: Annotated[list[str] | None, typer.Argument(help="Run these alone.", show_default="all")] = None,
     begin: Annotated[str, typer.Option("--from", metavar="STEP", help="Run this one and those after it.")] = "",
     show: Annotated[bool, typer.Option("--list", help="List the steps.")] = False,
+    minutes: Annotated[float, typer.Option(help="End after so long. Another start takes the steps that are left.")] = 8,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what has succeeded before.")] = False,
     device: Annotated[str, typer.Option(help="cpu tries the steps themselves, as far as it can.")] = "cuda",
     out: Annotated[Path, typer.Option(help="Where logs and results go.")] = Path("gpu-results"),
@@ -274,7 +273,10 @@ def main(
     pack_into: Annotated[Path | None, typer.Option("--pack", help="Fill this folder, and run no step.")] = None,
     python: Annotated[str, typer.Option(help="The version of Python that --pack is for.")] = "3.12",
 ) -> None:
-    """Run what waits for a GPU. Folders are relative to the repository; a step that fails does not end the others."""
+    """Run what waits for a GPU, the most telling first. Folders are relative to the repository.
+
+    A step that fails, or takes more than a minute, does not end the others. report.md has what all have found.
+    """
     if device not in DEVICES:
         raise typer.BadParameter(f"there is no device {device}: choose of {', '.join(DEVICES)}")
     wanted = chosen(steps or [], begin)
@@ -282,15 +284,18 @@ def main(
     if pack_into:
         pack(pack_into.resolve(), python)
     elif show:
-        typer.echo("".join(f"{step.name:<40} {step.what}\n" for step in wanted), nl=False)
+        typer.echo("".join(f"{step.name:<20} {step.what}\n" for step in wanted), nl=False)
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         out.mkdir(parents=True, exist_ok=True)
-        rows = run_all(wanted, out, (packed or out / "packed").resolve(), device, fresh=fresh)
-        lines = [["step", "result", "seconds", "log"], ["---"] * 4, *rows]
-        (out / "summary.md").write_text("".join(f"| {' | '.join(line)} |\n" for line in lines))
-        typer.echo((out / "summary.md").read_text(), nl=False)
-        raise typer.Exit(any(told.startswith("failed") for _, told, *_ in rows))
+        until = float(os.environ.get(BEGAN, time.time())) + 60 * minutes
+        found = run_all(wanted, out, (packed or out / "packed").resolve(), device, until, fresh=fresh)
+        for name, each in found.items():
+            typer.echo(f"{name:<20} {each.result}{f': {each.reason}' if each.reason else ''}")
+        if any(each.reason.startswith(NO_TIME) for each in found.values()):
+            typer.echo("Start again for the steps that had no time left.")
+        typer.echo(f"The file to send in: {out / REPORT}")
+        raise typer.Exit(any(each.result == "failed" for each in found.values()))
 
 
 if __name__ == "__main__":

@@ -1,57 +1,42 @@
-"""A plain loop on one GPU, without DDP, metrics or checkpoints: as fast as the chosen precision and layout allow."""
+"""A plain loop on one device, without DDP, metrics or checkpoints: as fast as the chosen precision and layout allow."""
 
-import argparse
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from torch.utils.data import DataLoader, RandomSampler
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from .settings import as_it_is, make_optimizer
-from .workloads import LOG_EVERY, SEED, Workload, chosen_workload
+from .settings import as_it_is
+from .workloads import LOG_EVERY
 
-
-def read_options() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--device", default="cuda")
-    for name in ("--tf32", "--tf32-convolutions", "--bf16", "--channels-last", "--compile"):
-        parser.add_argument(name, action="store_true")
-    return parser.parse_args()
+Data = Dataset[tuple[Tensor, Tensor]]
 
 
-def train(options: argparse.Namespace, workload: Workload) -> None:
-    """Train, and print the loss now and then."""
-    torch.manual_seed(SEED)
-    torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = options.tf32 or options.tf32_convolutions
-    torch.backends.cudnn.benchmark = True
-    layout = torch.channels_last if options.channels_last else torch.preserve_format
-    model = workload.build_model().to(options.device)
-    if options.channels_last:
-        model = torch.nn.utils.convert_conv2d_weight_memory_format(model, torch.channels_last)
-    if options.compile:
-        model.compile()
-    optimizer = make_optimizer(model.parameters(), workload, tuned=True)
-    dataset, pinned = workload.load_data()[0], options.device == "cuda"
-    sampler = RandomSampler(dataset)
-    loader = DataLoader(dataset, workload.batch, sampler=sampler, collate_fn=as_it_is, pin_memory=pinned)
+def steps(model: nn.Module, optimizer: Optimizer, dataset: Data, config: Any, device: torch.device) -> Iterator[None]:
+    """Train for ever with these options of a project, print the loss now and then, and yield after each step."""
+    layout = torch.channels_last if config.channels_last else torch.preserve_format
+    size, pinned = config.global_batch_size, device.type != "cpu"
+    order = RandomSampler(dataset)  # type: ignore[arg-type]  # it has a length
+    loader = DataLoader(dataset, size, sampler=order, collate_fn=as_it_is, pin_memory=pinned, drop_last=True)
     step = 0
-    for _ in range(workload.epochs):
-        for inputs, labels in loader:
+    while True:
+        for inputs, targets in loader:
             step += 1
-            inputs = inputs.to(options.device, memory_format=layout, non_blocking=True)
-            labels = labels.to(options.device, non_blocking=True)
-            with torch.autocast(options.device, torch.bfloat16, enabled=options.bf16):
-                loss = F.cross_entropy(model(inputs), labels)
+            inputs = inputs.to(device, memory_format=layout, non_blocking=True)
+            targets = targets.to(device, non_blocking=True)
+            with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+                loss = loss_of(model(inputs), targets)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             if step % LOG_EVERY == 0:
                 print(f"step {step} loss {loss.item():.4f}")
+            yield
 
 
-if __name__ == "__main__":
-    dist.init_process_group("gloo")  # the counting of collectives wants one
-    train(read_options(), chosen_workload())
-    dist.destroy_process_group()
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean loss over samples, or over the tokens of sequences."""
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())

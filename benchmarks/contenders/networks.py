@@ -9,7 +9,7 @@ from torch import Tensor, nn
 CLASSES = 10
 
 
-# Images have 3 x 16 x 16 pixels, but for those of ResNet; sequences have 64 tokens out of 256.
+# Images have 3 x 16 x 16 pixels, but for those of the residual networks; sequences have 64 tokens out of 256.
 
 
 def small_cnn() -> nn.Module:
@@ -63,6 +63,42 @@ class ResNet(nn.Module):
         """Return the logits, shape (batch, 10), of images of shape (batch, 3, 32, 32)."""
         logits: Tensor = self.classifier(self.blocks(images).mean(dim=(2, 3)))
         return logits
+
+
+class Bottleneck(nn.Module):
+    """Three convolutions with BatchNorm, the middle one narrower, around which the input is added to the output."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(
+            *convolution(before, width, kernel=1),
+            nn.ReLU(inplace=True),
+            *convolution(width, width, kernel=3, stride=stride),
+            nn.ReLU(inplace=True),
+            *convolution(width, 4 * width, kernel=1),
+        )
+        same = before == 4 * width and stride == 1
+        self.shortcut = nn.Sequential(*([] if same else convolution(before, 4 * width, kernel=1, stride=stride)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the features of images or features."""
+        return F.relu(self.inner(images) + self.shortcut(images))
+
+
+def convolution(before: int, after: int, kernel: int, stride: int = 1) -> list[nn.Module]:
+    """Return a convolution and its BatchNorm."""
+    return [nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, bias=False), nn.BatchNorm2d(after)]
+
+
+def resnet_50(classes: int = 1000) -> nn.Module:
+    """Return ResNet-50 (He et al., 2015), with the strides in its 3 x 3 convolutions: 25.6 million weights."""
+    layers = [*convolution(3, 64, kernel=7, stride=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, stride=2, padding=1)]
+    before = 64
+    for blocks, width, stride in ((3, 64, 1), (4, 128, 2), (6, 256, 2), (3, 512, 2)):
+        for number in range(blocks):
+            layers.append(Bottleneck(before, width, 1 if number else stride))
+            before = 4 * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
 
 
 class Transformer(nn.Module):

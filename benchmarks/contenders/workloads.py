@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from .networks import CLASSES, ResNet, Transformer, small_cnn, tiny_mlp, wide_net
+from .networks import CLASSES, ResNet, Transformer, resnet_50, small_cnn, tiny_mlp, wide_net
 from .recording import watch
 
 NAME, STEPS, EPOCHS = (f"BENCHMARK_{name}" for name in ("WORKLOAD", "STEPS", "EPOCHS"))  # environment variables
@@ -45,6 +45,24 @@ class Batches(Samples):
         return self.inputs[chosen], self.labels[chosen]
 
 
+class Repeated(Batches):
+    """One batch in place of all: to gather large images takes longer than a GPU trains on them."""
+
+    def __init__(self, inputs: Tensor, labels: Tensor, times: int) -> None:
+        super().__init__(inputs, labels)
+        self.times = times
+
+    def __len__(self) -> int:
+        return self.times * len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return super().__getitem__(index % len(self.labels))
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        """Return the first samples of the batch, as many as there are indices."""
+        return self.inputs[: len(indices)], self.labels[: len(indices)]
+
+
 @dataclass(frozen=True)
 class Workload:
     """A network, its data, and how long to train it. The learning rate and all else is the same for all."""
@@ -57,6 +75,7 @@ class Workload:
     warm_up: int  # steps that are left out of the samples per second
     lr: float = 1e-3
     weight_decay: float = 1e-2
+    repeated: bool = False  # train on one batch, again and again
 
     @property
     def steps_of_epoch(self) -> int:
@@ -74,11 +93,12 @@ class Workload:
 
     def load_data(self) -> tuple[Batches, Batches]:
         """Return the training set and a small validation set."""
-        training = self.steps_of_epoch * self.batch
+        training = self.batch if self.repeated else self.steps_of_epoch * self.batch
         random = torch.Generator().manual_seed(SEED)
         labels = torch.randint(CLASSES, (training + VALIDATION,), generator=random)
         inputs = self.make_inputs(labels, random)
-        return Batches(inputs[:training], labels[:training]), Batches(inputs[training:], labels[training:])
+        sets = Batches(inputs[:training], labels[:training]), Batches(inputs[training:], labels[training:])
+        return (Repeated(sets[0].inputs, sets[0].labels, self.steps_of_epoch), sets[1]) if self.repeated else sets
 
 
 def images(pixels: int) -> Callable[[Tensor, torch.Generator], Tensor]:
@@ -104,7 +124,7 @@ WORKLOADS = {
     "resnet": Workload(ResNet, images(32), batch=32, steps=60, epochs=3, warm_up=5),
     "transformer": Workload(Transformer, sequences, batch=32, steps=150, epochs=3, warm_up=10),
     "wide": Workload(wide_net, images(16), batch=32, steps=12, epochs=1, warm_up=3),
-    "resnet_gpu": Workload(ResNet, images(64), batch=512, steps=100, epochs=5, warm_up=20),
+    "resnet_50": Workload(resnet_50, images(224), batch=128, steps=1000, epochs=1, warm_up=20, repeated=True),
 }
 ON_CPUS = ("tiny_mlp", "small_cnn", "resnet", "transformer")
 

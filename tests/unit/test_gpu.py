@@ -1,24 +1,27 @@
-"""What the benchmark of a GPU reads out of a trace and of its runs."""
+"""What the benchmark of a GPU reads out of a trace, what it trains, and the pages that tell of it."""
 
 import gzip
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
+import torch
 
-from benchmarks.contenders.workloads import WORKLOADS
-from benchmarks.gpu import rate, waits_of_a_step
-from benchmarks.runner import CommandError
-
-WORKLOAD = WORKLOADS["resnet_gpu"]
+from benchmarks.contenders.networks import resnet_50
+from benchmarks.contenders.workloads import WORKLOADS, images
+from benchmarks.gpu import LAUNCHING, calls_of_a_step, waits_of_a_step
+from generator.answers.questions import TEMPLATE
+from tools.docs.gpu import gpu_table
+from tools.gpu import STEPS
 
 
 def event(name: str, category: str, begin: float, duration: float = 1.0) -> dict[str, Any]:
     return {"ph": "X", "name": name, "cat": category, "ts": begin, "dur": duration}
 
 
-def test_waits_are_counted_in_the_steps_of_the_cpu_but_the_last(tmp_path: Path) -> None:
+def test_waits_and_launches_are_counted_in_the_steps_of_the_cpu_but_the_last(tmp_path: Path) -> None:
     """A trace of three steps of 10 us, which the GPU takes 25 us later."""
     steps = [event(f"ProfilerStep#{11 + i}", "user_annotation", 10.0 * i, 10.0) for i in range(3)]
     repeated = [step | {"cat": "gpu_user_annotation", "ts": step["ts"] + 25} for step in steps]
@@ -30,18 +33,47 @@ def test_waits_are_counted_in_the_steps_of_the_cpu_but_the_last(tmp_path: Path) 
         event("cudaHostAlloc", "cuda_runtime", 7),
         event("cudaEventSynchronize", "cuda_runtime", 13),
         event("cuStreamSynchronize", "cuda_driver", 14),
+        event("cuLaunchKernelEx", "cuda_driver", 15),
+        event("hipLaunchKernel", "cuda_runtime", 16),
         event("cudaDeviceSynchronize", "cuda_runtime", 28),  # the profiler's own, in the last step
     ]
     with gzip.open(tmp_path / "trace.json.gz", "wt") as file:
         json.dump({"traceEvents": [{"ph": "M", "name": "process_name"}, *steps, *repeated, *calls]}, file)
     assert waits_of_a_step(tmp_path / "trace.json.gz") == 5 / 2
+    assert calls_of_a_step(tmp_path / "trace.json.gz", LAUNCHING) == 3 / 2
 
 
-def test_a_rate_is_that_between_two_reports() -> None:
-    # The CPU is ahead of the GPU but where a report, each tenth step, makes it wait.
-    forwards = [1.0 * (step // 10) + 0.001 * (step % 10) for step in range(WORKLOAD.steps)]
-    assert rate(forwards, WORKLOAD) == 10 * WORKLOAD.batch
-    with pytest.raises(CommandError, match="trained 99 steps, not 100"):
-        rate(forwards[1:], WORKLOAD)
-    with pytest.raises(CommandError, match="20 steps are too few"):
-        rate(forwards[:20], WORKLOAD.shortened(20))
+def test_the_large_network_is_resnet_50_and_trains_on_one_batch() -> None:
+    with torch.device("meta"):
+        network = resnet_50()
+        assert network(torch.empty(2, 3, 224, 224)).shape == (2, 1000)
+    assert sum(weight.numel() for weight in network.parameters()) == 25_557_032, "as torchvision's has"
+    training, _ = replace(WORKLOADS["resnet_50"], batch=4, make_inputs=images(8)).load_data()
+    assert len(training) == 4000
+    inputs, labels = training.__getitems__([3999, 17, 5])
+    assert torch.equal(inputs, training.inputs[:3])
+    assert len(labels) == 3
+    assert len(training.labels) == 4
+
+
+def test_a_table_compares_blocks_of_the_same_turn_and_leaves_out_what_is_unknown() -> None:
+    blocks = {"plain": [100.0, 50.0, 100.0], "generated": [99.0, 49.0, 110.0]}
+    known = {"mfu": 0.375, "waits_of_a_step": 0.0, "launches_of_a_step": 161.0}
+    records = [
+        {"setting": setting, "contender": name, "samples_per_second": rates, **(known if setting == "new" else {})}
+        for setting in ("old", "new")
+        for name, rates in blocks.items()
+    ]
+    head, _, old, new = gpu_table({"measurements": records}).splitlines()
+    assert head.count("|") == old.count("|") == 8
+    assert old == "| old | 100 | 99 | 0.99 (0.98 to 1.10) |  |  |  |"
+    assert new == "| new | 100 | 99 | 0.99 (0.98 to 1.10) | 38% | 0 | 161 / 161 |"
+
+
+def test_the_steps_of_a_promise_exist() -> None:
+    table = (
+        (TEMPLATE / "docs" / "exact.md").read_text().partition("step of `scripts/gpu.sh` |\n")[2].partition("\n\n")[0]
+    )
+    named = [step for steps in re.findall(r"\| ([^|]+) \|$", table, re.MULTILINE) for step in steps.split(", ")]
+    assert len(named) > 25
+    assert {*named} <= {step.name for step in STEPS}

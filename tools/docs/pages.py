@@ -16,9 +16,10 @@ from generator.render.snapshot import take_snapshot
 from generator.update.gate import PARTS
 from tools.docs.check import NOT_MEASURED, Record, check_table, growth_table, machine_line, markdown
 from tools.docs.goals import goal_table
+from tools.docs.gpu import gpu_table, memory_table, save_table
 from tools.docs.scale import agreement_table, checkpoint_table, evaluation_table, orders_table, training_table
 from tools.docs.speed import RATE, block_table, guard_table, optimization_table, part_table, speed_table, versions_line
-from tools.docs.starting import copying_table, gpu_table, loading_table, site_table, starting_table, stream_table
+from tools.docs.starting import copying_table, loading_table, site_table, starting_table, stream_table
 
 README, MATRIX, UPDATES = map(Path, ("README.md", "docs/matrix.md", "docs/updates.md"))
 CHINESE = Path("README.zh.md")
@@ -42,7 +43,7 @@ MAKERS: dict[str, dict[str, Callable[[Record], str]]] = {
         "optimisations-memory": partial(optimization_table, what="peak_memory"),
         "guards": guard_table,
     },
-    "gpu": {"gpu": gpu_table},
+    "gpu": {"gpu": gpu_table, "gpu-memory": memory_table, "gpu-saves": save_table},
     "starting": {"starting": starting_table},
     "loading": {"loading": loading_table},
     "streams": {"streams": stream_table},

@@ -1,28 +1,13 @@
 """The tables of what starting a project, loading its data and making it take, from what benchmarks/ measured."""
 
 import statistics
-from collections import defaultdict
 
-from benchmarks.runner import ratios, spread
+from benchmarks.runner import ratios
 from tools.docs.check import Record, markdown, records
-from tools.docs.speed import RATE, grid, shown
+from tools.docs.speed import RATE, grid
 
 FIXED_WORK = "a fixed piece of work"
 SAME_FILES = "the same files, no questions"  # a template that writes the files of a project as they are
-
-
-def gpu_table(results: Record) -> str:
-    """Return the samples per second on a GPU beside a plain loop, and how often a step waits for the GPU."""
-    found: dict[str, dict[str, Record]] = defaultdict(dict)
-    for record in records(results):
-        found[record["setting"]][record["contender"]] = record
-    rows = []
-    for setting, contenders in found.items():
-        plain, generated = contenders["plain"], contenders["generated"]
-        cells = [f"{statistics.median(record[RATE]):,.0f}" for record in (plain, generated)]
-        cells.append(shown(spread(ratios(generated[RATE], plain[RATE]))))
-        rows.append([setting, *cells, f"{generated['waits_of_a_step']:.2g}"])
-    return markdown(["", "plain loop, samples/s", "generated project", "ratio", "waits a step"], rows)
 
 
 def starting_table(results: Record) -> str:

@@ -16,5 +16,5 @@ def test_many_kills_lose_no_more_than_one(project: Render, tmp_path: Path, measu
 @pytest.mark.gpu
 def test_kills_beside_background_saves_lose_no_more(project: Render, tmp_path: Path, measured: Measured) -> None:
     """Than what the disk did not have yet. On a GPU, each start takes long."""
-    kills, options = (6, EXACTLY) if HAS_GPU else (40, ())
+    kills, options = (3, EXACTLY) if HAS_GPU else (40, ())
     assert_kills_lose_one_interval(kills, project(), tmp_path, measured, "--async-saves", *options)
