@@ -21,8 +21,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import Package, Render
-from tests.nightly.test_site import violations
-from tests.support.browser import CONTRAST, opened
+from tests.support.browser import CONTRAST, opened, violations
 from tests.support.processes import wait_until
 from website.build import unpack_packages
 
