@@ -115,6 +115,7 @@ def test_colours_can_be_declined(env: dict[str, str], start: Start) -> None:
     assert "best validation accuracy" in session.lines[-3]
     assert not COLOURS.search(session.shown)
     assert ("\x1b" in session.shown) == ("TERM" not in env)
+    assert ("rank 0 INFO" in session.lines[-3]) == ("TERM" in env)
 
 
 def test_ctrl_c_ends_with_what_was_reached_and_how_to_resume(start: Start) -> None:
@@ -133,6 +134,8 @@ def test_a_run_that_fails_takes_the_bar_away(options: list[str], edit: str, line
     session = start(*options, edit=edit)
     assert session.lines[-1].startswith(line), session.shown
     assert " of 22" in session.shown, "there was a bar"
+    bar = re.search(r"[\d?] left", "\n".join(session.lines))
+    assert bar is None or code == 137, "only what torch writes by itself can follow the bar of a killed rank"
     assert (session.code, session.screen.cursor.hidden, session.screen.cursor.x) == (code, False, 0)
 
 
@@ -219,6 +222,22 @@ def test_the_bar_is_drawn_a_few_times_a_second(terminal: Any, shown: Stream) -> 
         terminal.advance(step := step + 1)
     assert step > 1000
     assert 2 <= shown.getvalue().count(" of 1,000,000,000") <= 10
+
+
+def test_a_line_of_another_thread_or_process_replaces_the_bar(
+    terminal: Any, package: Package, shown: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which does not come back below it: the process may end there."""
+    exits = package("runtime.exits")
+    for redirected in (True, False):
+        monkeypatch.setattr(sys, "stderr", shown)
+        terminal.begin(0, 10)
+        if not redirected:
+            monkeypatch.setattr(sys, "stderr", shown)  # as in another process
+        exits.print_alone("error: this is the end")
+        lines = Session(shown.getvalue().replace("\n", "\r\n"), 0).lines
+        assert (lines[-1], "left" in "".join(lines)) == ("error: this is the end", False)
+        terminal.end()
 
 
 def test_a_window_that_is_closed_ends_no_run(terminal: Any, shown: Stream) -> None:
