@@ -23,7 +23,17 @@ MADE_FILES += ["docs/matrix.md", "docs/speed.md", "docs/updates.md"]
 OF_OTHER_PROGRAMS = {
     *("--group", "--index-url", "--upgrade", "--prefix", "--standalone", "--nproc-per-node", "--max-restarts"),
     *("--ntasks", "--nodes", "--signal", "--array", "--wrap", "--head", "--data", "--help", "--to", "--trials"),
-    *("--name", "--patch", "--type", "--cascade", "--follow", "--allow-run-as-root", "--backend-store-uri", "--port"),
+    *(
+        "--name",
+        "--patch",
+        "--type",
+        "--cascade",
+        "--follow",
+        "--allow-run-as-root",
+        "--backend-store-uri",
+        "--port",
+        "--serve",
+    ),
 }
 
 

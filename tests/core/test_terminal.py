@@ -123,7 +123,7 @@ def test_ctrl_c_ends_with_what_was_reached_and_how_to_resume(start: Start) -> No
     stopped, reached, page, following = session.lines[-4:]
     step = re.findall(r"stopped after step (\d+); --resume goes on from here", stopped)
     assert step, session.shown
-    assert reached.startswith(f"stopped: no evaluation yet of {step[0]}, in 0:")
+    assert reached.startswith(f"stopped: step {step[0]}, no evaluation yet, in 0:")
     assert re.fullmatch("page: runs/.*/report.html", page)
     assert following == "next: the same command with --resume"
     assert (session.code, session.screen.cursor.hidden, session.screen.cursor.x) == (75, False, 0)
