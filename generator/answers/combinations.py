@@ -31,7 +31,7 @@ class Combination:
 
     @property
     def name(self) -> str:
-        """The values of all answers, such as digits-torchrun-auto-torch-false-console."""
+        """The values of all answers, such as digits-torchrun-auto-torch-ddp-false-console."""
         return "-".join(text(value) for _, value in self.answers)
 
     @property

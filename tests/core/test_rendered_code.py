@@ -50,6 +50,8 @@ TRACES: dict[Choice, str] = {
     ("launcher", "ray"): r"\bray\b|ray_nodes",
     ("amp", "torch"): r"autocast|GradScaler|\"bf16\"",
     ("amp", "apex"): r"apex|opt_level",
+    ("parallel", "ddp"): r"DistributedDataParallel|(?-i:\bDDP\b)",
+    ("parallel", "fsdp"): r"fully_shard|fsdp|shard_files",
     ("sync_bn", True): r"SyncBatchNorm|sync_bn",
     ("logging", "csv"): r"metrics\.csv",
     ("logging", "tensorboard"): r"tensorboard|SummaryWriter",

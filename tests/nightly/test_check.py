@@ -48,7 +48,7 @@ def test_a_mistake_fails_in_the_projects_that_have_it_and_in_no_other(
     checked = json.loads((clone / "out" / "check.json").read_text())["combinations"]
     found = {each["name"]: {failure["stage"] for failure in each["failures"]} for each in checked}
     assert len(found) > 1
-    assert {name: where for name, where in found.items() if where} == {f"{failed}-auto-none-false-csv": stages}
+    assert {name: where for name, where in found.items() if where} == {f"{failed}-auto-none-ddp-false-csv": stages}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -84,7 +84,7 @@ def test_what_is_right_is_told_reported_remembered_and_tidied(clone: Path) -> No
     junit, page = ((clone / "out" / name).read_text() for name in ("junit.xml", "page.html"))
     assert junit.count("<testcase") >= 12
     assert "<failure" not in junit
-    assert "digits-torchrun-auto-none-false-csv" in page
+    assert "digits-torchrun-auto-none-ddp-false-csv" in page
 
     assert ": 1 passed, 0 failed; 1 taken from the cache" in check(clone, *ONE)
     assert "0 taken from the cache" in check(clone, *ONE, "--no-cache")
@@ -107,7 +107,7 @@ def test_a_failure_is_shown_again_by_the_command_that_is_printed(clone: Path) ->
     found = ("black would change it", "F401", "error: Incompatible", "the weights from step 4 on")
     assert [words for words in found if words not in flowing(printed)] == []
     (folder,) = left_behind(clone)
-    assert (folder / "digits-torchrun-auto-none-false-csv" / "project" / "train.py").is_file()
+    assert (folder / "digits-torchrun-auto-none-ddp-false-csv" / "project" / "train.py").is_file()
 
     commands = re.findall(r"ddp-template check [^\n]*launcher=torchrun backend=gloo[^\n]*", printed)
     assert len({*commands}) == 1

@@ -22,12 +22,14 @@ def trace() -> RankTrace:
 
 
 def note_step(seen: RankTrace, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    processes: Any = dist.distributed_c10d._get_default_group()
+    collectives = processes._get_sequence_number_for_group()
     whole = hashlib.sha256()
     for group in optimizer.param_groups:
         for weight in group["params"]:
-            whole.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy())
-    processes: Any = dist.distributed_c10d._get_default_group()
-    collectives = processes._get_sequence_number_for_group()
+            seen.sharded = hasattr(weight, "full_tensor")
+            tensor = weight.detach().full_tensor() if seen.sharded else weight.detach()
+            whole.update(tensor.cpu().contiguous().view(torch.uint8).numpy())
     seen.steps.append(Step(whole.hexdigest(), collectives, len(seen.losses)))
 
 

@@ -109,7 +109,9 @@ class TrainingCase:
         every = [*(word for pair in own.items() for word in pair), "--run-dir", str(run_dir), *options]
         env = environment(self.folder)
         launcher, logger = self.combination.answer("launcher"), self.combination.answer("logging")
-        return Run(self.folder / "project", launcher, every, env, run_dir if look else None, logger)
+        sharded = self.combination.answer("parallel") == "fsdp"  # each rank writes its shards
+        read = run_dir if look else None
+        return Run(self.folder / "project", launcher, every, env, read, logger, one_writes=not sharded)
 
     def start(
         self, name: str, stage: str, trained: TrainingResult, *options: str, look: bool = True

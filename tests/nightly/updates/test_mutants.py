@@ -17,7 +17,7 @@ ASKS_MORE = Rewrite("checked($X)", "checked([*$X, None, None])", "load_own")
 LEARNS_FASTER = Rewrite('lr * group.get("lr_scale", 1.0)', "1.001 * {}")
 BEGINS_ANEW = Rewrite("vars(self).update($X)", "pass", "Progress.load_state_dict")
 ANOTHER_FORMAT = Rewrite('"model": $MODEL', '"weights": $MODEL', "Checkpoints.__init__")
-RESUMED = "resume: v1.0.0 -> v99999, digits-torchrun-auto-none-false-console"
+RESUMED = "resume: v1.0.0 -> v99999, digits-torchrun-auto-none-ddp-false-console"
 REPEATED = '''
 
 def {name}(totals: dict[str, float]) -> dict[str, float]:
@@ -120,12 +120,12 @@ def test_versions_that_refuse_old_answers_or_write_something_else_each_time(made
     torch = "on GPUs):\n      value: torch\n"
     made_up.replace("copier.yml", torch, f"{torch}      validator: not any more\n")
     wrong = found(made_up, workers, "history", only=[*DEFAULTS[:2], "amp=none,torch", *DEFAULTS[3:]])
-    assert "digits-torchrun-auto-torch-false-console: the update to v99999 is refused: " in wrong
-    assert "digits-torchrun-auto-none-false-console: after the update README.md has another content" in wrong
+    assert "digits-torchrun-auto-torch-ddp-false-console: the update to v99999 is refused: " in wrong
+    assert "digits-torchrun-auto-none-ddp-false-console: after the update README.md has another content" in wrong
 
 
 def test_a_version_that_cannot_be_rendered_is_a_finding_of_each_project(made_up: MadeUp, workers: Workers) -> None:
     made_up.replace("template/README.md.jinja", "## Start\n", "## {{ nosuch }}\n")
     lines = found(made_up, workers, "files", "history").splitlines()
-    assert "files: digits-torchrun-auto-torch-false-console of snapshot: 'nosuch' is undefined" in lines
+    assert "files: digits-torchrun-auto-torch-ddp-false-console of snapshot: 'nosuch' is undefined" in lines
     assert [line for line in lines if line.startswith("history: ") and "is refused: 'nosuch' is undefined" in line]

@@ -1,0 +1,35 @@
+"""Reads a checkpoint of a project that shards its model: whole tensors, of the safetensors files of all ranks."""
+
+import json
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+
+def read_whole(path: Path) -> dict[str, Any]:
+    """Return a checkpoint; in place of stand-ins, what their files say which rows they have of. Others stay."""
+    import torch
+    from safetensors import safe_open
+
+    checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    if "shards" not in checkpoint:
+        return checkpoint
+    rows: dict[str, list[tuple[int, torch.Tensor]]] = {}
+    for shard in path.with_name(checkpoint.pop("shards")["folder"]).iterdir():
+        with safe_open(shard, framework="pt") as file:
+            places = json.loads(file.metadata()["DCP_SHARDING_INFO"])
+            for key in [*file.keys()]:
+                rows.setdefault(key, []).append((places[key]["saved_offsets"][0], file.get_tensor(key)))
+    tensors = {key: torch.cat([part for _, part in sorted(parts, key=itemgetter(0))]) for key, parts in rows.items()}
+    found: dict[str, Any] = with_tensors(checkpoint, tensors)
+    return found
+
+
+def with_tensors(value: Any, tensors: dict[str, Any]) -> Any:
+    if isinstance(value, dict) and "sharded_tensor" in value:
+        tensor = tensors[value["sharded_tensor"]]
+        assert (list(tensor.shape), tensor.dtype) == (value["shape"], value["dtype"])
+        return tensor
+    if isinstance(value, dict):
+        return {key: with_tensors(each, tensors) for key, each in value.items()}
+    return [with_tensors(each, tensors) for each in value] if isinstance(value, list) else value
