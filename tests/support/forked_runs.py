@@ -19,7 +19,7 @@ from generator.check.train.training_case import environment
 from tests.conftest import Render
 from tests.support import reference
 from tests.support.processes import hang_timeout
-from tests.support.training import ON_CPU, checkpoint, module_of
+from tests.support.training import ON_CPU, module_of, whole_checkpoint
 from tools.rewriting import Rewrite, extend
 
 AT_ONCE = 4  # sequences; ranks wait for each other now and then
@@ -84,7 +84,8 @@ class Program:
     def run(self) -> Run:
         options = [*ON_CPU, "--run-dir", str(self.run_dir), *words(self.options)]
         env, limit = environment(self.run_dir.parent) | self.env, hang_timeout(self.deadline)
-        how: dict[str, Any] = {"one_writes": "workers" not in self.options, "deadline": limit}
+        shards = (self.project / "ddp_project" / "runtime" / "sharding.py").exists()  # which each rank writes
+        how: dict[str, Any] = {"one_writes": not shards and "workers" not in self.options, "deadline": limit}
         return Run(self.project, "torchrun", options, env, world_size=self.world_size, **how)
 
 
@@ -131,7 +132,7 @@ def metrics(run_dir: Path) -> History:
 
 def state(run_dir: Path) -> dict[str, Any]:
     """All of the last checkpoint but options and code, which differ from start to start."""
-    return {part: value for part, value in checkpoint(run_dir).items() if part not in ("config", "code")}
+    return {part: value for part, value in whole_checkpoint(run_dir).items() if part not in ("config", "code")}
 
 
 def relative_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:

@@ -17,6 +17,7 @@ import torch
 import yaml
 
 from generator.answers.questions import TEMPLATE, read_questions
+from generator.check.train.shards import read_whole
 from tests.support.processes import PATH, Env, output_of, started, wait_for_line
 from tests.support.schedulers import mpi
 
@@ -90,6 +91,11 @@ def ranks_of(run_dir: Path) -> list[int]:
 def checkpoint(run_dir: Path, name: str = "last.pt") -> dict[str, Any]:
     read: dict[str, Any] = torch.load(run_dir / "checkpoints" / name, map_location="cpu", weights_only=True)
     return read
+
+
+def whole_checkpoint(run_dir: Path, name: str = "last.pt") -> dict[str, Any]:
+    """Read a checkpoint, with whole tensors if its model is sharded."""
+    return read_whole(run_dir / "checkpoints" / name)
 
 
 def assert_same_weights(one: dict[str, Any], other: dict[str, Any]) -> None:
