@@ -185,8 +185,9 @@ def test_a_reason_fits_into_the_line_of_a_question(snapshot: Path, tmp_path: Pat
     (tmp_path / "linked").symlink_to(tmp_path)
     reasons |= {questions.problem("package_name", "new", tmp_path, package_name="x" * 40)}
     reasons |= {questions.problem("package_name", "linked", tmp_path, package_name="linked")}
-    reasons |= questions.reasons_of_choices(launcher="kubernetes")
-    assert len(reasons) == 9
+    reasons |= questions.reasons_of_choices(launcher="kubernetes", backend="auto", amp="apex")
+    reasons |= questions.reasons_of_choices(launcher="mpirun", backend="mpi", amp="torch")
+    assert len(reasons) == 11
     assert [reason for reason in reasons if not 0 < len(reason) < 60] == []
 
 

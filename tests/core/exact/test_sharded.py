@@ -47,7 +47,7 @@ def test_shards_arrive_where_plain_pytorch_does(
         "4": (4, {}),
         "4, --hsdp 2": (4, {"hsdp": 2}),
         "2, --reduce-each": (2, {"reduce_each": True}),
-        "2, --no-reshard": (2, {"no_reshard": True}),
+        "2, --no-reshard": (2, {"reshard": False}),
     }
     programs = [
         Program(sharded_project, tmp_path / name, options | more, size) for name, (size, more) in further.items()
