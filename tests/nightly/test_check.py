@@ -97,11 +97,11 @@ def test_what_is_right_is_told_reported_remembered_and_tidied(clone: Path) -> No
 
 
 def test_a_failure_is_shown_again_by_the_command_that_is_printed(clone: Path) -> None:
-    package, model = clone / "template" / "{{package_name}}", clone / "partials/tasks/digits/model.py.jinja"
+    model = clone / "partials" / "tasks" / "digits" / "model.py.jinja"
     append(clone / "template" / "train.py.jinja", "#black wants a space\n")
     extend(model, imports="import os\n")
     Rewrite("logits: Tensor = $X", "logits: int = $X").apply(model)
-    Rewrite("set_generator_states($X)", "pass").apply(package / "runtime" / "checkpoint.py")
+    Rewrite("set_generator_states($X)", "pass").apply(clone / "partials" / "checkpoint" / "base.py.jinja")
     printed = check(clone, *ONE[:2], *ONE[3:], "backend=auto,gloo", code=1)
     assert "2 combinations: 0 passed, 2 failed" in printed
     found = ("black would change it", "F401", "error: Incompatible", "the weights from step 4 on")

@@ -63,7 +63,7 @@ def change_many_files(versions: MadeUp) -> None:
         "template/train.py.jinja": Rewrite("run.model.train()", "{}  # with dropout"),
         f"{package}/config.py.jinja": Rewrite("epochs: PositiveInt = $N", "epochs: PositiveInt = 21", "Training"),
         "partials/tasks/digits/model.py.jinja": Rewrite(network, "# The template's network.\n{}"),
-        f"{package}/runtime/checkpoint.py": Rewrite("first_whole($X)", "first_whole([*$X])"),
+        "partials/checkpoint/ddp.py.jinja": Rewrite("first_whole($X)", "first_whole([*$X])"),
     }.items():
         edit.apply(versions.folder / path)
     versions.replace("template/pyproject.toml.jinja", '    "numpy>=1.26",\n', '    "numpy>=1.26.4",\n')

@@ -93,15 +93,19 @@ def test_answers_that_are_forgotten(made_up: MadeUp, workers: Workers) -> None:
 
 @pytest.mark.parametrize(
     ("file", "edit"),
-    [("data_loading.py", ASKS_MORE), ("metrics.py", BEGINS_ANEW), ("optimizer_step.py.jinja", LEARNS_FASTER)],
+    [
+        (f"{PACKAGE}/runtime/data_loading.py.jinja", ASKS_MORE),
+        (f"{PACKAGE}/runtime/metrics.py", BEGINS_ANEW),
+        ("partials/optimizer_step/base.py.jinja", LEARNS_FASTER),
+    ],
 )
 def test_runs_that_cannot_go_on(file: str, edit: Rewrite, made_up: MadeUp, workers: Workers) -> None:
-    edit.apply(made_up.folder / PACKAGE / "runtime" / file)
+    edit.apply(made_up.folder / file)
     assert f"{RESUMED}: the updated project " in found(made_up, workers, "history", "resume")
 
 
 def test_a_new_format_of_checkpoints_is_told(made_up: MadeUp, workers: Workers) -> None:
-    ANOTHER_FORMAT.apply(made_up.folder / PACKAGE / "runtime" / "checkpoint.py")
+    ANOTHER_FORMAT.apply(made_up.folder / "partials" / "checkpoint" / "base.py.jinja")
     wrong = found(made_up, workers, "history", "resume")
     assert f"{RESUMED}: the old checkpoint is refused" in wrong
     assert "and CHANGELOG.md tells nobody" in wrong
