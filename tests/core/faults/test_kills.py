@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from tests.support.processes import wait_until
 from tests.support.ranks import Rank, any_ended, assert_same_state, kill_after, names, start_ranks, train_on_ranks
 from tests.support.training import checkpoint
 
+KillInASave = Callable[[list[Rank], Path, float], bool]
+Whole = Callable[[Path], int]
 LATER = 10  # steps that the last start, which nobody kills, still has to take
 
 
@@ -49,7 +52,25 @@ def test_a_killed_run_loses_one_interval_at_most(project: Render, tmp_path: Path
 
 
 def assert_kills_lose_one_interval(kills: int, project: Path, folder: Path, measured: Measured, *further: str) -> None:
-    """Kill a run many times, half of them in a save, and compare its end with that of a run that nobody kills."""
+    run_dir = folder / "run"
+    in_a_save = kill_while_saving, 0.004, assert_all_are_whole
+    while_saving, lost = kill_again_and_again(kills, project, folder, in_a_save, *further)
+    assert_same_state(checkpoint(run_dir), checkpoint(folder / "whole"))
+    assert [name for name in names(run_dir) if name.endswith(".tmp")] == []
+    how = " ".join([f"{kills} kills", *further])
+    measured("kills", f"{how}, {while_saving} of them while saving: damaged checkpoints", 0)
+    measured("kills", f"{how}: intervals lost at most", lost)
+
+
+def kill_again_and_again(
+    kills: int, project: Path, folder: Path, in_a_save: tuple[KillInASave, float, Whole], *further: str
+) -> tuple[int, int]:
+    """Kill a run many times, half of them in a save, then train it and one that nobody kills to the end.
+
+    Takes what kills it in a save, at most so many seconds after that began, and what looks at its checkpoints.
+    Returns how many kills were in a save, and how many intervals were lost at most.
+    """
+    kill_in_a_save, longest, look = in_a_save
     run_dir, moments = folder / "run", random.Random(kills)
     options = ("--save-every", "1", "--keep", "2", "--epochs", "60", "--max-steps", str(4 * kills + LATER), *further)
     step, killed, while_saving, lost = 0, 0, 0, 0
@@ -57,19 +78,15 @@ def assert_kills_lose_one_interval(kills: int, project: Path, folder: Path, meas
         ranks = start_ranks(project, run_dir, *(["--resume"] if step else []), *options)
         seen = step + moments.randint(1, 3)
         if number % 2 and step:
-            while_saving += kill_while_saving(ranks, run_dir, delay=moments.uniform(0, 0.004))
+            while_saving += kill_in_a_save(ranks, run_dir, moments.uniform(0, longest))
             seen = step
         else:
             killed += kill_after(ranks, run_dir, seen, delay=moments.uniform(0, 0.03))
-        before, step = step, assert_all_are_whole(run_dir)
+        before, step = step, look(run_dir)
         lost = max(lost, seen - step)
         assert step >= max(before, seen - 1), "more than one interval is lost"
     assert killed + while_saving == kills
     assert f"resumed from {run_dir / 'checkpoints' / 'last.pt'}" in (run_dir / "train.log").read_text()
     train_on_ranks(project, run_dir, "--resume", *options)
     train_on_ranks(project, folder / "whole", *options)
-    assert_same_state(checkpoint(run_dir), checkpoint(folder / "whole"))
-    assert [name for name in names(run_dir) if name.endswith(".tmp")] == []
-    how = " ".join([f"{kills} kills", *further])
-    measured("kills", f"{how}, {while_saving} of them while saving: damaged checkpoints", 0)
-    measured("kills", f"{how}: intervals lost at most", lost)
+    return while_saving, lost

@@ -1,15 +1,14 @@
 """Ranks that are killed while they write their shards lose one interval at most, and never a checkpoint."""
 
 import hashlib
-import random
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Measured, Render
-from tests.core.faults.test_kills import LATER
+from tests.core.faults.test_kills import kill_again_and_again
 from tests.support.processes import wait_until
-from tests.support.ranks import Rank, any_ended, assert_same_state, kill_after, start_ranks, train_on_ranks
+from tests.support.ranks import Rank, any_ended, assert_same_state, kill_after
 from tests.support.training import checkpoint, whole_checkpoint
 
 
@@ -34,33 +33,14 @@ def assert_all_are_whole(run_dir: Path) -> int:
     return last
 
 
-def assert_kills_lose_one_interval(kills: int, project: Path, folder: Path, measured: Measured, *further: str) -> None:
-    run_dir, moments = folder / "run", random.Random(kills)
-    options = ("--save-every", "1", "--keep", "2", "--epochs", "60", "--max-steps", str(4 * kills + LATER), *further)
-    step, killed, while_writing, lost = 0, 0, 0, 0
-    for number in range(kills):
-        ranks = start_ranks(project, run_dir, *(["--resume"] if step else []), *options)
-        seen = step + moments.randint(1, 3)
-        if number % 2 and step:
-            while_writing += kill_while_writing(ranks, run_dir, delay=moments.uniform(0, 0.02))
-            seen = step
-        else:
-            killed += kill_after(ranks, run_dir, seen, delay=moments.uniform(0, 0.03))
-        before, step = step, assert_all_are_whole(run_dir)
-        lost = max(lost, seen - step)
-        assert step >= max(before, seen - 1), "more than one interval is lost"
-    assert killed + while_writing == kills
-    train_on_ranks(project, run_dir, "--resume", *options)
-    train_on_ranks(project, folder / "whole", *options)
-    assert_same_state(whole_checkpoint(run_dir), whole_checkpoint(folder / "whole"))
-    named = {checkpoint(run_dir, path.name)["shards"]["folder"] for path in (run_dir / "checkpoints").glob("*.pt")}
-    assert folders(run_dir) == named, "what kills have left is deleted"
-    how = " ".join([f"{kills} kills of sharded runs", *further])
-    measured("kills", f"{how}, {while_writing} of them while shards are written: intervals lost at most", lost)
-
-
 @pytest.mark.parametrize("further", [(), ("--async-saves",)])
 def test_a_killed_run_with_shards_loses_one_interval_at_most(
     further: tuple[str, ...], project: Render, tmp_path: Path, measured: Measured
 ) -> None:
-    assert_kills_lose_one_interval(6, project(parallel="fsdp"), tmp_path, measured, *further)
+    run_dir, in_a_save = tmp_path / "run", (kill_while_writing, 0.02, assert_all_are_whole)
+    while_writing, lost = kill_again_and_again(6, project(parallel="fsdp"), tmp_path, in_a_save, *further)
+    assert_same_state(whole_checkpoint(run_dir), whole_checkpoint(tmp_path / "whole"))
+    named = {checkpoint(run_dir, path.name)["shards"]["folder"] for path in (run_dir / "checkpoints").glob("*.pt")}
+    assert folders(run_dir) == named, "what kills have left is deleted"
+    how = " ".join(["6 kills of sharded runs", *further])
+    measured("kills", f"{how}, {while_writing} of them while shards are written: intervals lost at most", lost)
