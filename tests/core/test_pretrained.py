@@ -21,7 +21,7 @@ from tests.support.ranks import error_in, start_ranks, train_on_ranks
 from tests.support.training import checkpoint, differences
 from tools.rewriting import extend
 
-weights, pretrained, functions = map(of_package, ("runtime.weights", "runtime.pretrained", "runtime.task_functions"))
+weights, pretrained = map(of_package, ("runtime.weights", "runtime.pretrained"))
 NO_STEP = ("--max-steps", "1", "--lr", "0", "--weight-decay", "0")
 STRIPPED = '\n\ndef rename(name):\n    return name.removeprefix("backbone.")\n'
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from .data_loading import EvaluationLoader
 from .exits import UserError
+from .optional_functions import optional
 from .storage import replace_file
-from .task_functions import optional
 
 MOST = 16  # images or texts of one name
 IN_ROW, MARGIN = 8, 2  # images in a row, and the pixels between them

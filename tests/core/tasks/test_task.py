@@ -26,21 +26,10 @@ NONSENSE = [
     ("return $X", "return logits.sum()", 'compute() must return a dict with "loss": Mean(sum, count), not Tensor'),
     ('"accuracy": $X', '"accuracy": 0.5', '"accuracy" must be a Mean(sum, count) of tensors or numbers, not 0.5'),
     ('"accuracy": $X', '"accuracy": Mean(logits.sum(dim=0), 1)', '"accuracy" has shape (10,): let summarize() make'),
-    (
-        'BEST = "accuracy"',
-        f"{SUMMARY.replace('mm', 'm')}return means",
-        "nothing calls sumarize(): if it is meant to be",
-    ),
-    ("def lr_at($$$A) -> float:\n    $$$B", "", "a name is missing that the program uses: add it"),
     ('BEST = "accuracy"', f"{SUMMARY}means.clear()", "summarize() must return a dict of numbers, and returned None"),
     ('BEST = "accuracy"', f"{SUMMARY}return means | {{'rank': 'n/a'}}", "\"rank\" is 'n/a' of type str: let summ"),
     ('"loss": Mean($X, $Y)', '"loss": Mean($X, 0)', 'the count of "loss" is 0 over all ranks'),
     ('"accuracy": $X', f'f"accuracy{{{RANK}}}": $X', "compute() must return the same names and shapes on every rank"),
-    (
-        'BEST = "accuracy"',
-        f"{SUMMARY.replace('mm', 'm')}return means",
-        "nothing calls sumarize(): if it is meant to be",
-    ),
     ("def lr_at($$$A) -> float:\n    $$$B", "", "a name is missing that the program uses: add it"),
     ('BEST = "accuracy"', 'BEST = "f1"', 'BEST is "f1", which is none of the metrics: loss, accuracy'),
 ]
@@ -88,6 +77,25 @@ def test_nonsense_is_refused_in_one_line(pattern: str, edited: str, words: str, 
     [[ended]] = run_all([[Program(project, tmp_path / "run", OPTIONS, code=2)]])
     assert f"task.py: {words}" in error_in(ended.output)
     assert not [*(tmp_path / "run").glob("checkpoints/*.pt")]
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "answers"),
+    [
+        ("task.sumarize", "summarize", {}),
+        ("data.prepair", "prepare", {}),
+        ("model.module_to_shard", "modules_to_shard", {"parallel": "fsdp"}),
+    ],
+)
+def test_a_misspelt_function_is_refused(
+    name: str, right: str, answers: dict[str, str], small: Render, tmp_path: Path
+) -> None:
+    project = shutil.copytree(small(**answers), tmp_path / "project")
+    file, function = name.split(".")
+    extend(project / "ddp_project" / f"{file}.py", f"\n\ndef {function}(given):\n    return given\n")
+    [[ended]] = run_all([[Program(project, tmp_path / "run", OPTIONS, code=2)]])
+    expected = f"{file}.py: nothing calls {function}(): if it is meant to be {right}(), rename it"
+    assert error_in(ended.output) == f"error: {expected}"
 
 
 def test_evaluations_may_compute_gradients_and_keep_tensors_for_the_training(small: Render, tmp_path: Path) -> None:
