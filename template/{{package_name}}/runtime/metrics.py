@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..config import Config
-from .collectives import gather, gather_objects, reduce_tensor
+from .collectives import BATCH, gather, gather_objects, reduce_tensor
 from .exits import UserError
 from .sampling import ResumableDistributedSampler
 from .watchdog import STATUS
@@ -59,6 +59,20 @@ def checked(means: Any) -> dict[str, Mean]:
     if isinstance(loss := means["loss"].sum, Tensor) and loss.dim():
         shape = tuple(loss.shape)
         raise UserError(f'task.py: the sum of "loss" must be a scalar, not of shape {shape}: give reduction="sum"')
+    return means
+
+
+def trainable(returned: Any) -> dict[str, Mean]:
+    """Return of what compute() has returned in training all but AllSamples.
+
+    Raises UserError if it is not what compute() must return, or has no gradient.
+    """
+    means = {name: mean for name, mean in checked(returned).items() if isinstance(mean, Mean)}
+    if not BATCH.counts:  # the rank has no samples left of a stream, and only takes part
+        means = {name: Mean(mean.sum * 0, mean.count * 0) for name, mean in means.items()}
+    loss = means["loss"].sum
+    if not (isinstance(loss, Tensor) and loss.requires_grad):
+        raise UserError('task.py: "loss" has no gradient: compute it from outputs of the model, without detach()')
     return means
 
 
