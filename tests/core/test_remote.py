@@ -23,12 +23,13 @@ from moto.server import ThreadedMotoServer
 from tests.conftest import Package, Render, of_package
 from tests.support.processes import output_of, wait_until
 from tests.support.ranks import any_ended, error_in, start_ranks, train_on_ranks
-from tests.support.training import ON_CPU, checkpoint, differences
+from tests.support.training import ON_CPU, checkpoint, differences, whole_checkpoint
 from tools.rewriting import Rewrite
 
 URL = "s3://bucket/runs/digits"
 LOCAL = Path("runs", "bucket-runs-digits")
 OPTIONS = ("--max-steps", "12", "--save-every", "2", "--keep", "2", "--global-batch-size", "64")
+PARALLEL = pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 remote, storage, machine = map(of_package, ("runtime.remote", "runtime.storage", "runtime.doctor_node"))
 
 
@@ -100,8 +101,13 @@ def newest_step(store: int) -> int:
 
     manifest = read("manifest.json")
     entries = json.loads(manifest or b"{}")
-    names = {sha256: f"{Path(entry['file']).stem}-{sha256[:16]}.pt" for sha256, entry in entries.items()}
-    damaged = [name for sha256, name in names.items() if hashlib.sha256(read(name)).hexdigest() != sha256]
+    digests = {}
+    for sha256, entry in entries.items():
+        name = f"{Path(entry['file']).stem}-{sha256[:16]}"
+        digests[f"{name}.pt"] = sha256
+        shards = entry.get("shards", {"files": {}})["files"]
+        digests |= {f"{name}/{shard}": digest for shard, digest in shards.items()}
+    damaged = [name for name, digest in digests.items() if hashlib.sha256(read(name)).hexdigest() != digest]
     if damaged and read("manifest.json") != manifest:  # a newer one came meanwhile
         return newest_step(store)
     assert damaged == []
@@ -109,21 +115,24 @@ def newest_step(store: int) -> int:
 
 
 def assert_ends_alike(project: Path, whole: Path) -> None:
-    one, other = checkpoint(whole), checkpoint(project / LOCAL)
+    one, other = whole_checkpoint(whole), whole_checkpoint(project / LOCAL)
     for part in ("model", "optimizer", "ranks"):
         assert differences(one[part], other[part]) == [], part
 
 
+@PARALLEL
 def test_a_run_is_copied_and_goes_on_where_nothing_of_it_is(
-    own_project: Render, wire: Wire, store: int, tmp_path: Path
+    parallel: str, own_project: Render, wire: Wire, store: int, tmp_path: Path
 ) -> None:
-    project = own_project()
+    project = own_project(parallel=parallel)
     how: dict[str, Any] = {"outputs": tmp_path}
     train_on_ranks(project, tmp_path / "whole", *OPTIONS)
     train_on_ranks(project, Path(URL), *OPTIONS, "--max-steps", "5", **how)
     assert newest_step(store) == 5
     names = {name for name in objects(store) if name.endswith(".pt")}
     assert len(names) <= 3, "two of --keep, and the best"
+    folders = {f"{Path(name).parent}.pt" for name in objects(store) if name.endswith(".safetensors")}
+    assert folders == (names if parallel == "fsdp" else set())
     shutil.rmtree(project / "runs")
     printed = train_on_ranks(project, Path(URL), *OPTIONS, code=2, **how)
     assert error_in(printed) == f"error: {URL} holds a run already: go on with --resume, or choose another --run-dir"
@@ -149,11 +158,12 @@ def test_a_run_is_copied_and_goes_on_where_nothing_of_it_is(
     assert f"{LOCAL} is the copy of {URL}: move it away, or choose another --run-dir" in error_in(other)
 
 
+@PARALLEL
 def test_killed_and_cut_anywhere_it_goes_on_from_a_whole_checkpoint(
-    own_project: Render, wire: Wire, store: int, tmp_path: Path
+    parallel: str, own_project: Render, wire: Wire, store: int, tmp_path: Path
 ) -> None:
     """Each time on a machine that has nothing of the run, over a slow network that is cut now and then."""
-    project, steps = own_project(), ("--max-steps", "60")
+    project, steps = own_project(parallel=parallel), ("--max-steps", "100")
     train_on_ranks(project, tmp_path / "whole", *OPTIONS, *steps)
     wire.pause = 0.002
 
@@ -176,7 +186,7 @@ def test_killed_and_cut_anywhere_it_goes_on_from_a_whole_checkpoint(
         reached = goes_on_and_is_killed(reached, 0.03 * number, cut=number % 2 == 1)
     train_on_ranks(project, Path(URL), *OPTIONS, *steps, "--resume", "auto", outputs=tmp_path)
     assert_ends_alike(project, tmp_path / "whole")
-    assert newest_step(store) == 60
+    assert newest_step(store) == 100
 
 
 def test_training_goes_on_without_the_network_and_the_next_start_copies_the_rest(
@@ -213,7 +223,7 @@ class CutFiles:
 
     def __getattr__(self, name: str) -> Any:
         work = getattr(self.files, name)
-        if name not in ("pipe_file", "put_file", "rm_file", "get_file"):
+        if name not in ("pipe_file", "put_file", "rm_file", "rm", "get_file"):
             return work
 
         def cut_or_work(*arguments: Any, **how: Any) -> Any:
@@ -229,22 +239,32 @@ class CutFiles:
 
 
 class Saved:
-    """A run directory that is saved to, without a run."""
+    """A run directory that is saved to, without a run: of each step, a checkpoint with some files of shards."""
 
-    def __init__(self, storage: Any, folder: Path) -> None:
-        self.storage, self.folder = storage, folder / "checkpoints"
+    def __init__(self, storage: Any, folder: Path, shards: int = 0) -> None:
+        self.storage, self.folder, self.shards = storage, folder / "checkpoints", shards
         self.folder.mkdir(parents=True, exist_ok=True)
         self.manifest = storage.Manifest(self.folder)
 
     def save(self, step: int, *, best: bool, keep: int = 2) -> None:
         path, content = self.folder / f"step-{step:08d}.pt", f"weights of step {step}".encode()
-        entry = {"file": path.name, "size": len(content), "step": step, "best": best}
+        entry: dict[str, Any] = {"file": path.name, "size": len(content), "step": step, "best": best}
+        if self.shards:
+            files = {f"{number}.safetensors": f"{number} of {step}" for number in range(self.shards)}
+            path.with_suffix("").mkdir()
+            for name, text in files.items():
+                (path.with_suffix("") / name).write_text(text)
+            digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
+            entry["shards"] = {"folder": path.stem, "files": digests}
         self.manifest.enter(hashlib.sha256(content).hexdigest(), entry)
         path.write_bytes(content)
         for name in ("last.pt", "best.pt") if best else ("last.pt",):
             self.storage.link_atomically(path, self.folder / name)
         for old in self.manifest.numbered()[:-keep]:
             old.unlink()
+        kept = {entry["shards"]["folder"] for entry in self.manifest.read().values() if self.shards}
+        for folder in [each for each in self.folder.iterdir() if each.is_dir() and each.name not in kept]:
+            shutil.rmtree(folder)
         (self.folder.parent / "metrics.jsonl").write_text(f"records until step {step}\n")
 
 
@@ -252,15 +272,22 @@ def held(remote: Any, url: str, folder: Path) -> dict[str, str]:
     """Return what a machine that has nothing gets from a place; every checkpoint of its manifest must be whole."""
     mirror = remote.Mirror(url, folder, keep=2)
     mirror.fetch(resumes=True)
+    for entry in mirror.manifest.read().values():
+        for name, digest in entry.get("shards", {"files": {}})["files"].items():
+            assert remote.sha256_of(mirror.manifest.folder / entry["shards"]["folder"] / name) == digest
     files = {path.name: path.read_text() for path in folder.rglob("*") if path.suffix in (".pt", ".jsonl")}
     shutil.rmtree(folder, ignore_errors=True)
     return files
 
 
-def test_cut_at_any_change_the_place_has_a_whole_run(remote: Any, storage: Any, tmp_path: Path) -> None:
+@PARALLEL
+def test_cut_at_any_change_the_place_has_a_whole_run(
+    parallel: str, package: Package, storage: Any, tmp_path: Path
+) -> None:
+    remote, shards = package("runtime.remote", parallel=parallel), 2 if parallel == "fsdp" else 0
     steps = {1: False, 2: True, 3: False, 4: False, 5: True, 6: False}
     for at in count(1):
-        url, saved = f"file://{tmp_path}/{at}/there", Saved(storage, tmp_path / str(at) / "here")
+        url, saved = f"file://{tmp_path}/{at}/there", Saved(storage, tmp_path / str(at) / "here", shards)
         mirror = remote.Mirror(url, saved.folder.parent, keep=2)
         mirror.fetch(resumes=False)
         mirror.files = CutFiles(mirror.files, at)
@@ -284,8 +311,10 @@ def test_cut_at_any_change_the_place_has_a_whole_run(remote: Any, storage: Any, 
         found = held(remote, url, tmp_path / str(at) / "fresh")
         assert found["last.pt"] == f"weights of step {step}"
         assert found["metrics.jsonl"] == f"records until step {step}\n"
-        left = len([*(tmp_path / str(at) / "there" / "checkpoints").glob("*.pt")])
-        assert left <= 3, "two of --keep, and the best"
+        left = {file.stem for file in (tmp_path / str(at) / "there" / "checkpoints").glob("*.pt")}
+        assert len(left) <= 3, "two of --keep, and the best"
+        folders = {each.name for each in (tmp_path / str(at) / "there" / "checkpoints").iterdir() if each.is_dir()}
+        assert folders == (left if shards else set())
         if reached == 6:
             return
 

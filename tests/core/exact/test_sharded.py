@@ -160,11 +160,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "",
         "--hsdp 3 does not divide the 2 ranks: give a number that does",
     ),
-    "a remote place": (
-        {"run_dir": "memory://run"},
-        "",
-        "--run-dir memory://run: sharded checkpoints are not copied to remote places: give a folder",
-    ),
     "a scalar": ({}, SCALAR, "model.py: ValueError fully_shard doesn't support scalar parameters. Change scale to"),
     "bfloat16 alone": ({"bf16_weights": True}, "", "--bf16-weights needs --precision bf16, and this run has float32"),
 }
