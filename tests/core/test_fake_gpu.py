@@ -67,7 +67,7 @@ def run_on(project: Path, options: dict[str, Any], optimizer: str = "") -> Itera
     averaging.places_with_infinity = lambda weights: []  # it waits, but before the first step
     with FakeTensorMode(allow_non_fake_inputs=True):
         with gpu:
-            run.model = model = train.weights.build_model(config)
+            run.model = model = importlib.import_module("ddp_project.model").build_model(config)
         run.sums = train.metrics.MetricAccumulator(gpu, finite_only=True)
         run.progress = train.metrics.Progress(config, run.training.sampler)
         run.optimizer = eval(optimizer) if optimizer else train.task.build_optimizer(model, config)

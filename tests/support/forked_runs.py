@@ -64,6 +64,12 @@ given = Subset.__getitems__
 Subset.__getitems__ = told
 load_data = telling
 """
+# Its first layer is a block. The last one is the root's: its three rows leave one of four ranks without any.
+SHARDED_MODEL = f"""{reference.MODEL}
+
+def modules_to_shard(model: nn.Module) -> list[nn.Module]:
+    return [model.get_submodule("0")]
+"""
 # optimizer_step.py then keeps counts and decisions on the device, which fused optimizers can do on a CPU, too.
 AS_ON_A_GPU = Rewrite('self.on_cpu = device.type == "cpu"', "self.on_cpu = False")
 
@@ -179,6 +185,12 @@ def owned_by(project: Path, model: str, place: Path) -> Path:
 @pytest.fixture(scope="package")
 def plain_project(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return owned_by(project(logging="csv"), reference.MODEL, tmp_path_factory.mktemp("plain") / "project")
+
+
+@pytest.fixture(scope="package")
+def sharded_project(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("sharded") / "project"
+    return owned_by(project(logging="csv", parallel="fsdp"), SHARDED_MODEL, place)
 
 
 @pytest.fixture(scope="package")

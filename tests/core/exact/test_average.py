@@ -16,7 +16,7 @@ from tests.conftest import Measured, Package, Render
 from tests.core.exact.test_processes import OPTIONS, recipe
 from tests.support import reference
 from tests.support.forked_runs import AS_ON_A_GPU, Program, metrics, relative_difference, run_all, state
-from tests.support.training import checkpoint, differences
+from tests.support.training import checkpoint, differences, whole_checkpoint
 from tools.rewriting import Rewrite, extend
 
 DECAY = 0.5  # reached after 8 steps
@@ -83,6 +83,8 @@ VARIANTS: list[tuple[dict[str, object], dict[str, Any], bool]] = [
     ({}, {}, True),
     ({"amp": "torch"}, {"precision": "fp16"}, False),
     ({"amp": "torch"}, {"precision": "fp16"}, True),
+    ({"parallel": "fsdp"}, {}, False),
+    ({"parallel": "fsdp"}, {}, True),
 ]
 
 
@@ -104,7 +106,7 @@ def spoiled(project: Render, orders: list[list[int]], tmp_path: Path) -> Callabl
 
 def assert_no_bad_step_is_averaged(run_dir: Path) -> dict[str, Any]:
     """Compute each average from the one before and the weights of a checkpoint. Returns the last checkpoint."""
-    steps = [checkpoint(run_dir, f"step-{step:08d}.pt") for step in range(1, END + 1)]
+    steps = [whole_checkpoint(run_dir, f"step-{step:08d}.pt") for step in range(1, END + 1)]
     average, skipped_steps = reference.Average(steps[0]["update"]["average"], DECAY, steps=1), []
     for number, (before, after) in enumerate(pairwise(steps), start=2):
         if differences(before["model"], after["model"]):
@@ -126,8 +128,13 @@ def test_a_step_that_is_left_out_leaves_the_average_as_it_was(variant: Any, spoi
     assert_no_bad_step_is_averaged(program.run_dir)
 
 
-def test_tied_and_frozen_weights_and_several_optimizers_are_averaged(spoiled: Callable[..., Program]) -> None:
-    program = spoiled({}, {"find_unused_parameters": None}, False, TIED)
+@pytest.mark.parametrize(
+    ("answers", "options"), [({}, {"find_unused_parameters": None}), ({"parallel": "fsdp"}, {})], ids=["ddp", "fsdp"]
+)
+def test_tied_and_frozen_weights_and_several_optimizers_are_averaged(
+    answers: dict[str, Any], options: dict[str, Any], spoiled: Callable[..., Program]
+) -> None:
+    program = spoiled(answers, options, False, TIED)
     task = program.project / "ddp_project" / "task.py"
     extend(task, imports="from .runtime.optimizer_step import Optimizers\n\n")
     Rewrite("AdamW($$$A)", TWO, "build_optimizer").apply(task)

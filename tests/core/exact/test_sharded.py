@@ -12,24 +12,20 @@ from tests.core.exact.test_processes import CLIP_NORM, OPTIONS, UNEVEN, recipe
 from tests.core.exact.test_resume import assert_ends_like, stopped_at
 from tests.core.exact.test_world_size import changing
 from tests.support import reference
-from tests.support.forked_runs import AS_ON_A_GPU, Program, metrics, owned_by, relative_difference, run_all
+from tests.support.forked_runs import (
+    AS_ON_A_GPU,
+    SHARDED_MODEL,
+    Program,
+    metrics,
+    owned_by,
+    relative_difference,
+    run_all,
+)
 from tests.support.ranks import error_in
 from tests.support.training import checkpoint, differences, whole_checkpoint
 from tools.rewriting import extend
 
-# Its first layer is a block. The last one is the root's: its three rows leave one of four ranks without any.
-MODEL = f"""{reference.MODEL}
-
-def modules_to_shard(model: nn.Module) -> list[nn.Module]:
-    return [model.get_submodule("0")]
-"""
 LATER = 7  # steps after which a run is stopped
-
-
-@pytest.fixture(scope="module")
-def sharded_project(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("sharded") / "project"
-    return owned_by(project(logging="csv", parallel="fsdp"), MODEL, place)
 
 
 def difference(run_dir: Path, expected: Any) -> float:
@@ -168,7 +164,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_sharded_is_refused_in_one_line(name: str, project: Render, tmp_path: Path) -> None:
     options, line, words = REFUSED[name]
-    place = owned_by(project(logging="csv", parallel="fsdp"), MODEL, tmp_path / "project")
+    place = owned_by(project(logging="csv", parallel="fsdp"), SHARDED_MODEL, tmp_path / "project")
     if line:
         extend(place / "ddp_project" / "model.py", line, imports="import torch\nfrom typing import Any\n")
     [[ended]] = run_all([[Program(place, tmp_path / "run", options, code=2)]])

@@ -11,7 +11,7 @@ from tests.conftest import Measured
 from tests.core.exact.test_resume import assert_ends_like, stopped_at
 from tests.support import reference
 from tests.support.forked_runs import Program, metrics, relative_difference, run_all
-from tests.support.training import checkpoint
+from tests.support.training import checkpoint, whole_checkpoint
 
 # 45 samples in shards of unequal sizes, of which two are empty, and 7 to evaluate on: with 12 samples in a batch, an
 # epoch ends with batches that have fewer, and some ranks have none.
@@ -68,24 +68,37 @@ OTHERS: list[tuple[int, dict[str, Any]]] = [
 
 
 @pytest.fixture(params=STREAMS)
-def streaming(request: pytest.FixtureRequest, plain_project: Path, tmp_path: Path) -> Path:
-    place = shutil.copytree(plain_project, tmp_path / "project")
-    (place / "ddp_project" / "data.py").write_text(DATA.replace("STREAM", STREAMS[request.param]))
+def kind(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+def with_stream(kind: str, project: Path, place: Path) -> Path:
+    shutil.copytree(project, place)
+    (place / "ddp_project" / "data.py").write_text(DATA.replace("STREAM", STREAMS[kind]))
     return place
 
 
+@pytest.fixture
+def streaming(kind: str, plain_project: Path, tmp_path: Path) -> Path:
+    return with_stream(kind, plain_project, tmp_path / "project")
+
+
 def test_any_number_of_ranks_and_workers_ends_where_one_does(
-    streaming: Path, tmp_path: Path, measured: Measured
+    kind: str, streaming: Path, sharded_project: Path, tmp_path: Path, measured: Measured
 ) -> None:
+    """Of four ranks with shards, too, some of which have no samples."""
     alone = Program(streaming, tmp_path / "alone", OPTIONS, world_size=1)
     others = [
         replace(alone, run_dir=tmp_path / str(place), options=OPTIONS | more, world_size=ranks)
         for place, (ranks, more) in enumerate(OTHERS)
     ]
+    sharded = with_stream(kind, sharded_project, tmp_path / "sharded_project")
+    others.append(Program(sharded, tmp_path / "sharded", OPTIONS | {"accum_steps": 3}, world_size=4))
     run_all([[each] for each in (alone, *others)])
     expected, records = checkpoint(alone.run_dir), metrics(alone.run_dir)
     for other in others:
-        saved = checkpoint(other.run_dir)
+        saved = whole_checkpoint(other.run_dir)
         assert relative_difference(saved["model"], expected["model"]) < 1e-5, other.run_dir.name
         for name in ("epoch", "samples_in_epoch", "samples_seen", "stream"):
             assert saved["progress"][name] == expected["progress"][name], name
