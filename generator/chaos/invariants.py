@@ -15,6 +15,7 @@ from generator.chaos.faults import BY_ITSELF, FAILED, FAULTS, VICTIM
 from generator.chaos.job import Job, command_of
 from generator.chaos.schedule import Fault
 from generator.check.train.records import OF_CLOCK, History
+from generator.check.train.shards import read_whole
 from generator.check.train.verification import digest
 
 ORPHANS = 10.0  # seconds after a run until all of its processes must be gone
@@ -46,13 +47,6 @@ def last_step_told(output: str) -> int:
     return max(map(int, re.findall(r" INFO step (\d+) ", output)), default=0)
 
 
-def load(file: Path) -> dict[str, Any]:
-    import torch
-
-    read: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    return read
-
-
 def damaged_checkpoints(run_dir: Path) -> list[str]:
     """Return the names of the checkpoints that do not load, or whose SHA-256 the manifest does not have."""
     files = sorted((run_dir / "checkpoints").glob("*.pt"))
@@ -65,7 +59,7 @@ def damaged_checkpoints(run_dir: Path) -> list[str]:
     damaged = [file.name for file in files if hashlib.sha256(file.read_bytes()).hexdigest() not in known]
     for file in files:
         try:
-            load(file)
+            read_whole(file)
         except Exception as error:  # damaged bytes raise nearly anything
             damaged.append(f"{file.name}: {error}")
     return damaged

@@ -20,6 +20,7 @@ from generator.chaos.job import Job, Starter
 from generator.chaos.schedule import NUMBERS, PROCESSES, STARTING, TOGETHER, TRAINING, Fault, Schedule, Start, draw
 from generator.chaos.surroundings import Surroundings, failing_disk
 from generator.check.train.records import READERS, History
+from generator.check.train.shards import read_whole
 
 LOG_EVERY = 5  # steps
 STEPS = 200  # of a run: enough time for AT_ONCE faults
@@ -308,7 +309,7 @@ class Nemesis:
         return wrong
 
     def _differences(self, run_dir: Path, recorded: History, *, is_exact: bool, may_lack: bool = False) -> list[str]:
-        ours, theirs = (invariants.load(run / "checkpoints" / "last.pt") for run in (run_dir, self.baseline.run_dir))
+        ours, theirs = (read_whole(run / "checkpoints" / "last.pt") for run in (run_dir, self.baseline.run_dir))
         of_baseline = self.baseline.recorded
         if is_exact:
             wrong = invariants.differing_parts(ours, theirs)
@@ -352,7 +353,8 @@ def slowed(faults: Sequence[Fault]) -> float:
 
 def _temporary_files(run_dir: Path) -> set[tuple[str, int]]:
     found = set()
-    for file in (run_dir / "checkpoints").glob("*.tmp"):
+    folders_of_shards = (each for each in (run_dir / "checkpoints").glob("step-*") if each.is_dir())
+    for file in (*(run_dir / "checkpoints").glob("*.tmp"), *folders_of_shards):
         with suppress(OSError):
             found.add((file.name, os.stat(file).st_ino))
     return found

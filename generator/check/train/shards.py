@@ -1,5 +1,6 @@
 """Reads a checkpoint of a project that shards its model: whole tensors, of the safetensors files of all ranks."""
 
+import hashlib
 import json
 from operator import itemgetter
 from pathlib import Path
@@ -7,7 +8,10 @@ from typing import Any
 
 
 def read_whole(path: Path) -> dict[str, Any]:
-    """Return a checkpoint; in place of stand-ins, what their files say which rows they have of. Others stay."""
+    """Return a checkpoint; in place of stand-ins, what their files say which rows they have of. Others stay.
+
+    Raises ValueError if the files are not those that the checkpoint names.
+    """
     import torch
     from safetensors import safe_open
 
@@ -15,7 +19,11 @@ def read_whole(path: Path) -> dict[str, Any]:
     if "shards" not in checkpoint:
         return checkpoint
     rows: dict[str, list[tuple[int, torch.Tensor]]] = {}
-    for shard in path.with_name(checkpoint.pop("shards")["folder"]).iterdir():
+    shards = checkpoint.pop("shards")
+    folder = path.with_name(shards["folder"])
+    if {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()} != shards["files"]:
+        raise ValueError(f"{folder} has other files than {path.name} names")
+    for shard in folder.iterdir():
         with safe_open(shard, framework="pt") as file:
             places = json.loads(file.metadata()["DCP_SHARDING_INFO"])
             for key in [*file.keys()]:

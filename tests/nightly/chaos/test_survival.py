@@ -38,7 +38,14 @@ GATE = "add table inet {name}; add chain inet {name} out {{ type filter hook out
 STATES = {"gone": "reject with tcp reset", "silent": "drop"}
 Note = Callable[[str, Counter[str]], None]
 NO_MPI = pytest.mark.skipif(not mpi.openmpi_mpirun(), reason="there is no Open MPI")
-LAUNCHERS = ["torchrun", "spawn", "launch", pytest.param("mpirun", marks=NO_MPI), "torchrun, a stream"]
+LAUNCHERS = [
+    "torchrun",
+    "spawn",
+    "launch",
+    pytest.param("mpirun", marks=NO_MPI),
+    "torchrun, a stream",
+    "torchrun, shards",
+]
 
 
 def slowness() -> float:
@@ -56,10 +63,11 @@ def note(measured: Measured) -> Note:
 
 @pytest.mark.parametrize("case", LAUNCHERS)
 def test_faults_that_nobody_chose_are_survived(case: str, own_project: Render, tmp_path: Path, note: Note) -> None:
-    """Each launcher has other seeds, and the stream, too."""
-    launcher, _, stream = case.partition(", ")
-    place, usual = own_project(launcher=launcher, logging="csv"), {Need.DISK, Need.CLOCK}
-    seed = 404 if stream else 100 * [*WORDS].index(launcher)
+    """Each launcher has other seeds, and so have streams and shards."""
+    launcher, _, further = case.partition(", ")
+    parallel = "fsdp" if further == "shards" else "ddp"
+    place, usual = own_project(launcher=launcher, logging="csv", parallel=parallel), {Need.DISK, Need.CLOCK}
+    seed = {"a stream": 404, "shards": 505}[further] if further else 100 * [*WORDS].index(launcher)
     with ExitStack() as stack:
         around, needs = find_surroundings(tmp_path, stack)
         assert usual <= {*needs}
@@ -67,7 +75,7 @@ def test_faults_that_nobody_chose_are_survived(case: str, own_project: Render, t
         kinds = possible_faults(Need.LAUNCHER, Need.TERMINAL, *usual)
         of_clock = Surroundings(clock=around.clock)
         nemesis = Nemesis(place, start, "csv", tmp_path, kinds, of_clock, slowness=slowness, steps=STEPS)
-        nemesis.options = streaming(place) if stream else ()
+        nemesis.options = streaming(place) if further == "a stream" else ()
         happened = befall(nemesis, OF_LAUNCHER, seed)
         nemesis.around = around
         nemesis.kinds = [*WITH_THEM, *(name for name, kind in KINDS.items() if kind.need in {*needs} - usual)]
