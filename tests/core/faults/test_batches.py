@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -255,3 +256,19 @@ def test_a_rank_whose_worker_is_frozen_heeds_a_stop(pause: int, project: Render,
     rank.process.join(scaled(30))
     assert rank.process.exitcode in ((69,) if pause else (69, 75)), rank.output.read_text()
     wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, limit=10)
+
+
+def test_what_watches_a_rank_holds_no_loader(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that lets go of the last reference as Python ends can abort the process, after all is done."""
+    watchdog, samples = package("runtime.watchdog"), {1, 2}
+    monkeypatch.setattr(watchdog, "BEAT", 0.01)
+    thread = threading.Thread(target=watchdog.end_a_wait, args=(0, 60.0))
+    thread.start()
+    watchdog.OWN_WAIT.what, held = samples.__repr__, weakref.ref(samples)
+    time.sleep(0.1)  # ten beats
+    watchdog.OWN_WAIT.what = None
+    del samples
+    assert held() is None
+    watchdog.STATUS.end = "over"
+    thread.join()
+    watchdog.STATUS.end = ""
