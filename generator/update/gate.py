@@ -50,8 +50,11 @@ GROUPS = 8  # of edits, each in one update
 PAIRS = 12  # of answers, at least
 STRENGTH = 2  # of the covering sets: every pair of answers, from the newest release of each major version
 STRENGTH_OF_FILES = 3  # of the projects of this version whose files are compared
-# Files that only one launcher needs; UPDATING.md says when an update deletes them.
-OF_ONE_LAUNCHER = GitIgnoreSpec.from_lines(["/*/runtime/ray_nodes.py", "/apptainer.def"])
+# Files that only one answer needs; UPDATING.md says when an update deletes them.
+OF_SHARDS = ["building.py", "estimate.py", "shard_files.py", "sharding.py"]
+OF_ONE_ANSWER = GitIgnoreSpec.from_lines(
+    ["/apptainer.def", *(f"/*/runtime/{name}" for name in ["ray_nodes.py", *OF_SHARDS])]
+)
 STOP, END = 3, 5  # steps of a run that resumes after an update
 OPTIONS = ["--device", "cpu", "--backend", "gloo", "--global-batch-size", "24", "--epochs", "2", "--seed", "8"]
 REFUSED = 2  # the exit code of a mistake that is reported in one line
@@ -261,7 +264,7 @@ def conditional_files(paths: Mapping[Combination, frozenset[str]], owned: Owners
     """Report files that only some answers write: other answers would delete them with their edits, unless kept."""
     words = []
     written = frozenset().union(*paths.values())
-    for path in sorted(path for path in written if not owned.kept(path) and not OF_ONE_LAUNCHER.match_file(path)):
+    for path in sorted(path for path in written if not owned.kept(path) and not OF_ONE_ANSWER.match_file(path)):
         if without := [combination.name for combination, its in paths.items() if path not in its]:
             lost = "an update to these answers would delete an owner's edits"
             words.append(f"{path} is not written for {without[0]}: {lost}")

@@ -12,11 +12,10 @@ from tests.support.versions import MadeUp, append
 from tools.rewriting import Rewrite
 
 PACKAGE = "template/{{package_name}}"
-DEFAULTS = ("launcher=torchrun", "backend=auto", "amp=none", "sync_bn=false", "logging=console")
+DEFAULTS = ("launcher=torchrun", "backend=auto", "amp=none", "parallel=ddp", "sync_bn=false", "logging=console")
 ASKS_MORE = Rewrite("checked($X)", "checked([*$X, None, None])", "load_own")
-LEARNS_FASTER = Rewrite('lr * group.get("lr_scale", 1.0)', "1.001 * {}")
+LEARNS_FASTER = Rewrite("float(task.lr_at($$$A))", "1.001 * {}")
 BEGINS_ANEW = Rewrite("vars(self).update($X)", "pass", "Progress.load_state_dict")
-ANOTHER_FORMAT = Rewrite('"model": $MODEL', '"weights": $MODEL', "Checkpoints.__init__")
 RESUMED = "resume: v1.0.0 -> v99999, digits-torchrun-auto-none-ddp-false-console"
 REPEATED = '''
 
@@ -96,7 +95,7 @@ def test_answers_that_are_forgotten(made_up: MadeUp, workers: Workers) -> None:
     [
         (f"{PACKAGE}/runtime/data_loading.py.jinja", ASKS_MORE),
         (f"{PACKAGE}/runtime/metrics.py", BEGINS_ANEW),
-        ("partials/optimizer_step/base.py.jinja", LEARNS_FASTER),
+        ("partials/train/train_step_none.jinja", LEARNS_FASTER),
     ],
 )
 def test_runs_that_cannot_go_on(file: str, edit: Rewrite, made_up: MadeUp, workers: Workers) -> None:
@@ -105,7 +104,7 @@ def test_runs_that_cannot_go_on(file: str, edit: Rewrite, made_up: MadeUp, worke
 
 
 def test_a_new_format_of_checkpoints_is_told(made_up: MadeUp, workers: Workers) -> None:
-    ANOTHER_FORMAT.apply(made_up.folder / "partials" / "checkpoint" / "base.py.jinja")
+    made_up.replace("partials/checkpoint/base.py.jinja", '{"model": model, **named', '{"weights": model, **named')
     wrong = found(made_up, workers, "history", "resume")
     assert f"{RESUMED}: the old checkpoint is refused" in wrong
     assert "and CHANGELOG.md tells nobody" in wrong
