@@ -17,7 +17,7 @@ REFUSALS: dict[str, tuple[int, list[str], str]] = {
     "accumulation": (1, ["--accum-steps", "5"], "world size 1 x --accum-steps 5: 60 or 65 would do"),
     "data": (1, ["--global-batch-size", "2000"], "samples do not fill a micro-batch of 2000"),
     "workers": (2, ["--workers", "2000"], "--workers 2000 is too much for the cores of a rank: give at most"),
-    "nccl": (1, ["--backend", "nccl"], "--backend nccl needs a GPU and this run is on the CPU"),
+    "nccl": (1, ["--backend", "nccl"], "--backend nccl needs CUDA devices, and this run is on CPU"),
     "missing": (2, ["--resume", "FOLDER/no.pt"], "there is no checkpoint"),
     "foreign": (1, ["--resume", "FOLDER/foreign.pt"], "is not a checkpoint of this program"),
     "unwritable": (2, ["--run-dir", "/proc/run"], "cannot write to --run-dir /proc/run"),
