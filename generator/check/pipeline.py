@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from typing import Any
 
-from generator.answers.combinations import Combination, covering, greedy_cover
+from generator.answers.combinations import Combination, covering
 from generator.check import static
 from generator.check.launchers import compare_with_launcher, launchers_ready
 from generator.check.results import Verdict
@@ -129,10 +129,10 @@ def begin_reading(state: CheckState) -> Reading:
     for stage, tool in TOOLS.items():
         unread = [file for file in files if not (cache and cache.read("files", file_key(stage, file)))]
         arguments: tuple[Any, ...] = (unread,)
-        if stage == "types":  # mypy reads whole projects: the fewest that have all of the files
+        if stage == "types":  # mypy reads whole projects
             having = {state.project(each): {file.key for file in own} for each, own in state.sources.items()}
-            cover = greedy_cover(having, {file.key for file in unread})
-            arguments = (cover, state.folder / "types", (cache or Cache()).folder / "mypy")
+            keys = {file.key for file in unread}
+            arguments = (having, keys, state.folder / "types", (cache or Cache()).folder / "mypy")
         if unread:
             reading[stage] = (unread, state.workers.submit(timed, tool, *arguments))
         else:
@@ -165,10 +165,23 @@ def train(state: CheckState) -> None:
         return
     order = [*state.references, *(each for each in state.chosen if each not in state.references)]
     name_modules = state.begin_forking()
-    with state.stage("train"), closing(try_all(state, order, state.references)) as results:
+    with state.stage("train"):
         sources = [state.sources[each] for each in order]
         name_modules(static.imports_of(sources))
         static.precompile(sources)
+        take_results(state, order)
+        again = second_tries(state)
+        take_results(state, again)
+        order += again
+    # Runs of both stages overlap: divide the wall time by their shares.
+    whole, trained_now = state.verdict.stages["train"], [state.outcomes[each] for each in order]
+    spent = {stage: sum(each.seconds.get(stage, 0.0) for each in trained_now) for stage in ("train", "resume")}
+    for stage, seconds in spent.items():
+        state.verdict.stages[stage] = whole * seconds / max(sum(spent.values()), 1e-9)
+
+
+def take_results(state: CheckState, combinations: Sequence[Combination]) -> None:
+    with closing(try_all(state, combinations, state.references)) as results:
         for done, (case, trained) in enumerate(results, start=1):
             state.trained[case.combination] = trained
             outcome = state.outcomes[case.combination]
@@ -177,12 +190,20 @@ def train(state: CheckState) -> None:
                 state.fail(case.combination, stage, text)
             if outcome.passed and not state.options.keep:
                 shutil.rmtree(case.folder / "run", ignore_errors=True)
-            state.options.progress("train", done, len(order))
-    # Runs of both stages overlap: divide the wall time by their shares.
-    whole, trained_now = state.verdict.stages["train"], [state.outcomes[each] for each in order]
-    spent = {stage: sum(each.seconds.get(stage, 0.0) for each in trained_now) for stage in ("train", "resume")}
-    for stage, seconds in spent.items():
-        state.verdict.stages[stage] = whole * seconds / max(sum(spent.values()), 1e-9)
+            state.options.progress("train", done, len(combinations))
+
+
+def second_tries(state: CheckState) -> list[Combination]:
+    """Choose projects that show whether code of the template or files of the owner fail, which failed together."""
+    sound = [each for each in state.trained if not state.fails_in_training(each)]
+    codes = {state.rendered[each].code for each in sound}
+    parts = {state.owners_part(each) for each in sound}
+    chosen: dict[Any, Combination] = {}
+    for combination in (each for each in state.fresh if each not in state.trained):
+        code, part = state.rendered[combination].code, state.owners_part(combination)
+        if (code in codes) != (part in parts):  # the other one is sound: so this one is tried
+            chosen.setdefault(part if code in codes else code, combination)
+    return [*chosen.values()]
 
 
 def try_all(
@@ -216,12 +237,13 @@ def compare_classes(state: CheckState) -> None:
 
 def take_over(state: CheckState) -> None:
     """Take over results for fresh combinations that were not trained, from two trained ones with the same files."""
-    by_code = {state.rendered[each].code: each for each in state.trained}
-    by_own = {state.owners_part(each): each for each in state.trained}
+    sound_last = sorted(state.trained, key=state.fails_in_training, reverse=True)
+    by_code = {state.rendered[each].code: each for each in sound_last}
+    by_own = {state.owners_part(each): each for each in sound_last}
     for combination in (each for each in state.fresh if each not in state.trained):
         parts = [by_code[state.rendered[combination].code], by_own[state.owners_part(combination)]]
         for part, has in zip(parts, ("code of the template", "files of the owner"), strict=True):
-            if any(failure.stage in ("train", "resume", "agree") for failure in state.outcomes[part].failures):
+            if state.fails_in_training(part):
                 state.fail(combination, "train", f"its {has} failed in {part.name}")
         state.outcomes[combination].trained_as = [part.name for part in parts]
         state.trained[combination] = replace(state.trained[parts[1]], whole={}, seconds={}, notes=[], failures=[])

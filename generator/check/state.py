@@ -77,6 +77,9 @@ class CheckState:
         said = text.replace(str(self.folder), str(self.left_at))
         self.outcomes[combination].failures.append(Failure(stage, said, str(self.left_at / combination.name)))
 
+    def fails_in_training(self, combination: Combination) -> bool:
+        return any(failure.stage in ("train", "resume", "agree") for failure in self.outcomes[combination].failures)
+
     def classes(self) -> Iterable[list[Combination]]:
         """Return the rendered combinations, grouped by class: a class must end on the same numbers."""
         classes: dict[Any, list[Combination]] = {}

@@ -10,12 +10,14 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import cache_from_source
 from pathlib import Path
 
+from generator.answers.combinations import greedy_cover
 from generator.render.scratch import die_with_parent
 
 Complaints = dict[str, str]  # by the key of a file: what is wrong with it
@@ -88,19 +90,39 @@ def check_lint(files: Sequence[SourceFile]) -> Complaints:
     return {key: "\n".join(found) for key, found in lines.items()}
 
 
-def check_types(projects: Sequence[Path], stage: Path, cache: Path) -> Complaints:
-    """Ask mypy once for all projects with the same settings, each staged as a package: mypy needs unique names."""
-    groups = defaultdict(list)
-    for project in projects:
-        # The files to check are named to mypy here.
-        groups[re.sub(r"^files = .*\n", "", settings_of("mypy", project), flags=re.MULTILINE)].append(project)
+def check_types(
+    having: Mapping[Path, AbstractSet[str]], unread: AbstractSet[str], stage: Path, cache: Path
+) -> Complaints:
+    """Let mypy read the files with these keys, in the fewest projects that have all of them.
+
+    At a syntax error mypy stops, and does not read other files: it is asked again, without projects that have one.
+    """
     complaints: Complaints = {}
-    for number, (settings, members) in enumerate(groups.items()):
-        complaints |= ask_mypy(settings, members, stage / f"settings{number}", cache)
-    return complaints
+    told, sound, left, asked = "", dict(having), set(unread), 0
+    while True:
+        groups = defaultdict(list)
+        for project in greedy_cover(sound, left):
+            # The files to check are named to mypy here.
+            groups[re.sub(r"^files = .*\n", "", settings_of("mypy", project), flags=re.MULTILINE)].append(project)
+        broken: Complaints = {}
+        for settings, members in groups.items():
+            asked += 1
+            found, stopped = ask_mypy(settings, members, stage / str(asked), cache)
+            complaints |= found
+            if stopped:
+                told, broken = stopped, broken | found
+            else:
+                left -= set().union(*(having[each] for each in members))
+        sound = {project: keys for project, keys in sound.items() if keys.isdisjoint(broken)}
+        if not broken:  # all is read, or asking again is useless
+            return dict.fromkeys(left, f"mypy stopped before it read this: {told}") | complaints
 
 
-def ask_mypy(settings: str, members: Sequence[Path], folder: Path, cache: Path) -> Complaints:
+def ask_mypy(settings: str, members: Sequence[Path], folder: Path, cache: Path) -> tuple[Complaints, str]:
+    """Ask mypy for projects with the same settings, each staged as a package: mypy needs unique names.
+
+    Returns its complaints and, if it has stopped before it read all files, what it said.
+    """
     staged = {f"project{i}": project for i, project in enumerate(members)}
     keys = {name: {str(file.path): file.key for file in source_files(project)} for name, project in staged.items()}
     for name, project in staged.items():
@@ -116,17 +138,8 @@ def ask_mypy(settings: str, members: Sequence[Path], folder: Path, cache: Path) 
             # as mypy would have said it in the project
             said = re.sub(rf"\b{found[1]}\.(tests\.(?=conftest))?", "", found[3])
             lines[keys[found[1]][found[2]]].append(f"{found[2]}:{said}")
-    complaints = {key: "\n".join(said) for key, said in lines.items()}
-    if done.returncode in (0, 1):
-        return complaints
-    # At a syntax error mypy stops, and does not read other files: ask again without the projects that have one.
-    sound = [name for name, own in keys.items() if complaints.keys().isdisjoint(own.values())]
-    rest = sound if len(sound) < len(staged) else []  # after any other error, asking again is useless
-    if rest:
-        complaints |= ask_mypy(settings, [staged[name] for name in rest], folder / "rest", cache)
-    read = {key for name in rest for key in keys[name].values()}
-    unread = {key for own in keys.values() for key in own.values()} - read - complaints.keys()
-    return dict.fromkeys(unread, f"mypy stopped before it read this: {done.stdout}{done.stderr}") | complaints
+    stopped = "" if done.returncode in (0, 1) else f"{done.stdout}{done.stderr}"
+    return {key: "\n".join(said) for key, said in lines.items()}, stopped
 
 
 def stage_project(project: Path, place: Path, name: str) -> None:

@@ -17,13 +17,13 @@ from tests.support.versions import append, append_to_last_block, clone_of_the_te
 from tools.rewriting import Rewrite, extend
 
 CSV = "partials/tracking/csv.py.jinja"
-ONE = ("launcher=torchrun", "task=digits", "backend=auto", "amp=none", "sync_bn=false", "logging=csv")
+ONE = ("launcher=torchrun", "task=digits", "backend=auto", "amp=none", "parallel=ddp", "sync_bn=false", "logging=csv")
 TASKS = ("launcher=torchrun,slurm", "task=digits,tabular", *ONE[2:])
 SYNTAX, OF_SYNTAX = "\n\nclass Broken(NoTracker:\n    pass\n", {"format", "lint", "types", "train"}
 ONLY_SLURM = "{% if launcher == 'slurm' %}\n\n\nassert not F\n{% endif %}\n"
 Edit = Callable[[Path, str], None]
 MISTAKES = [
-    (append_to_last_block, CSV, SYNTAX, (*ONE[:5], "logging=csv,console"), "digits-torchrun", OF_SYNTAX),
+    (append_to_last_block, CSV, SYNTAX, (*ONE[:6], "logging=csv,console"), "digits-torchrun", OF_SYNTAX),
     # Though another task is trained with this launcher, and this task with another one.
     (append, "partials/tasks/digits/task.py.jinja", ONLY_SLURM, TASKS, "digits-slurm", {"train"}),
 ]
@@ -44,11 +44,14 @@ def test_a_mistake_fails_in_the_projects_that_have_it_and_in_no_other(
     edit: Edit, file: str, text: str, answers: tuple[str, ...], failed: str, stages: set[str], clone: Path
 ) -> None:
     edit(clone / file, text)
-    check(clone, *answers, "--json", "out/check.json", code=1)
+    both = [answer.replace("parallel=ddp", "parallel=ddp,fsdp") for answer in answers]
+    check(clone, *both, "--json", "out/check.json", code=1)
     checked = json.loads((clone / "out" / "check.json").read_text())["combinations"]
     found = {each["name"]: {failure["stage"] for failure in each["failures"]} for each in checked}
     assert len(found) > 1
-    assert {name: where for name, where in found.items() if where} == {f"{failed}-auto-none-ddp-false-csv": stages}
+    assert {name: where for name, where in found.items() if where} == {
+        f"{failed}-auto-none-{parallel}-false-csv": stages for parallel in ("ddp", "fsdp")
+    }
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -76,7 +79,7 @@ def test_whatever_ends_it_leaves_no_process_behind(number: signal.Signals, clone
 
 def test_what_is_right_is_told_reported_remembered_and_tidied(clone: Path) -> None:
     reports = ["--junit", "out/junit.xml", "--json", "out/check.json", "--html", "out/page.html"]
-    printed = check(clone, *ONE[1:5], "launcher=torchrun,spawn", "logging=csv", *reports)
+    printed = check(clone, *ONE[1:6], "launcher=torchrun,spawn", "logging=csv", *reports)
     assert "2 combinations: 2 passed, 0 failed; 0 taken from the cache" in printed
     assert left_behind(clone) == []
     results = json.loads((clone / "out" / "check.json").read_text())
@@ -89,9 +92,9 @@ def test_what_is_right_is_told_reported_remembered_and_tidied(clone: Path) -> No
     assert ": 1 passed, 0 failed; 1 taken from the cache" in check(clone, *ONE)
     assert "0 taken from the cache" in check(clone, *ONE, "--no-cache")
     append_to_last_block(clone / CSV, '\n\nEDITED = "once"\n')
-    assert "2 combinations: 2 passed, 0 failed; 0 taken from the cache" in check(clone, *ONE[:5], "logging=csv,console")
+    assert "2 combinations: 2 passed, 0 failed; 0 taken from the cache" in check(clone, *ONE[:6], "logging=csv,console")
     append_to_last_block(clone / CSV, 'EDITED_AGAIN = "twice"\n')
-    edited_again = check(clone, *ONE[:5], "logging=csv,console")
+    edited_again = check(clone, *ONE[:6], "logging=csv,console")
     assert "render: 1 of 1 " in edited_again, "the other project does not read that partial"
     assert "2 combinations: 2 passed, 0 failed; 1 taken from the cache" in edited_again
 
