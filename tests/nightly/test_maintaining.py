@@ -21,7 +21,15 @@ PAGE = read_page()
 LOGGER, LAUNCHER, QUESTION = PAGE
 COPIED = (*PARTS, "generator", "tests", "tools", "benchmarks", "pyproject.toml", "constraints.txt", "README.md")
 # Of the combinations that a command of the page looks at, the two with these answers are tried here,
-FEW = {"task": "digits", "launcher": "torchrun", "backend": "auto", "amp": "none", "sync_bn": "false", "logging": "csv"}
+FEW = {
+    "task": "digits",
+    "launcher": "torchrun",
+    "backend": "auto",
+    "amp": "none",
+    "parallel": "ddp",
+    "sync_bn": "false",
+    "logging": "csv",
+}
 # and of its tests those with these words in their names: what looks at an answer, or at the traces of all.
 ADDED = {LOGGER: "sqlite", LAUNCHER: "flux", QUESTION: "stack_dumps"}
 LISTS = "words_that_would_betray or no_trace_of_an_answer"
