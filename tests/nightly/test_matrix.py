@@ -66,7 +66,7 @@ def test_what_differs_from_a_revision_is_chosen_covered_and_divided(clone: Path,
     assert matrix_of(clone, "--since", "HEAD", "--cover", "2", "--shard", "1/2", "--format", "names") == ""
     answers = {"task": "digits", "launcher": "mpirun", "amp": "none", "sync_bn": False}
     changed = [one for one in legal if answers.items() <= dict(one.answers).items()]
-    assert len(changed) == 20
+    assert len(changed) == 35
     since = ["--since", "HEAD~1", "--format", "names"]
     assert matrix_of(clone, *since).split() == names(changed)
     covered = covering(changed, 1)
