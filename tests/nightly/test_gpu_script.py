@@ -77,6 +77,7 @@ def test_what_is_packed_is_enough_for_every_step_that_a_cpu_can_do(packed: Path,
     printed = output_of(command, copy, environment, code=None, timeout=2400)
     assert f"python3 has torch {metadata.version('torch')}, built for " in printed
     out = copy / "out" / "cpu"
+    assert (out / "results.json").exists(), printed
     results = json.loads((out / "results.json").read_text())
     assert [*results] == [step.name for step in STEPS]
     for step in STEPS:

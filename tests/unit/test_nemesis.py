@@ -123,7 +123,8 @@ class Weights:
 
 @pytest.fixture(autouse=True)
 def _checkpoints_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invariants, "load", lambda file: json.loads(file.read_text()))
+    for module in ("invariants", "nemesis"):
+        monkeypatch.setattr(f"generator.chaos.{module}.read_whole", lambda file: json.loads(file.read_text()))
     monkeypatch.setattr(invariants, "damaged_checkpoints", lambda run_dir: [])
     monkeypatch.setattr(invariants, "digest", repr)
 

@@ -9,12 +9,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
@@ -44,31 +44,13 @@ class RankStatus:
         return f"{self.phase}, after step {self.step}"
 
 
-class OwnWait:
-    """For what this rank itself waits, as a function that says it."""
-
-    def __init__(self) -> None:
-        self.number = 0  # of waits that have begun or ended
-        self._what: Callable[[], str] | None = None
-
-    @property
-    def what(self) -> Callable[[], str] | None:
-        """What says for what this rank waits; None if it does not, or waits for others."""
-        return self._what
-
-    @what.setter
-    def what(self, what: Callable[[], str] | None) -> None:
-        self.number += 1
-        self._what = what
-
-
 MISMATCH = (
     "ranks must call the same collectives, on tensors of the same shapes: see compute(), and code of one rank; in an "
     "evaluation, batches have one size on all ranks if the number of samples is a multiple of that of the ranks"
 )
 REPORTED, HEARD = "reports of rank 0", "ranks that know of them"  # keys of the store at which the ranks met
 KEPT: list[Any] = []  # what C calls, and Python would forget: the end at a mismatch; and what was called before
-OWN_WAIT = OwnWait()
+OWN_WAIT = SimpleNamespace(what=None)  # a function, new for each wait, that says for what this rank itself waits
 STATUS = RankStatus()  # the training loop only sets it, which costs nothing; a thread tells the others
 
 
@@ -95,14 +77,13 @@ def end_a_wait(rank: int, patience: float) -> None:
 
     Beats are counted, and not the time, which also passes for processes that are frozen.
     """
-    last, beats = 0, 0
+    last, beats = None, 0
     while not STATUS.end:
         time.sleep(BEAT)
-        # A number, since a thread that held the last reference to a loader could abort the process at its end.
-        last, beats = OWN_WAIT.number, beats + 1 if OWN_WAIT.number == last else 0
-        if beats * BEAT > patience and (what := OWN_WAIT.what):
+        last, beats = OWN_WAIT.what, beats + 1 if OWN_WAIT.what is last else 0
+        if last and beats * BEAT > patience:
             advice = "see what hangs there, or give --timeout more seconds; start again with --resume"
-            wait = f"it has waited {patience:.0f} s for {what()}, after step {STATUS.step}: {advice}"
+            wait = f"it has waited {patience:.0f} s for {last()}, after step {STATUS.step}: {advice}"
             end_process(rank, f"LoaderLost {wait}", ExitCode.LOST)
 
 

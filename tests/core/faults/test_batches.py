@@ -258,17 +258,16 @@ def test_a_rank_whose_worker_is_frozen_heeds_a_stop(pause: int, project: Render,
     wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, limit=10)
 
 
-def test_what_watches_a_rank_holds_no_loader(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_watches_a_rank_holds_no_loader(loading: ModuleType) -> None:
     """A thread that lets go of the last reference as Python ends can abort the process, after all is done."""
-    watchdog, samples = package("runtime.watchdog"), {1, 2}
-    monkeypatch.setattr(watchdog, "BEAT", 0.01)
-    thread = threading.Thread(target=watchdog.end_a_wait, args=(0, 60.0))
-    thread.start()
-    watchdog.OWN_WAIT.what, held = samples.__repr__, weakref.ref(samples)
-    time.sleep(0.1)  # ten beats
-    watchdog.OWN_WAIT.what = None
-    del samples
+    told: list[Callable[[], str]] = []  # as that thread has it
+
+    def make() -> float:
+        told.append(loading.OWN_WAIT.what)
+        return len(told[0]())
+
+    loader = loading.PrefetchLoader(OneByOne(make), [loading.Batch([2, 3], (0,))], loading.Config(workers=0), CPU)
+    assert [batch.tolist() for batch in loader] == [[len("samples 2, 3")] * 2]
+    held = weakref.ref(loader)
+    del loader
     assert held() is None
-    watchdog.STATUS.end = "over"
-    thread.join()
-    watchdog.STATUS.end = ""
