@@ -194,14 +194,14 @@ def take_results(state: CheckState, combinations: Sequence[Combination]) -> None
 
 
 def second_tries(state: CheckState) -> list[Combination]:
-    """Choose projects that show whether code of the template or files of the owner fail, which failed together."""
+    """Choose projects that show what is at fault where code of the template and files of the owner failed together."""
     sound = [each for each in state.trained if not state.fails_in_training(each)]
     codes = {state.rendered[each].code for each in sound}
     parts = {state.owners_part(each) for each in sound}
     chosen: dict[Any, Combination] = {}
     for combination in (each for each in state.fresh if each not in state.trained):
         code, part = state.rendered[combination].code, state.owners_part(combination)
-        if (code in codes) != (part in parts):  # the other one is sound: so this one is tried
+        if (code in codes) != (part in parts):  # one of the two is sound, so this tries the other
             chosen.setdefault(part if code in codes else code, combination)
     return [*chosen.values()]
 

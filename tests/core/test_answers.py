@@ -194,7 +194,7 @@ def test_a_reason_fits_into_the_line_of_a_question(snapshot: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("answers", "needed"),
     [
-        ({"launcher": "slurm"}, "an allocation: srun requests one, or uses that of salloc --ntasks=2."),
+        ({"launcher": "slurm"}, "an allocation: srun requests one, or uses the one of salloc --ntasks=2."),
         ({"launcher": "mpirun", "backend": "nccl"}, "mpirun, of Open MPI or MPICH."),
         ({}, ""),
     ],

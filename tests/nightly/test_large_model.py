@@ -50,10 +50,10 @@ def peak_of(project: Path, place: Path, *options: str) -> float:
     return found
 
 
-def test_a_rank_with_shards_takes_little_of_what_it_would_take_alone(
+def test_a_rank_with_shards_takes_little_of_what_replicas_take(
     text: Path, project: Render, tmp_path: Path, measured: Measured
 ) -> None:
-    """Above a rank that trains hardly anything, whose memory is that of Python and torch."""
+    """Compared with a rank that trains hardly anything, and has Python and torch in its memory."""
     peaks = {}
     for parallel in ("ddp", "fsdp"):
         place, options = project(task="language", parallel=parallel), ("--data", str(text), *SHORT)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def read_whole(path: Path) -> dict[str, Any]:
-    """Return a checkpoint; in place of stand-ins, what their files say which rows they have of. Others stay.
+    """Return a checkpoint, with whole tensors in place of the stand-ins of sharded ones.
 
     Raises ValueError if the files are not those that the checkpoint names.
     """

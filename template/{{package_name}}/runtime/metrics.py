@@ -63,9 +63,9 @@ def checked(means: Any) -> dict[str, Mean]:
 
 
 def trainable(returned: Any) -> dict[str, Mean]:
-    """Return of what compute() has returned in training all but AllSamples.
+    """Return the means that compute() has returned in training, without AllSamples.
 
-    Raises UserError if it is not what compute() must return, or has no gradient.
+    Raises UserError if they are not what compute() must return, or if the loss has no gradient.
     """
     means = {name: mean for name, mean in checked(returned).items() if isinstance(mean, Mean)}
     if not BATCH.counts:  # the rank has no samples left of a stream, and only takes part

@@ -87,7 +87,7 @@ def streaming(kind: str, plain_project: Path, tmp_path: Path) -> Path:
 def test_any_number_of_ranks_and_workers_ends_where_one_does(
     kind: str, streaming: Path, sharded_project: Path, tmp_path: Path, measured: Measured
 ) -> None:
-    """Of four ranks with shards, too, some of which have no samples."""
+    """Also with shards, on four ranks of which some have no samples."""
     alone = Program(streaming, tmp_path / "alone", OPTIONS, world_size=1)
     others = [
         replace(alone, run_dir=tmp_path / str(place), options=OPTIONS | more, world_size=ranks)

@@ -67,7 +67,7 @@ def kill_again_and_again(
 ) -> tuple[int, int]:
     """Kill a run many times, half of them in a save, then train it and one that nobody kills to the end.
 
-    Takes what kills it in a save, at most so many seconds after that began, and what looks at its checkpoints.
+    `in_a_save` has what kills it in a save, its longest delay (seconds), and what looks at the checkpoints.
     Returns how many kills were in a save, and how many intervals were lost at most.
     """
     kill_in_a_save, longest, look = in_a_save
