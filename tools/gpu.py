@@ -10,13 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
 import psutil
 import typer
-from packaging.requirements import Requirement
 
 from generator.answers.questions import TEMPLATE
 from tools.gpu_report import REPORT, write_report
@@ -247,10 +245,12 @@ def chosen(names: Sequence[str], begin: str) -> list[Step]:
 
 def pack(folder: Path, python: str) -> None:
     """Fetch what a machine without a network needs beside its torch: wheels, and apex's source."""
+    import tomllib  # Python 3.11 has it, and the steps themselves run on 3.10
+
     folder.mkdir(parents=True, exist_ok=True)
-    requirements = map(Requirement, metadata.requires("ddp-template") or [])
-    wanted = [each for each in requirements if not each.marker or each.marker.evaluate({"extra": "gpu"})]
-    needed = [f"{each.name}{each.specifier}" for each in wanted]
+    # Not the metadata of the installed package, which may be of an earlier state.
+    project = tomllib.loads((TEMPLATE / "pyproject.toml").read_text())["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["gpu"]]
     target = ["--python-version", python, "--implementation", "cp", "--only-binary=:all:"]
     target += [word for platform in PLATFORMS for word in ("--platform", platform)]
     options = ["--quiet", "--dest", str(folder), "--constraint", str(TEMPLATE / "tests" / "constraints.txt")]
