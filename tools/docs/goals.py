@@ -14,7 +14,7 @@ SMALL = "small_cnn"
 AT_LEAST = {BASELINE: 1.35, "lightning_trainer": 2.0, "hf_accelerate": 1.4, "ignite_engine": 1.4}
 OF_THE_PLAIN_LOOP = {"tiny_mlp": 0.92, SMALL: 0.97, "resnet": 1.0, "transformer": 1.0}  # times the fastest plain loop
 AHEAD = 1.0  # times the fastest framework, tuned or not
-MEMORY = 1.05  # times that of the minimal loop
+MEMORY = 1.05  # relative to the minimal loop
 FIRST_STEP = 0.2  # seconds after the minimal loop's
 GUARDS = 0.02  # of a step's time
 LOG = "the log"
@@ -73,16 +73,16 @@ def size_and_start(workload: str, contenders: Record) -> Iterator[Goal]:
         return float(statistics.median(contenders[name][what]))
 
     memory = of(GENERATED, "peak_memory") / of(BASELINE, "peak_memory")
-    what = f"`{workload}`: memory, times that of the minimal loop"
+    what = f"`{workload}`: memory, relative to the minimal loop"
     yield what, f"at most {MEMORY}", shown(memory, MEMORY, memory <= MEMORY), memory <= MEMORY
     first = of(GENERATED, "to_first_step")
     later = first - of(BASELINE, "to_first_step")
-    what = f"`{workload}`: first step, after that of the minimal loop"
+    what = f"`{workload}`: first step, after the minimal loop's"
     yield what, f"at most {FIRST_STEP} s", f"{later:+.2f} s", later <= FIRST_STEP
     others = [of(name, "to_first_step") for name in FRAMEWORKS if name in contenders]
     if others:
         before = min(others) - first
-        what = f"`{workload}`: first step, before that of every framework"
+        what = f"`{workload}`: first step, before every framework's"
         yield what, "more than 0 s", f"{before:.2f} s", before > 0
 
 
@@ -119,7 +119,7 @@ def copying_goals(results: Record) -> Iterator[Goal]:
     """Look at what Copier takes."""
     for what in ("copy", "update") if results else ():
         measured = times_same_files(results, "this template", what)
-        goal = f"`copier {what}`, times that of the same files without questions"
+        goal = f"`copier {what}`, relative to the same files without questions"
         yield goal, f"at most {COPYING}", shown(measured, COPYING, measured <= COPYING), measured <= COPYING
 
 

@@ -53,7 +53,7 @@ def copying_table(results: Record) -> str:
 
 
 def times_same_files(results: Record, name: str, what: str) -> float:
-    """Return the median ratio of a template's time to that of the same files without questions in the same round."""
+    """Return the median ratio of a template's time to the time of the same files without questions in the same round."""
     [own], [same] = (records(results, template=template) for template in (name, SAME_FILES))
     return statistics.median(ratios(own[what], same[what]))
 
