@@ -142,13 +142,47 @@ def test_a_damaged_or_missing_shard_gives_way_to_the_checkpoint_before(sharded_p
         assert words in (program.run_dir / "train.log").read_text()
 
 
-# Appended to model.py.
-SCALAR = """
+# Appended to model.py; each line is one of build_model().
+CHANGED_MODEL = """
 
 def build_model(config: object, build: Any = build_model) -> nn.Module:
     model = build(config)
-    model.scale = nn.Parameter(torch.tensor(1.0))
+    {line}
     return model
+"""
+# Appended to task.py.
+PENALTY = """
+
+def compute(model: Any, batch: Any, config: Any, compute: Any = compute) -> Any:
+    means = compute(model, batch, config)
+    penalty = sum(weight.abs().sum() for weight in model.parameters())
+    return means | {"loss": Mean(means["loss"].sum + penalty, means["loss"].count)}
+"""
+SECOND_ORDER = """
+
+def compute(model: Any, batch: Any, config: Any, compute: Any = compute) -> Any:
+    with torch.enable_grad():
+        rows = batch[0].clone().requires_grad_()
+        means = compute(model, (rows, *batch[1:]), config)
+        [slope] = torch.autograd.grad(means["loss"].sum, rows, create_graph=True)
+    return means | {"loss": Mean(means["loss"].sum + slope.square().sum(), means["loss"].count)}
+"""
+RPROP = """
+
+def build_optimizer(model: Any, config: Any) -> Any:
+    return torch.optim.Rprop(model.parameters(), lr=config.lr)
+"""
+OWN_PART = """
+
+class OwnPart(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        for weight in self.param_groups[0]["params"]:
+            self.state[weight]["part"] = weight.grad.to_local() * 1
+        return super().step(closure)
+
+
+def build_optimizer(model: Any, config: Any) -> Any:
+    return OwnPart(model.parameters(), lr=config.lr)
 """
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "ranks that a copy does not divide": (
@@ -156,16 +190,42 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "",
         "--hsdp 3 does not divide the 2 ranks: give a number that does",
     ),
-    "a scalar": ({}, SCALAR, "model.py: ValueError fully_shard doesn't support scalar parameters. Change scale to"),
+    "a scalar": (
+        {},
+        "model.scale = nn.Parameter(torch.tensor(1.0))",
+        "model.py: ValueError fully_shard doesn't support scalar parameters. Change scale to",
+    ),
+    "a weight of rank 1": (
+        {},
+        "model[2].weight.data *= dist.get_rank() + 1",
+        "build_model() must return the same model on every rank, and rank 1 has another 2.weight than rank 0",
+    ),
+    "a weight without values": (
+        {},
+        "model.to('meta')",
+        "model.py: build_model() must give 0.weight values, a lazy one by a batch",
+    ),
+    "two dtypes in a block": (
+        {},
+        "model[0].bias.data = model[0].bias.double()",
+        "model.py: all weights of a block must have the same dtype",
+    ),
+    "a penalty on all weights": ({}, PENALTY, "a weight is used outside of the block that gathers it"),
+    "gradients of gradients": ({}, SECOND_ORDER, "weights are needed after they were freed"),
+    "an optimizer that scatters": ({}, RPROP, "task.py: the optimizer does not work on shards: choose another one"),
+    "a state of each rank": ({}, OWN_PART, "differs between ranks, and cannot be saved: make it of the shape"),
     "bfloat16 alone": ({"bf16_weights": True}, "", "--bf16-weights needs --precision bf16, and this run has float32"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_sharded_is_refused_in_one_line(name: str, project: Render, tmp_path: Path) -> None:
-    options, line, words = REFUSED[name]
+    options, change, words = REFUSED[name]
     place = owned_by(project(logging="csv", parallel="fsdp"), SHARDED_MODEL, tmp_path / "project")
-    if line:
-        extend(place / "ddp_project" / "model.py", line, imports="import torch\nfrom typing import Any\n")
+    imports = "import torch\nimport torch.distributed as dist\nfrom typing import Any\n"
+    if change.startswith("\n"):
+        extend(place / "ddp_project" / "task.py", change, imports=imports)
+    elif change:
+        extend(place / "ddp_project" / "model.py", CHANGED_MODEL.format(line=change), imports=imports)
     [[ended]] = run_all([[Program(place, tmp_path / "run", options, code=2)]])
     assert words in error_in("".join(ended.output))
