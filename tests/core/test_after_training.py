@@ -196,6 +196,14 @@ def test_tied_weights_are_in_the_file_once_and_tied_again(weights: Any, tmp_path
     assert averaged["head.weight"].sum() == 15
 
 
+def test_a_dtype_that_safetensors_lack_is_refused(weights: Any, package: Package, tmp_path: Path) -> None:
+    with pytest.raises(
+        package("runtime.exits").UserError, match=r"safetensors hold no torch.complex128, as phases of the model has"
+    ):
+        weights.write_safetensors({"phases": torch.ones(3, dtype=torch.complex128)}, tmp_path / "model.safetensors")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_options_of_another_version_do_no_harm(export: Any, run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = export.export(run_dir)
     about = json.loads((folder / "model.json").read_text())

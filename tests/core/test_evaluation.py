@@ -1,5 +1,6 @@
 """Evaluation gives every rank equally many batches, so collectives in compute() meet, and counts each sample once."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import torch.distributed as dist
 from torch.distributed.nn.functional import all_gather as gather_together
 from torch.utils.data import Subset
 
+from generator.check.train.records import read_csv
 from tests.conftest import Package, Render
 from tests.support.ranks import on_compute, project_module, run_train, start_ranks, train_on_ranks, wrap
+from tools.rewriting import extend
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
@@ -105,3 +108,35 @@ def test_collectives_that_do_not_match_are_told_as_such(differs: str, project: R
     told = {"ranks must call the same collectives" in line for line in printed.splitlines() if "error: " in line}
     assert told == {True}, printed
     assert "start again with --resume" not in printed
+
+
+# Appended to data.py and task.py: two kinds of samples, each with its own metric.
+TWO_KINDS = """
+
+def load_data(config, load=load_data):
+    train, evaluation = load(config)
+    labels = [int(sample[1]) for sample in evaluation]
+    kinds = [[i for i, label in enumerate(labels) if (label < 5) == small] for small in (True, False)]
+    first, second = (Subset(evaluation, each) for each in kinds)
+    return Data(train, evaluation={"first": first, "second": second}, test=second)
+"""
+TWO_METRICS = """
+
+def compute(model, batch, config, compute=compute):
+    means = compute(model, batch, config)
+    if not model.training and batch[1].min() >= 5:
+        means["error"] = means.pop("accuracy")
+    return means
+"""
+
+
+def test_only_the_first_set_must_have_the_metric_that_decides(own_project: Render, tmp_path: Path) -> None:
+    project = own_project(logging="csv")
+    imports = "from torch.utils.data import Subset\n\nfrom .runtime import Data\n"
+    extend(project / "ddp_project" / "data.py", TWO_KINDS, imports=imports)
+    extend(project / "ddp_project" / "task.py", TWO_METRICS)
+    train_on_ranks(project, tmp_path / "run", "--epochs", "1")
+    found = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert "accuracy" in found["best"]
+    assert "error" in found["test"]
+    assert {"epoch/first_accuracy", "epoch/second_error"} <= read_csv(tmp_path / "run").keys()

@@ -161,6 +161,9 @@ def test_several_optimizers_go_on_each_by_names(package: Package) -> None:
     def build(model: nn.Module) -> Any:
         return optimizers(*(AdamW([weight]) for weight in model.parameters()))
 
+    scheduled = build(network("a", "b"))
+    OneCycleLR(scheduled, max_lr=1.0, total_steps=4)
+    assert {group["max_lr"] for group in scheduled.param_groups} == {1.0}
     saved = Saved(package, network("a", "b"), build)
     assert [each["class"] for each in saved.state["optimizers"]] == ["AdamW", "AdamW"]
     other = network("a", "b")

@@ -2,13 +2,14 @@
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field, fields
 from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..config import Config
 from .collectives import BATCH, gather, gather_objects, reduce_tensor
@@ -21,7 +22,7 @@ AT_ONCE = 64  # batches that are added up together: to do so in every step would
 
 
 class Mean(NamedTuple):
-    """A sum and what to divide it by, so that the mean over any batches and ranks is exact."""
+    """A sum and a constant to divide it by, so that the mean over any batches and ranks is exact."""
 
     sum: Tensor | float  # of any shape; that of the loss is a scalar
     count: Tensor | float  # type: ignore[assignment]  # of samples, tokens, or other units
@@ -69,11 +70,33 @@ def trainable(returned: Any) -> dict[str, Mean]:
     """
     means = {name: mean for name, mean in checked(returned).items() if isinstance(mean, Mean)}
     if not BATCH.counts:  # the rank has no samples left of a stream, and only takes part
-        means = {name: Mean(mean.sum * 0, mean.count * 0) for name, mean in means.items()}
-    loss = means["loss"].sum
+        means = {name: Mean(zero(mean.sum), zero(mean.count)) for name, mean in means.items()}
+    loss, count = means["loss"]
+    if isinstance(count, Tensor) and count.requires_grad:
+        raise UserError('task.py: the count of "loss" is taken as a constant, and this one has a gradient: detach() it')
     if not (isinstance(loss, Tensor) and loss.requires_grad):
         raise UserError('task.py: "loss" has no gradient: compute it from outputs of the model, without detach()')
     return means
+
+
+@contextmanager
+def only_taking_part(model: nn.Module) -> Iterator[None]:
+    """Inside, a batch that does not count leaves running statistics as they are, and may have a single sample."""
+    norms = [module for module in model.modules() if module.training and getattr(module, "track_running_stats", False)]
+    alone = [module for module in norms if not isinstance(module, nn.SyncBatchNorm)]  # which takes part on all ranks
+    for module in alone:
+        module.eval()
+    try:
+        yield
+    finally:
+        BATCH.counts = True
+        for module in alone:
+            module.train()
+
+
+def zero(value: Tensor | float) -> Tensor | float:
+    """Return 0 with the graph of a value, also if it is not finite."""
+    return torch.nan_to_num(value, 0.0, 0.0, 0.0) * 0 if isinstance(value, Tensor) else 0.0
 
 
 def check_rows(name: str, values: tuple[Any, ...]) -> None:

@@ -225,7 +225,7 @@ class StreamBatches(BatchDataset):
         self.seed = seed
         self.start: tuple[int, ...] = ()
         self.lanes: dict[int, Lane] = {}
-        self.stand_in: list[Any] = []  # one sample, for batches that have none
+        self.stand_in: list[Any] = []  # samples for batches that have none
 
     def __getitem__(self, batch: Any) -> Any:
         """Return a part. It is read ahead, so the generators of the rank stay as they are, also without workers."""
@@ -262,10 +262,10 @@ class StreamBatches(BatchDataset):
         return lane
 
     def _stand_in(self) -> list[Any]:
-        """Return the first sample of the stream. Raises UserError if there is none."""
+        """Return the first samples of the stream: two, which have a variance. Raises UserError if there is none."""
         if not self.stand_in:
             every = [*range(len(self.stream.shards))]
-            self.stand_in = lane_of(self.stream, every, 0, (), None).take(1)
+            self.stand_in = lane_of(self.stream, every, 0, (), None).take(2)
         if not self.stand_in:
             raise UserError("data.py: a stream has no samples: load_data() must return some to train and evaluate on")
         return self.stand_in

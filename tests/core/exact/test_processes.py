@@ -16,7 +16,7 @@ from tests.conftest import Measured, Package
 from tests.core.exact.test_resume import assert_ends_like, stopped_at
 from tests.support import reference
 from tests.support.forked_runs import AS_ON_A_GPU, Program, metrics, relative_difference, run_all
-from tests.support.training import checkpoint
+from tests.support.training import checkpoint, whole_checkpoint
 from tools.rewriting import Rewrite, extend
 
 CLIP_NORM = 0.05
@@ -25,6 +25,12 @@ OPTIONS = {"global_batch_size": 24, "epochs": reference.EPOCHS, "lr": 0.01, "war
 UNEVEN = Rewrite(
     '"loss": $X',
     '"loss": Mean(F.cross_entropy(logits, labels, reduction="sum", ignore_index=0), (labels != 0).sum())',
+    "compute",
+)
+# Samples that weigh next to nothing in two steps of three.
+TINY = Rewrite(
+    '"loss": Mean($X, $Y)',
+    '"loss": Mean((1.0 if current_step() % 3 == 1 else 1e-9) * $X, (1.0 if current_step() % 3 == 1 else 1e-9) * $Y)',
     "compute",
 )
 
@@ -78,6 +84,23 @@ def test_uneven_counts_arrive_there_too(
         difference, size = largest_difference(program, expected), program.world_size
         measured("uneven", f"world size {size}, --accum-steps {accum_steps}, --clip-norm {clip_norm}", difference)
         assert difference <= 1e-6, f"{size} processes"
+
+
+def test_counts_of_any_size_arrive_there(
+    plain_project: Path, sharded_project: Path, orders: list[list[int]], tmp_path: Path
+) -> None:
+    """Weights of samples that are tiny, at the start and later: beside a count of usual size, they have no digits."""
+    programs: list[Program] = []
+    for project, size in ((plain_project, 1), (plain_project, 2), (sharded_project, 2)):
+        copy = shutil.copytree(project, tmp_path / str(len(programs)) / "project")
+        TINY.apply(copy / "ddp_project" / "task.py")
+        extend(copy / "ddp_project" / "task.py", imports="from .runtime import current_step\n")
+        programs.append(Program(copy, copy.parent / "run", OPTIONS, size))
+    run_all([[program] for program in programs])
+    expected, _ = reference.train(recipe(), orders)
+    for program in programs:
+        found = whole_checkpoint(program.run_dir)["model"]
+        assert relative_difference(found, expected) <= 1e-5, program.run_dir.parent.name
 
 
 def test_uneven_counts_arrive_there_as_on_a_gpu(uneven: Path, orders: list[list[int]], tmp_path: Path) -> None:

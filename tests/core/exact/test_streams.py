@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Measured
+from tests.conftest import Measured, Render
 from tests.core.exact.test_resume import assert_ends_like, stopped_at
 from tests.support import reference
-from tests.support.forked_runs import Program, metrics, relative_difference, run_all
+from tests.support.forked_runs import Program, metrics, owned_by, relative_difference, run_all
 from tests.support.training import checkpoint, whole_checkpoint
+from tools.rewriting import extend
 
 # 45 samples in shards of unequal sizes, of which two are empty, and 7 to evaluate on: with 12 samples in a batch, an
 # epoch ends with batches that have fewer, and some ranks have none.
@@ -106,6 +107,43 @@ def test_any_number_of_ranks_and_workers_ends_where_one_does(
             assert dict(values) == pytest.approx(dict(records[name]), rel=1e-5), name
     if "stream" in expected["progress"]:
         measured("streams", "samples of two epochs, once each", expected["progress"]["samples_seen"])
+
+
+# Appended to task.py: what a rank without samples must leave as it is, and what a single sample lacks.
+WITH_OTHERS = """
+
+def compute(model, batch, config, compute=compute):
+    means = compute(model, batch, config)
+    number = reduce_tensor(torch.tensor(float(len(batch[1]))), "sum")
+    spread = model(batch[0]).std(dim=0).mean()
+    loss = Mean(means["loss"].sum + spread * len(batch[1]), len(batch[1]))
+    return means | {"loss": loss, "in_batch": Mean(number * len(batch[1]), len(batch[1]))}
+"""
+TWO_SHARDS = """
+from .runtime import Data, Stream
+
+
+def load_data(config):
+    def read(shard):
+        rng = torch.Generator().manual_seed(shard)
+        return ((torch.randn(FEATURES, generator=rng), torch.tensor(shard)) for _ in range([20, 4][shard]))
+
+    return Data(train=Stream([0, 1], read), evaluation=Stream([0], read))
+"""
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_rank_without_samples_changes_nothing(parallel: str, project: Render, tmp_path: Path) -> None:
+    place = owned_by(project(logging="csv", parallel=parallel), reference.BATCH_NORM_MODEL, tmp_path / "project")
+    code = TWO_SHARDS.replace("FEATURES", str(reference.FEATURES))
+    (place / "ddp_project" / "data.py").write_text(f"import torch\n{code}")
+    extend(place / "ddp_project" / "task.py", WITH_OTHERS, imports="import torch\nfrom .runtime import reduce_tensor\n")
+    program = Program(place, tmp_path / "run", OPTIONS | {"global_batch_size": 8, "steps": 4, "log_every": 1})
+    run_all([[program]])
+    assert "left out" not in (program.run_dir / "train.log").read_text()
+    assert [dict(metrics(program.run_dir)["train/in_batch"])[step] for step in range(1, 5)] == [8, 4, 4, 4]
+    batches = whole_checkpoint(program.run_dir)["ranks"]["buffers"]["1.num_batches_tracked"]
+    assert batches.tolist() == [8, 2], "each counts twice"
 
 
 def test_stopped_after_any_step_it_ends_the_same(streaming: Path, tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ SOMETIMES = f"""network.sometimes = nn.Linear(10, 10)
     network.classifier.register_forward_hook(lambda _, __, x: network.sometimes(x) if {RANK} == 1 else x)"""
 SPARSE = """table = network.table = nn.Parameter(torch.ones(3, 10))
     network.register_forward_hook(lambda _, __, out: out + F.embedding(out.argmax(1) % 3, table, sparse=True))"""
+COMPLEX = """network.phase = nn.Parameter(torch.ones(10) * 1j)
+    network.register_forward_hook(lambda _, __, out: out + network.phase.abs())"""
 TOO_MANY = "AdamW([*model.parameters(), nn.Parameter(torch.ones(3))])"
 OTHERWISE, NO_PART = "parameters are trained otherwise than at the start: ", "parameters took no part in a step: "
 AT_THE_START = {  # by what is wrong: the model, the optimizer, and the error
@@ -59,6 +61,8 @@ AT_THE_START = {  # by what is wrong: the model, the optimizer, and the error
     "no values": ("network.classifier[2].to('meta')", "", "model.py: build_model() must give parameters values"),
     "a sparse layer": ("network.table = nn.Embedding(3, 3, sparse=True)", "", "model.py: table has sparse gradients"),
     "sparse bags": ("network.table = nn.EmbeddingBag(3, 3, sparse=True)", "", "model.py: table has sparse gradients"),
+    "rows that are scaled": ("network.table = nn.Embedding(3, 3, max_norm=1.0)", "", "model.py: table has max_norm"),
+    "complex weights": (COMPLEX, "", "task.py: leave out fused=True"),
     "a sparse function": (SPARSE, "", "sparse gradients are not averaged: leave out sparse=True"),
     "another model": (f"network.more = nn.Linear(3, 3 + {RANK})", "", "model.py: build_model() must return the same"),
     "all is frozen": ("network.requires_grad_(False)", "", "task.py: build_optimizer() must take parameters that"),

@@ -28,6 +28,7 @@ NONSENSE = [
     ('"accuracy": $X', '"accuracy": Mean(logits.sum(dim=0), 1)', '"accuracy" has shape (10,): let summarize() make'),
     ('BEST = "accuracy"', f"{SUMMARY}means.clear()", "summarize() must return a dict of numbers, and returned None"),
     ('BEST = "accuracy"', f"{SUMMARY}return means | {{'rank': 'n/a'}}", "\"rank\" is 'n/a' of type str: let summ"),
+    ('"loss": Mean($X, $Y)', '"loss": Mean($X, logits.exp().sum())', 'the count of "loss" is taken as a constant'),
     ('"loss": Mean($X, $Y)', '"loss": Mean($X, 0)', 'the count of "loss" is 0 over all ranks'),
     ('"accuracy": $X', f'f"accuracy{{{RANK}}}": $X', "compute() must return the same names and shapes on every rank"),
     ("def lr_at($$$A) -> float:\n    $$$B", "", "a name is missing that the program uses: add it"),
