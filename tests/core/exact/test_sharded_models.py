@@ -10,6 +10,7 @@ from tests.core.exact.test_processes import OPTIONS
 from tests.core.exact.test_resume import assert_ends_like, stopped_at
 from tests.support import reference
 from tests.support.forked_runs import Program, owned_by, relative_difference, run_all
+from tests.support.ranks import error_in
 from tests.support.training import checkpoint, whole_checkpoint
 from tools.rewriting import extend
 
@@ -116,6 +117,50 @@ def test_a_model_trains_with_shards_as_replicas_do(name: str, project: Render, t
     run_all([[program] for program in programs])
     shards, replicas = (whole_checkpoint(programs[0].run_dir), checkpoint(programs[1].run_dir))
     assert relative_difference(shards["model"], replicas["model"]) <= 1e-5
+
+
+DIFFERENT: dict[str, tuple[str, dict[str, Any], str]] = {
+    "blocks in an evaluation": (
+        """
+def build_model(config: object) -> nn.Module:
+    model = Network([block(), block()])
+    every = [*model.blocks]
+
+    def choose(module: Any, _: Any) -> None:
+        module.blocks = every if module.training else every[: 1 + dist.get_rank()]
+
+    model.register_forward_pre_hook(choose)
+    return model
+""",
+        {},
+        "model.py: the ranks have called different blocks, 1, 2 of them",
+    ),
+    "parameters in a step": (
+        """
+class Choice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.choices = nn.ModuleDict({"0": nn.Linear(8, 8), "1": nn.Linear(8, 8)})
+
+    def forward(self, hidden: Tensor) -> Any:
+        return self.choices[str(dist.get_rank())](hidden)
+
+
+def build_model(config: object) -> nn.Module:
+    return Network([Choice(), Choice()])
+""",
+        {"find_unused_parameters": True},
+        "model.py: the ranks have used different parameters in a step",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_ranks_that_use_different_weights_are_refused(name: str, project: Render, tmp_path: Path) -> None:
+    build, options, words = DIFFERENT[name]
+    place = owned_by(project(logging="csv", parallel="fsdp"), MODEL + build, tmp_path / "project")
+    [[ended]] = run_all([[Program(place, tmp_path / "run", OPTIONS | options, code=2)]])
+    assert words in error_in(ended.output)
 
 
 # Appended to task.py: what it keeps of a weight is a number, whole, of other shapes, and in mappings of other types.

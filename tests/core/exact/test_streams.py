@@ -10,7 +10,8 @@ import pytest
 from tests.conftest import Measured, Render
 from tests.core.exact.test_resume import assert_ends_like, stopped_at
 from tests.support import reference
-from tests.support.forked_runs import Program, metrics, owned_by, relative_difference, run_all
+from tests.support.forked_runs import Program, ends_of, metrics, owned_by, relative_difference, run_all
+from tests.support.ranks import errors_in
 from tests.support.training import checkpoint, whole_checkpoint
 from tools.rewriting import extend
 
@@ -144,6 +145,16 @@ def test_a_rank_without_samples_changes_nothing(parallel: str, project: Render, 
     assert [dict(metrics(program.run_dir)["train/in_batch"])[step] for step in range(1, 5)] == [8, 4, 4, 4]
     batches = whole_checkpoint(program.run_dir)["ranks"]["buffers"]["1.num_batches_tracked"]
     assert batches.tolist() == [8, 2], "each counts twice"
+
+
+def test_one_sample_is_too_few_for_batch_norm(project: Render, tmp_path: Path) -> None:
+    place = owned_by(project(logging="csv"), reference.BATCH_NORM_MODEL, tmp_path / "project")
+    code = TWO_SHARDS.replace("FEATURES", str(reference.FEATURES)).replace("[20, 4]", "[20, 5]")
+    (place / "ddp_project" / "data.py").write_text(f"import torch\n{code}")
+    program = Program(place, tmp_path / "run", OPTIONS | {"global_batch_size": 8})
+    [[ended]] = ends_of([[program]])
+    assert 2 in ended.codes
+    assert any("BatchNorm cannot train on one sample" in error for error in errors_in(ended.output))
 
 
 def test_stopped_after_any_step_it_ends_the_same(streaming: Path, tmp_path: Path) -> None:
