@@ -83,7 +83,7 @@ def trainable(returned: Any) -> dict[str, Mean]:
 def only_taking_part(model: nn.Module) -> Iterator[None]:
     """Inside, a batch that does not count leaves running statistics as they are, and may have a single sample."""
     norms = [module for module in model.modules() if module.training and getattr(module, "track_running_stats", False)]
-    alone = [module for module in norms if not isinstance(module, nn.SyncBatchNorm)]  # which takes part on all ranks
+    alone = [module for module in norms if not hasattr(module, "process_group")]  # whose statistics are of all ranks
     for module in alone:
         module.eval()
     try:
