@@ -68,15 +68,20 @@ def test_collectives_in_compute_meet(samples: str, seen: str, project: Render, t
 
 def change_weights_of_one_rank() -> None:
     def before(model: Any, batch: Any) -> None:
-        with torch.no_grad():
-            next(model.parameters()).add_(0.01 * dist.get_rank())
+        weight = next(model.parameters()).detach()
+        if dist.get_rank() and os.environ["HOW"] == "values":
+            weight.add_(0.01)
+        elif dist.get_rank():
+            weight.copy_(weight.flip(0))
 
     on_compute(before)
     run_train()
 
 
-def test_weights_that_differ_by_rank_are_no_checkpoint(project: Render, tmp_path: Path) -> None:
-    printed = train_on_ranks(project(), tmp_path / "run", "--max-steps", "2", code=2, entry=change_weights_of_one_rank)
+@pytest.mark.parametrize("how", ["values", "places"])
+def test_weights_that_differ_by_rank_are_no_checkpoint(how: str, project: Render, tmp_path: Path) -> None:
+    run, ends = (project(), tmp_path / "run", "--max-steps", "1"), {"code": 2, "env": {"HOW": how}}
+    printed = train_on_ranks(*run, entry=change_weights_of_one_rank, **ends)
     said = "error: ranks have different weights: features.0.0.weight; change weights by the optimizer alone"
     assert said in "".join(printed)
     assert not [*tmp_path.glob("run/checkpoints/*.pt")]
