@@ -26,7 +26,7 @@ OPTIONS = ("--epochs", "4", "--lr", "0.01", "--warmup-steps", "12", "--log-every
 TRAIN_STEPS = [5, 10, 15, 20, 22, 25, 30, 35, 40, 44, 45, 50]
 ABANDONED = 32
 TIMED = ("samples_per_second", "device/samples_per_second", "waiting/data", "waiting/ranks", "waiting/saves")
-OF_STEPS = ("train/loss", "train/accuracy", "lr", "grad_norm", *TIMED)
+OF_STEPS = ("train/loss", "train/accuracy", "lr", "samples", "grad_norm", *TIMED)
 OF_EPOCHS = ("epoch", *(f"epoch/{part}_{name}" for part in ("train", "validation") for name in ("loss", "accuracy")))
 STEPS_OF_METRIC = dict.fromkeys(OF_STEPS, TRAIN_STEPS) | {name: [22, 44, 50] for name in OF_EPOCHS}
 # These stores only grow: what was recorded after the checkpoint stays, and is not recorded again.
