@@ -25,10 +25,10 @@ from .collectives import gather, on_all_ranks, on_rank_zero, raise_first
 from .data_loading import EvaluationLoader
 from .exits import ExitCode, StopSignals, UserError, in_one_line, raise_if_out_of_memory
 from .launcher import DistEnv
-from .optional_functions import optional
 from .sampling import Batch
 from .seeding import code_digests, seed_generators
 from .storage import atomic_write, lock, sha256_of_json
+from .task_functions import optional
 
 TOLD_EVERY = 60.0  # seconds between two lines that say how far it is
 # Options that change no prediction, or only how it is rounded.
