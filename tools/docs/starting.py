@@ -53,7 +53,7 @@ def copying_table(results: Record) -> str:
 
 
 def times_same_files(results: Record, name: str, what: str) -> float:
-    """Return the median ratio of a template's time to the time of the same files without questions in the same round."""
+    """Return how many times as long as the same files without questions a template takes: the median of the rounds."""
     [own], [same] = (records(results, template=template) for template in (name, SAME_FILES))
     return statistics.median(ratios(own[what], same[what]))
 
