@@ -80,8 +80,8 @@ def change_weights_of_one_rank() -> None:
 
 @pytest.mark.parametrize("how", ["values", "places"])
 def test_weights_that_differ_by_rank_are_no_checkpoint(how: str, project: Render, tmp_path: Path) -> None:
-    run, ends = (project(), tmp_path / "run", "--max-steps", "1"), {"code": 2, "env": {"HOW": how}}
-    printed = train_on_ranks(*run, entry=change_weights_of_one_rank, **ends)
+    run, env = (project(), tmp_path / "run", "--max-steps", "1"), {"HOW": how}
+    printed = train_on_ranks(*run, code=2, entry=change_weights_of_one_rank, env=env)
     said = "error: ranks have different weights: features.0.0.weight; change weights by the optimizer alone"
     assert said in "".join(printed)
     assert not [*tmp_path.glob("run/checkpoints/*.pt")]
