@@ -21,15 +21,16 @@ export function formOf(answers) {
   let certain = !changes.includes(undefined); // texts, and what is no choice, are not among the steps
   const questions = first.questions.map((question) => {
     const versions = changes.map((step) => step?.find(({ key }) => key === question.key) ?? question);
+    const changed = (part) => [...new Set(versions.map(part))].filter((each) => each !== part(question));
+    const firstOf = (part) => changed(part)[0] ?? part(question); // copier.yml has reasons in the order of the questions
     const merge = (part) => {
-      const changed = new Set(versions.map(part).filter((each) => each !== part(question)));
-      if (changed.size > 1) certain = false;
-      return changed.size ? [...changed][0] : part(question);
+      if (changed(part).length > 1) certain = false;
+      return firstOf(part);
     };
     const choices = question.choices.map((choice, at) => ({
       ...choice,
       label: merge(({ choices: these }) => these[at].label),
-      reason: merge(({ choices: these }) => these[at].reason),
+      reason: firstOf(({ choices: these }) => these[at].reason),
     }));
     const merged = { ...question, choices, help: merge(({ help }) => help), default: merge((each) => each.default) };
     if (choices.length && merged.default !== question.default) certain = false;
