@@ -243,18 +243,22 @@ def chosen(names: Sequence[str], begin: str) -> list[Step]:
     return [step for step in STEPS[first:] if not names or step.name in names]
 
 
-def pack(folder: Path, python: str) -> None:
-    """Fetch what a machine without a network needs beside its torch: wheels, and apex's source."""
+def requirements() -> list[str]:
+    """Return what a machine needs beside torch, as pip names it."""
     import tomllib  # Python 3.11 has it, and the steps themselves run on 3.10
 
-    folder.mkdir(parents=True, exist_ok=True)
     # Not the metadata of the installed package, which may be of an earlier state.
     project = tomllib.loads((TEMPLATE / "pyproject.toml").read_text())["project"]
-    needed = [*project["dependencies"], *project["optional-dependencies"]["gpu"]]
+    return [*project["dependencies"], *project["optional-dependencies"]["gpu"]]
+
+
+def pack(folder: Path, python: str) -> None:
+    """Fetch what a machine without a network needs beside its torch: wheels, and apex's source."""
+    folder.mkdir(parents=True, exist_ok=True)
     target = ["--python-version", python, "--implementation", "cp", "--only-binary=:all:"]
     target += [word for platform in PLATFORMS for word in ("--platform", platform)]
     options = ["--quiet", "--dest", str(folder), "--constraint", str(TEMPLATE / "tests" / "constraints.txt")]
-    subprocess.run([sys.executable, "-m", "pip", "download", *options, *target, *needed], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "download", *options, *target, *requirements()], check=True)
     with tempfile.TemporaryDirectory() as work:
         environment = {**os.environ, "WORK": work, "PACKED": str(folder)}
         subprocess.run(["bash", "-euo", "pipefail", "-c", FETCH_APEX], env=environment, check=True)

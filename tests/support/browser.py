@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from website.build import unpack_packages
-
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
@@ -42,6 +40,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The packages of npm that the site ships, and those that its tests use."""
     if not shutil.which("npm"):
         pytest.skip("no npm here: install Node.js")
+    from website.build import unpack_packages  # here, since tests for GPUs have no Sphinx
+
     return unpack_packages(tmp_path_factory.mktemp("npm"))
 
 

@@ -2,19 +2,25 @@
 
 import gzip
 import json
+import os
 import re
+import sys
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from benchmarks.contenders.networks import resnet_50
 from benchmarks.contenders.workloads import WORKLOADS, images
 from benchmarks.gpu import LAUNCHING, calls_of_a_step, waits_of_a_step
 from generator.answers.questions import TEMPLATE
+from tests.support.processes import output_of
 from tools.docs.gpu import gpu_table
-from tools.gpu import STEPS
+from tools.gpu import STEPS, requirements
 
 
 def event(name: str, category: str, begin: float, duration: float = 1.0) -> dict[str, Any]:
@@ -77,3 +83,31 @@ def test_the_steps_of_a_promise_exist() -> None:
     named = [step for steps in re.findall(r"\| ([^|]+) \|$", table, re.MULTILINE) for step in steps.split(", ")]
     assert len(named) > 25
     assert {*named} <= {step.name for step in STEPS}
+
+
+def installed_with(*wanted: str) -> set[str]:
+    """Return the names of packages that pip installs with some others, among those of this Python."""
+    names, left = set[str](), [*wanted]
+    while left:
+        package = Requirement(left.pop())
+        if (name := canonicalize_name(package.name)) not in names:
+            names.add(name)
+            required = [Requirement(line) for line in metadata.requires(name) or []]
+            left += [each.name for each in required if not each.marker or each.marker.evaluate({"extra": ""})]
+    return names
+
+
+def test_the_tests_of_the_steps_need_no_other_packages() -> None:
+    names = installed_with("torch", *requirements()) | {"ddp-template"}
+    packages = metadata.packages_distributions()
+    others = [module for module, of in packages.items() if not names & {*map(canonicalize_name, of)}]
+    assert "playwright" in others
+    files = {file for step in STEPS for file in re.findall(r"tests/\S+\.py", step.commands)}
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({others})); import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    )
+    plugins = ["-p", "pytest_split.plugin", "-p", "pytest_timeout"]
+    found = [file for file in sorted(files) if (TEMPLATE / file).exists()]
+    command = [sys.executable, "-c", code, "--collect-only", "-q", *plugins, "-m", "gpu", *found]
+    printed = output_of(command, TEMPLATE, os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+    assert "tests/nightly/exact/test_gpu.py::" in printed
