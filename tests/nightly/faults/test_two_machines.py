@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -132,6 +133,22 @@ def test_a_killed_launcher_ends_both_machines(launcher: str, victim: int, cluste
     measured("two machines", f"{launcher}: launcher of machine {victim} killed, the other one (s)", took)
     assert machines[1 - victim].code == LOST
     assert "Traceback" not in machines[1 - victim].output.read_text()
+
+
+def test_a_launcher_that_is_stopped_at_the_end_lets_the_other_one_end(cluster: Start, tmp_path: Path) -> None:
+    two = cluster("torchrun")
+    two.project = shutil.copytree(two.project, tmp_path / "slow")
+    train, last = two.project / "train.py", "sys.exit(distributed.launch(main, CONFIG))"
+    assert last in train.read_text()
+    slow = f"import time\n\n    code = distributed.launch(main, CONFIG)\n    time.sleep({SILENCE})\n    sys.exit(code)"
+    train.write_text(train.read_text().replace(last, slow))
+    near, far = two.start_both(*STEPS)
+    two.wait_for("done: ")
+    far.agent.terminate()
+    stopped = time.perf_counter()
+    for machine in (near, far):
+        machine.wait(stopped, SILENCE + SOON)
+        assert machine.code == 0, machine.output.read_text()
 
 
 def test_an_elastic_run_goes_on_alone_and_takes_a_machine_back(cluster: Start, measured: Measured) -> None:
