@@ -80,16 +80,17 @@ def test_every_launcher_trains_stops_and_resumes_a_task_whose_export_predicts(
         assert_same_weights(checkpoint(result["folder"] / "cold"), checkpoint(spawned["folder"] / "cold"))
 
 
-def test_every_combination_passes_and_each_task_ends_on_two_numbers(
+def test_every_combination_passes_and_each_task_ends_on_four_numbers(
     tmp_path: Path, legal: list[Combination], measured: Measured
 ) -> None:
     combinations = check_report(tmp_path / "check.json", timeout=1800)
     assert {each["name"] for each in combinations} == {each.name for each in legal}
-    numbers: dict[tuple[str, bool], set[str]] = defaultdict(set)
+    numbers: dict[tuple[str, str, bool], set[str]] = defaultdict(set)
     for each in combinations:
-        numbers[each["answers"]["task"], each["answers"]["amp"] == "torch"].add(each["weights"])
-    assert len(numbers) == 2 * len(PROMISED)
-    assert all(len(weights) == 1 for weights in numbers.values()), "one number in float32, and one in float16"
+        answers = each["answers"]
+        numbers[answers["task"], answers["parallel"], answers["amp"] == "torch"].add(each["weights"])
+    assert len(numbers) == 4 * len(PROMISED)
+    assert all(len(weights) == 1 for weights in numbers.values()), "of ddp and of fsdp, in float32 and in float16"
     measured(
-        "launchers", "projects that end on two numbers a task, one in float32 and one in float16", len(combinations)
+        "launchers", "projects that end on four numbers a task: ddp and fsdp, float32 and float16", len(combinations)
     )
