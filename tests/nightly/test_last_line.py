@@ -56,11 +56,11 @@ def test_ctrl_c_ends_with_where_it_stopped(start: Start) -> None:
 @pytest.mark.parametrize("moment", [0.3, 0.9, 1.5, 2.5])
 def test_an_early_ctrl_c_is_one_line(start: Start, moment: float) -> None:
     session = start(*FOR_EVER, interrupt=moment)
-    # Python itself had not begun, and no line of the project.
-    if "Fatal Python error: init_" in session.shown or (session.shown, session.code) == ("^C", -signal.SIGINT):
+    if "Fatal Python error: init_" in session.shown:  # Python itself had not begun, and no line of the project
         return
     assert "Traceback" not in session.shown
-    assert "stopped after step" in session.shown or session.lines[-1] in ("interrupted", NOTHING_SAVED)
+    said = ["interrupted", NOTHING_SAVED, *([""] if moment == 0.3 else [])]  # "": as above
+    assert "stopped after step" in session.shown or session.lines[-1] in said
     assert session.code in (75, 130, -signal.SIGINT), session.shown
 
 
