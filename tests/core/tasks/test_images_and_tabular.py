@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from generator.check.train.records import read_csv
 from tests.conftest import Package, Render
 from tests.support.forked_runs import Program, run_all
 from tests.support.ranks import error_in
-from tests.support.training import checkpoint
+from tests.support.training import checkpoint, differences
 
 COLOURS = {"blue": (0, 0, 200), "green": (0, 200, 0), "red": (200, 0, 0)}
 QUICK = {"image_size": 8, "global_batch_size": 8, "epochs": 1, "warmup_steps": 0}
@@ -163,6 +164,39 @@ def test_predict_says_what_the_model_sees_in_an_image(of_images: Modules, images
     (images / "nonsense.png").write_text("nonsense")
     said = refusal(of_images, lambda: [*task.read_inputs(network, images / "nonsense.png")])
     assert said.startswith(f"{images}/nonsense.png is no image that can be read: ")
+
+
+def kept_for_backward(model: nn.Module, inputs: torch.Tensor) -> int:
+    """Compute gradients of a model, and return how many elements its forward pass kept for them."""
+    tensors: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        tensors[tensor.data_ptr()] = tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        outputs = model(inputs)
+    outputs.square().sum().backward()
+    return sum(tensors.values())
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_checkpointing_changes_no_gradient_of_images(
+    compiled: bool, of_images: Modules, images: Path, tmp_path: Path
+) -> None:
+    gradients, statistics, kept = [], [], []
+    for checkpointing in (False, True):
+        options = of_images("config").Config(data=images, width=4, checkpointing=checkpointing, compile=compiled)
+        torch.manual_seed(0)
+        model = of_images("model").build_model(options)
+        batches = torch.randint(0, 256, (3, 4, 3, 32, 32), generator=torch.Generator().manual_seed(1))
+        step = torch.compile(model, backend="aot_eager") if compiled else model
+        kept.append(max(kept_for_backward(step, batch) for batch in batches))
+        gradients.append([weight.grad for weight in model.parameters()])
+        statistics.append([buffer for name, buffer in model.named_buffers() if "running" in name])
+    assert differences(gradients[0], gradients[1]) == []
+    torch.testing.assert_close(statistics[1], statistics[0])
+    assert compiled or kept[1] < kept[0] / 2, "fewer activations are kept"
 
 
 def write_csv(file: Path, rows: list[Any], header: Any = ("height", "width", "price")) -> Path:
