@@ -251,6 +251,8 @@ def test_scales_and_smoothing_are_chosen_and_stay_at_a_reload(
     with page_of(report, browser, tmp_path, whole_run) as page:
         assert axis(page, "loss", "y")[1] < 3, "without the spikes"
         assert chart(page, "loss").locator(".at").inner_text() == "2 outside"
+        warm_up = [1e-3, 2e-3, 3e-3, *(3e-3 - 1e-7 * step for step in range(30)), 0]
+        assert page.evaluate("values => [...outliers(values)]", warm_up) == []
         page.uncheck("[name=clip]")
         assert axis(page, "loss", "y")[1] > 1e4
         assert axis(page, "samples_per_second", "y")[0] == 0

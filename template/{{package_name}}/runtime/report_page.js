@@ -331,6 +331,7 @@ function smoothed(values, weight, far) {
 }
 
 // Values farther from the median of their neighbours than these medians are from each other: spikes, not a steep start.
+// The first and the last ones do not have neighbours on both sides: a warm-up is no spike.
 function outliers(values) {
   const finite = values.filter(value => value != null);
   if (finite.length < 20) return new Set();
@@ -338,7 +339,8 @@ function outliers(values) {
   const [low, high] = [0.001, 0.999].map(share => quantile(medians, share));
   const typical = 8 * median(finite.map((value, i) => Math.abs(value - medians[i])));
   const most = Math.max(high - low, typical);
-  return new Set(most ? finite.filter((value, i) => Math.abs(value - medians[i]) > most) : []);
+  const between = (value, i) => i > 2 && i < finite.length - 3;
+  return new Set(most ? finite.filter((value, i) => between(value, i) && Math.abs(value - medians[i]) > most) : []);
 }
 
 function quantile(values, share) {
