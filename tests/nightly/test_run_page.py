@@ -238,6 +238,7 @@ def test_charts_have_one_crosshair_and_one_zoom(
         assert at["loss"].inner_text() == at["lr"].inner_text() == "step 399"
         page.keyboard.press("+")
         assert axis(page, "loss", "x") == [299, 400]
+        assert at["loss"].inner_text() == "step 399"
         page.keyboard.press("Escape")
         assert axis(page, "loss", "x") == [0, 400]
 

@@ -571,13 +571,14 @@ function onKey(chart, event) {
   const from = xs.findIndex(x => x >= low), to = xs.findLastIndex(x => x <= high);
   const at = u.cursor.left >= 0 && u.cursor.idx != null ? u.cursor.idx : to + 1;
   const centre = u.cursor.left >= 0 ? xs[Math.min(at, xs.length - 1)] : (low + high) / 2, step = event.shiftKey ? Math.ceil((to - from) / 10) : 1;
+  const place = x => u.setCursor({ left: u.valToPos(x, "x"), top: u.over.clientHeight / 2 }, true, true);
   const moves = { ArrowLeft: at - step, ArrowRight: at + step, Home: from, End: to };
   if (event.key in moves) {
-    const x = xs[Math.min(to, Math.max(from, moves[event.key]))];
-    u.setCursor({ left: u.valToPos(x, "x"), top: u.over.clientHeight / 2 }, true, true);
+    place(xs[Math.min(to, Math.max(from, moves[event.key]))]);
   } else if ("+-=".includes(event.key)) {
     const half = ((high - low) / 2) * (event.key === "-" ? 2 : 0.5);
     setZoom([centre - half, centre + half]);
+    if (u.cursor.left >= 0) queueMicrotask(() => place(centre)); // after uPlot has set the scales
   } else if (event.key === "Escape") {
     setZoom(null);
     u.setCursor({ left: -10, top: -10 }, true, true);
