@@ -15,7 +15,7 @@ fi
 .venv/bin/pip install --quiet --constraint constraints.txt --constraint tests/constraints.txt --editable ".[test,site]"
 sh tests/clusters/install.sh
 
-slices=14 # of the nightly tests: each takes some 11 minutes on two cores
+slices=28 # of the nightly tests: each takes some six minutes on two cores
 # Two more than there are cores, since tests wait now and then.
 at_once=$(($(nproc) + 2)) slice='' chosen=() options=() folders=(tests/unit tests/core tests/cold)
 while [ $# -gt 0 ]; do
