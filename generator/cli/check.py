@@ -11,8 +11,8 @@ from generator.check.pipeline import check as run_check
 from generator.check.results import STAGES
 from generator.check.state import CheckOptions
 from generator.cli import options as shared
+from generator.cli.check_report import show, write_json, write_junit, write_page
 from generator.cli.options import Cover, Rotate, Shard, Since, Wanted
-from generator.cli.reports import show, write_json, write_junit, write_page
 from generator.render.cache import Cache
 from generator.render.workers import Workers
 

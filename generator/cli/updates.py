@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from generator.answers.questions import TEMPLATE
+from generator.cli.check_report import plain
 from generator.cli.options import errors_in_one_line, show_progress, term_as_ctrl_c, watched
-from generator.cli.reports import plain
 from generator.render.git import run
 from generator.render.scratch import scratch_folder
 from generator.render.workers import Workers

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from generator.answers.combinations import Combination, shaping_questions
 from generator.check.results import STAGES, Failure, Outcome, Verdict, reproduce
-from generator.cli.reports import MANY, show, write_json, write_junit, write_page
+from generator.cli.check_report import MANY, show, write_json, write_junit, write_page
 
 HOSTILE = (
     "</script><script>window.harmed = 1</script>\n<img src=x onerror='window.harmed = 1'> {{ 7 * 7 }} [bold]&amp;\n"

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from generator.cli.reports import duration
+from generator.cli.check_report import duration
 
 Record = Mapping[str, Any]
 
