@@ -95,12 +95,14 @@ def test_the_rate_of_each_group_is_recorded(first: float, small: Render, tmp_pat
 
 
 def test_a_number_of_the_owner_is_recorded(after: Recipe, tmp_path: Path) -> None:
-    program = Program(after(NUMBER), tmp_path / "run", OPTIONS)
+    """The gradient norm of a layer; here the layer is the whole model, whose norm is recorded anyway."""
+    project = after(NUMBER)
+    Rewrite('run.model.get_submodule("features")', "run.model", "train_step").apply(project / "train.py")
+    program = Program(project, tmp_path / "run", OPTIONS | {"clip_norm": 0.1})
     run_all([[program]])
-    found, trained = metrics(program.run_dir)["weight_norm"], state(program.run_dir)["model"]
-    assert [step for step, _ in found] == [*range(1, 16)]
-    squares = [each.square().sum() for name, each in trained.items() if "running" not in name and "num_" not in name]
-    assert found[-1][1] == pytest.approx(float(sum(squares)) ** 0.5)
+    found = metrics(program.run_dir)
+    assert [step for step, _ in found["layer_norm"]] == [*range(1, 16)]
+    assert found["layer_norm"] == [(step, pytest.approx(norm)) for step, norm in found["grad_norm"]]
 
 
 def test_a_callback_comes_on_all_ranks_at_once_and_changes_nothing(
