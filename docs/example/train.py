@@ -61,7 +61,7 @@ class Run:
 
 
 def main(config: Config, env: launcher.DistEnv, device: torch.device) -> exits.ExitCode:
-    """Train until --epochs or --steps, --max-steps, --patience or a signal ends the run. Every rank runs this."""
+    """Train to the end, or until --max-steps, --patience, --max-hours or a signal. Every rank runs this."""
     run = Run(config, env, device)
     progress = run.progress
     run.model.train()
@@ -86,7 +86,7 @@ def main(config: Config, env: launcher.DistEnv, device: torch.device) -> exits.E
 def train_step(run: Run, micro_batches: data_loading.MicroBatches) -> None:
     """Take one optimizer step on some micro-batches, together with all other ranks."""
     for i, batch in enumerate(micro_batches, start=1):
-        # DDP averages gradients in the last micro-batch alone. no_sync() must also hold the forward pass.
+        # DDP averages gradients in the last micro-batch alone; no_sync() must also cover the forward pass.
         with nullcontext() if i == len(micro_batches) else run.ddp.no_sync():
             with optimizer_step.autocast(run.config, run.device):
                 means = run.ddp(batch)  # calls task.compute()
