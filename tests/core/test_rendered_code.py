@@ -187,6 +187,14 @@ def test_each_place_of_a_file_has_surroundings_of_its_own(task: str, project: Re
     assert not [(path, found) for path, (_, content) in files for found in repeats_in(path, content)]
 
 
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("task", ["digits", "images", "language", "tabular"])
+def test_the_longest_name_of_a_package_fits_the_lines(task: str, parallel: str, project: Render) -> None:
+    place = project(task=task, parallel=parallel, package_name="a" * 40)
+    for tool in (["black", "--check", "--quiet"], ["ruff", "check", "--output-format=concise"]):
+        output_of([sys.executable, "-m", *tool, "."], place)
+
+
 def test_the_default_project_is_short(with_choice: WithChoice) -> None:
     project = with_choice(DEFAULT)
     lines = {path: len(path.read_text().splitlines()) for path in project.rglob("*.py") if path.parent.name != "tests"}
