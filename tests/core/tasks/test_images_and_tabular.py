@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
 from generator.check.train.records import read_csv
 from tests.conftest import Package, Render
@@ -166,7 +165,7 @@ def test_predict_says_what_the_model_sees_in_an_image(of_images: Modules, images
     assert said.startswith(f"{images}/nonsense.png is no image that can be read: ")
 
 
-def kept_for_backward(model: nn.Module, inputs: torch.Tensor) -> int:
+def kept_for_backward(model: Callable[..., Any], inputs: torch.Tensor) -> int:
     """Compute gradients of a model, and return how many elements its forward pass kept for them."""
     tensors: dict[int, int] = {}
 
