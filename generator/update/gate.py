@@ -319,13 +319,11 @@ def resume_all(folders: Sequence[Path], at_once: int) -> Iterator[tuple[Path, Re
 
 
 def train(project: Path, run_dir: Path, steps: int, *options: str) -> Ended:
-    answer = Combination.of(recorded_answers(project)).answer
-    task, launcher, logger = map(answer, ("task", "launcher", "logging"))
+    task, launcher, logger = map(Combination.of(recorded_answers(project)).answer, ("task", "launcher", "logging"))
     samples = samples_of({task}, project.parent / "samples")
     data = ["--data", str(samples[task])] if samples else []
     every = [*OPTIONS, *data, "--run-dir", str(run_dir), "--max-steps", str(steps), *options]
-    sharded = answer("parallel") == "fsdp"  # each rank writes its shards
-    return run_forked(Run(project, launcher, every, environment(project.parent), None, logger, one_writes=not sharded))
+    return run_forked(Run(project, launcher, every, environment(project.parent), None, logger))
 
 
 def resume(folder: Path) -> Resumed:

@@ -191,7 +191,7 @@ def test_each_place_of_a_file_has_surroundings_of_its_own(task: str, project: Re
 @pytest.mark.parametrize("task", ["digits", "images", "language", "tabular"])
 def test_the_longest_name_of_a_package_fits_the_lines(task: str, parallel: str, project: Render) -> None:
     place = project(task=task, parallel=parallel, package_name="a" * 40)
-    for tool in (["black", "--check", "--quiet"], ["ruff", "check", "--output-format=concise"]):
+    for tool in (["black", "--check", "--quiet"], ["ruff", "check", "--no-cache", "--output-format=concise"]):
         output_of([sys.executable, "-m", *tool, "."], place)
 
 

@@ -18,7 +18,7 @@ from tests.support.training import FOR_EVER, LAUNCHERS, ON_CPU
 
 STARTS = {launcher: ["./launch.sh"] for launcher in ("torchrun", "launch", "kubernetes", "spawn")}
 STARTS |= {"mpirun": ["./launch.sh", "2"], "alone": [sys.executable, "train.py"]}
-# Each Python has a file while it runs: as it ends, before it gives signals back their defaults, it removes this file.
+# Each Python has a file while it runs. It removes the file as it ends, while its handlers of signals are still there.
 NOTED = """
 import atexit, os, pathlib
 mark = pathlib.Path("{running}", str(os.getpid()))

@@ -90,8 +90,7 @@ class Program:
     def run(self) -> Run:
         options = [*ON_CPU, "--run-dir", str(self.run_dir), *words(self.options)]
         env, limit = environment(self.run_dir.parent) | self.env, hang_timeout(self.deadline)
-        shards = (self.project / "ddp_project" / "runtime" / "sharding.py").exists()  # which each rank writes
-        how: dict[str, Any] = {"one_writes": not shards and "workers" not in self.options, "deadline": limit}
+        how: dict[str, Any] = {"one_writes": "workers" not in self.options, "deadline": limit}
         return Run(self.project, "torchrun", options, env, world_size=self.world_size, **how)
 
 

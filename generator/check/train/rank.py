@@ -91,7 +91,8 @@ def watched(rank: int, run: Run, wires: Pipes) -> Iterator[None]:
 
     sys.dont_write_bytecode = rank > 0
     unlimited, ended_well = resource.RLIM_INFINITY, False
-    if rank > 0 and run.one_writes:
+    shards = any(run.project.glob("*/runtime/sharding.py"))  # which each rank writes
+    if rank > 0 and run.one_writes and not shards:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, unlimited))  # a write fails with "File too large"
     seen = trace()
     try:

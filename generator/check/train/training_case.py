@@ -109,9 +109,8 @@ class TrainingCase:
         every = [*(word for pair in own.items() for word in pair), "--run-dir", str(run_dir), *options]
         env = environment(self.folder)
         launcher, logger = self.combination.answer("launcher"), self.combination.answer("logging")
-        sharded = self.combination.answer("parallel") == "fsdp"  # each rank writes its shards
         read = run_dir if look else None
-        return Run(self.folder / "project", launcher, every, env, read, logger, one_writes=not sharded)
+        return Run(self.folder / "project", launcher, every, env, read, logger)
 
     def start(
         self, name: str, stage: str, trained: TrainingResult, *options: str, look: bool = True

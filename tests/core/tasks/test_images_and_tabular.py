@@ -180,9 +180,7 @@ def kept_for_backward(model: Callable[..., Any], inputs: torch.Tensor) -> int:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_checkpointing_changes_no_gradient_of_images(
-    compiled: bool, of_images: Modules, images: Path, tmp_path: Path
-) -> None:
+def test_checkpointing_changes_no_gradient_of_images(compiled: bool, of_images: Modules, images: Path) -> None:
     gradients, statistics, kept = [], [], []
     for checkpointing in (False, True):
         options = of_images("config").Config(data=images, width=4, checkpointing=checkpointing, compile=compiled)
