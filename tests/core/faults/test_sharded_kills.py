@@ -37,10 +37,16 @@ def assert_all_are_whole(run_dir: Path) -> int:
 def test_a_killed_run_with_shards_loses_one_interval_at_most(
     further: tuple[str, ...], project: Render, tmp_path: Path, measured: Measured
 ) -> None:
-    run_dir, in_a_save = tmp_path / "run", (kill_while_writing, 0.02, assert_all_are_whole)
-    while_writing, lost = kill_again_and_again(6, project(parallel="fsdp"), tmp_path, in_a_save, *further)
-    assert_same_state(whole_checkpoint(run_dir), whole_checkpoint(tmp_path / "whole"))
+    assert_sharded_kills_lose_one_interval(6, project(parallel="fsdp"), tmp_path, measured, *further)
+
+
+def assert_sharded_kills_lose_one_interval(
+    kills: int, project: Path, folder: Path, measured: Measured, *further: str
+) -> None:
+    run_dir, in_a_save = folder / "run", (kill_while_writing, 0.02, assert_all_are_whole)
+    while_writing, lost = kill_again_and_again(kills, project, folder, in_a_save, *further)
+    assert_same_state(whole_checkpoint(run_dir), whole_checkpoint(folder / "whole"))
     named = {checkpoint(run_dir, path.name)["shards"]["folder"] for path in (run_dir / "checkpoints").glob("*.pt")}
     assert folders(run_dir) == named, "what kills have left is deleted"
-    how = " ".join(["6 kills of sharded runs", *further])
+    how = " ".join([f"{kills} kills of sharded runs", *further])
     measured("kills", f"{how}, {while_writing} of them while shards are written: intervals lost at most", lost)
