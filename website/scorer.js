@@ -1,7 +1,7 @@
 // What the search finds: pages for those who work on the template come last. The other numbers are Sphinx's own.
 "use strict";
 var Scorer = {
-  score: ([page, , , , score]) => (/^(decisions|maintaining|testing|matrix|updates|changelog)/.test(page) ? score - 100 : score),
+  score: ([page, , , , score]) => (/^(decisions|adding|maintaining|testing|matrix|updates|changelog)/.test(page) ? score - 100 : score),
   objNameMatch: 11,
   objPartialMatch: 6,
   objPrio: { 0: 15, 1: 5, 2: -5 },

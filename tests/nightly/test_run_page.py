@@ -232,6 +232,7 @@ def test_charts_have_one_crosshair_and_one_zoom(
         page.mouse.dblclick(box["x"] + 50, box["y"] + 50)
         assert axis(page, "lr", "x") == [0, 400]
 
+        page.mouse.move(0, 0)  # the focus scrolls the page, and a pointer that a chart leaves hides the crosshair
         chart(page, "lr").locator(".plot").focus()
         page.keyboard.press("End")
         page.keyboard.press("ArrowLeft")

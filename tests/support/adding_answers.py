@@ -1,4 +1,4 @@
-"""docs/maintaining.md, as a maintainer follows it: files are copied, and each block goes where the page says."""
+"""docs/adding-answers.md, as a maintainer follows it: files are copied, and each block goes where the page says."""
 
 import re
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from generator.answers.questions import TEMPLATE
 
-PAGE = TEMPLATE / "docs" / "maintaining.md"
+PAGE = TEMPLATE / "docs" / "adding-answers.md"
 PART = re.compile(
     r"^## (?P<title>.+)$"
     r"|^Copy the files of `tests/additions/(?P<copied>\w+)/` to the same paths"

@@ -1,4 +1,4 @@
-"""docs/maintaining.md, followed to the letter in a clone: what it adds passes, and its default changes nothing."""
+"""docs/adding-answers.md, followed to the letter in a clone: what it adds passes, and its default changes nothing."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ from generator.answers.questions import TEMPLATE
 from generator.render.git import git
 from generator.render.snapshot import PARTS
 from tests.support.cli import COMMAND, check, environment, flowing
-from tests.support.maintaining import read_page
+from tests.support.adding_answers import read_page
 from tests.support.processes import output_of
 from tests.support.versions import clone_of_the_template
 
