@@ -115,6 +115,42 @@ def test_each_batch_must_have_the_same_names(package: Package) -> None:
         sums._add_up()
 
 
+def test_a_shape_that_changes_later_is_refused(package: Package) -> None:
+    metrics, exits = package("runtime.metrics"), package("runtime.exits")
+    sums = metrics.MetricAccumulator(torch.device("cpu"))
+    sums.add({"loss": metrics.Mean(torch.zeros(2), 1)})
+    sums._add_up()
+    sums.add({"loss": metrics.Mean(torch.zeros(3), 1)})
+    with pytest.raises(
+        exits.UserError, match=r"each sum must have the same shape in every batch: 4 numbers .* before 3"
+    ):
+        sums._add_up()
+
+
+def test_what_changes_after_compute_counts_as_it_was(package: Package) -> None:
+    """Weights, and what is filled anew for each batch; what was never changed before is refused if it is now."""
+    metrics, exits = package("runtime.metrics"), package("runtime.exits")
+    weight, fresh = torch.nn.Parameter(torch.zeros(2)), torch.zeros(())
+    filled, sums = torch.zeros(2).fill_(7), metrics.EvaluationAccumulator(torch.device("cpu"))
+    for value in (1.0, 2.0):
+        with torch.no_grad():
+            weight.fill_(value)
+        filled.fill_(value)
+        rows = metrics.AllSamples(filled, weight, torch.zeros(5000)[:2])
+        sums.add({"loss": metrics.Mean(weight[0], 1), "filled": metrics.Mean(filled, 1), "rows": rows})
+    assert all(each.untyped_storage().nbytes() == 8 for each in sums.waiting[0]["rows"]), "not what they are parts of"
+    assert [[*map(float, each)] for each in zip(*(rows["rows"][0] for rows in sums.waiting), strict=True)] == 2 * [
+        [1, 2]
+    ]
+    sums._add_up()
+    assert sums.totals.tolist() == [3, 2, 3, 3, 2]
+    other = metrics.MetricAccumulator(torch.device("cpu"))
+    other.add({"loss": metrics.Mean(torch.ones(()), 1), "fresh": metrics.Mean(fresh, 1)})
+    fresh.add_(1)
+    with pytest.raises(exits.UserError, match=r'"fresh" was changed in place after compute\(\) had returned it'):
+        other._add_up()
+
+
 def test_all_samples_of_one_rank_alone_are_one_line(own_project: Render, tmp_path: Path) -> None:
     project = own_project()
     more = """

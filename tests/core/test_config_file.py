@@ -57,6 +57,7 @@ WRONG_FILES = [
     ("a: [", "cannot be read: while parsing"),
     ("a: \xff", "cannot be read: 'utf-8' codec"),
     ("run-dir: ''", "--run-dir is empty: give a value"),
+    ("device: gpu", "--device must be one of .*, not 'gpu'"),
     ("lr: x", r"--config \S+/options.yaml: --lr needs a number, not 'x'"),
     ("", "cannot be read: No such file or directory"),
 ]
@@ -245,6 +246,25 @@ def test_a_number_too_large_is_refused(option: str, refused: Refused) -> None:
 def test_an_empty_value_is_refused(words: list[str], refused: Refused) -> None:
     """As of a shell variable that is not set: a run would write among the project's own files."""
     assert refused(*words) == f"{words[0].rstrip('=')} is empty: give a value, or leave the option out"
+
+
+def test_a_refusal_is_whole_on_any_terminal(project: Render) -> None:
+    """One without letters of Unicode, or one that is narrow; tyro's own box would break words."""
+    long = f"/some/{'very/' * 20}long/path"
+    for words, said in {
+        ("--lr", long): f"--lr needs a number, not '{long}'",
+        ("--lrr", "3"): "there is no option --lrr: did you mean --lr?",
+        ("--device", "gpu"): "--device must be one of 'auto',",
+    }.items():
+        for more in ({"PYTHONIOENCODING": "ascii"}, {"COLUMNS": "30"}):
+            printed = output_of([sys.executable, "train.py", *words], project(), {**os.environ, **more}, code=2)
+            assert printed.startswith(f"error: {said}"), printed
+            assert printed.count("\n") == 1
+
+
+def test_a_file_of_the_name_of_an_exports_is_one_of_options(parse: Parse, tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text('{"lr": 0.5}')
+    assert parse("--config", tmp_path / "model.json").lr == 0.5
 
 
 def test_a_text_may_be_empty(package: Package) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 from tests.conftest import Package, Render
 from tests.support.processes import output_of
@@ -25,10 +26,10 @@ def load_data(config):
     if config.other:
         return Data(train, {"other": Subset(rest, range(50, 120))})
     evaluation = {"validation": Subset(rest, range(100)), "validation_b": Subset(rest, range(100, 171))}
-    return Data(train, evaluation, test=Subset(rest, range(171, 360)))
+    return Data(train, evaluation, test={"far/test": Subset(rest, range(171, 360))})
 """
 OWN_OPTION = "    other: bool = False\n"
-PARTS = {"validation": (0, 100), "validation_b": (100, 171), "test": (171, 360), "other": (50, 120)}
+PARTS = {"validation": (0, 100), "validation_b": (100, 171), "far/test": (171, 360), "other": (50, 120)}
 OPTIONS = ("--epochs", "3", "--global-batch-size", "96")
 
 
@@ -73,7 +74,7 @@ def test_every_set_is_evaluated_and_the_test_set_with_the_best_weights(with_sets
     best, last = result["best"]["step"], result["step"]
     assert best < last, "else the best weights would also be the last ones"
     of_best, of_last = expected(with_sets, run_dir, best), expected(with_sets, run_dir, last)
-    assert (result["test"]["loss"], result["test"]["accuracy"]) == pytest.approx(of_best["test"], rel=1e-5)
+    assert (result["test"]["loss"], result["test"]["accuracy"]) == pytest.approx(of_best["far/test"], rel=1e-5)
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     evaluated = {record["step"]: record for record in records if "epoch" in record}
     for step, of_step in ((best, of_best), (last, of_last)):
@@ -81,13 +82,13 @@ def test_every_set_is_evaluated_and_the_test_set_with_the_best_weights(with_sets
             seen = [evaluated[step][f"epoch/{name}_{metric}"] for metric in ("loss", "accuracy")]
             assert tuple(seen) == pytest.approx(of_step[name], rel=1e-5)
     assert result["best"]["validation_b/accuracy"] == evaluated[best]["epoch/validation_b_accuracy"]
-    assert [record["step"] for record in records if "test/loss" in record] == [last]
+    assert [record["step"] for record in records if "far/test/loss" in record] == [last]
     assert records[0]["sets"] == ["validation", "validation_b"], "the page has accuracy of both on one chart"
 
     from_last = ("--resume", str(run_dir / "checkpoints" / "last.pt"))  # of a run that is complete: there is no best.pt
     train_on_ranks(with_sets, tmp_path / "other", *OPTIONS, *from_last)
     again = json.loads((tmp_path / "other" / "result.json").read_text())
-    assert again["test"]["loss"] == pytest.approx(of_last["test"][0], rel=1e-5)
+    assert again["test"]["loss"] == pytest.approx(of_last["far/test"][0], rel=1e-5)
 
     for ranks, options in ((1, []), (3, []), (1, ["--other"])):  # ranks need not divide the batch
         command = [sys.executable, "evaluate.py", str(run_dir), *ON_CPU, *options]
@@ -111,7 +112,7 @@ def test_the_test_set_is_evaluated_once(with_sets: Path, tmp_path: Path) -> None
     assert ["test" in result for result in results] == [False, False, True, True]
     assert results[-1]["test"] == results[-2]["test"]
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in records if "test/loss" in record] == [last]
+    assert [record["step"] for record in records if "far/test/loss" in record] == [last]
 
 
 def test_what_cannot_be_evaluated_is_one_line(with_sets: Path, tmp_path: Path) -> None:
@@ -131,7 +132,14 @@ def test_names_of_sets_differ(package: Package) -> None:
     for wrong in (twice, {"evaluation": {}}, {"evaluation": {"train": kept}}):
         with pytest.raises(exits.UserError, match="each with a name of its own"):
             checked(**wrong)
+    for name in ("device", "waiting/b"):
+        with pytest.raises(
+            exits.UserError, match=f"records have other numbers of the name {name}: rename this test set"
+        ):
+            checked(evaluation=kept, test={name: kept})
     with pytest.raises(exits.UserError, match=r"must return Data\(train=\.\.\., evaluation=\.\.\.\), .*, not 3 things"):
         loading.checked((kept, kept, kept))
     with pytest.raises(exits.UserError, match="the hard set is a stream"):
         checked(evaluation={"easy": kept, "hard": iter(kept)})
+    with pytest.raises(exits.UserError, match=r"the validation set is a DataLoader, .*: return its dataset"):
+        checked(evaluation=DataLoader(kept))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from torch.utils.data import Subset
 
 from generator.check.train.records import read_csv
 from tests.conftest import Package, Render
+from tests.support.processes import output_of
 from tests.support.ranks import on_compute, project_module, run_train, start_ranks, train_on_ranks, wrap
+from tests.support.training import ON_CPU
 from tools.rewriting import extend
 
 
@@ -133,6 +136,22 @@ def compute(model, batch, config, compute=compute):
         means["error"] = means.pop("accuracy")
     return means
 """
+
+
+ANNEALED = """
+
+def compute(model, batch, config, compute=compute):
+    return compute(model, batch, config) | {"step": Mean(current_step(), 1)}
+"""
+
+
+def test_an_evaluation_of_a_checkpoint_has_its_step(own_project: Render, tmp_path: Path) -> None:
+    project, run_dir = own_project(), tmp_path / "run"
+    extend(project / "ddp_project" / "task.py", ANNEALED, imports="from .runtime import current_step\n")
+    train_on_ranks(project, run_dir, "--max-steps", "4", "--eval-every", "2steps")
+    saved = str(run_dir / "checkpoints" / "step-00000002.pt")
+    found = json.loads(output_of([sys.executable, "evaluate.py", saved, *ON_CPU], project).splitlines()[-1])
+    assert found["step"] == 2
 
 
 def test_only_the_first_set_must_have_the_metric_that_decides(own_project: Render, tmp_path: Path) -> None:

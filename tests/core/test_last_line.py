@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ INTERRUPTS = [
     ("train.py", "ddp_project.model", NOTHING_SAVED, 130),
     ("export.py", "torch", "interrupted", -signal.SIGINT),
 ]
-ADDRESS = "give an address of node 0, such as 10.0.0.1 or 10.0.0.1:29400"
+ADDRESS = "give an address of node 0, such as 10.0.0.1, 10.0.0.1:29400 or [fe80::1]:29400"
 WRONG_VARIABLES = [
     ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE is '0': give a number of processes, or auto"),
     ({"NUMA_BINDING": "core"}, "NUMA_BINDING is 'core': give node, socket, exclusive or core-complex"),
@@ -52,6 +53,11 @@ WRONG_VARIABLES = [
     ({"NNODES": "x"}, "NNODES is 'x': give the number of nodes"),
     ({"NNODES": "2"}, "NODE_RANK is '': give the number of this node, from 0"),
     ({"NNODES": "2", "NODE_RANK": "1"}, f"RDZV_ENDPOINT is '': {ADDRESS}"),
+    ({"NODE_RANK": "1"}, "NODE_RANK is 1: give a number from 0 to 0, since NNODES is 1"),
+    ({"NODE_RANK": "08"}, "NODE_RANK is '08': give the number of this node, from 0"),
+    ({"RDZV_TIMEOUT": "0"}, "RDZV_TIMEOUT is '0': give seconds"),
+    ({"RDZV_ENDPOINT": "::1"}, f"RDZV_ENDPOINT is '::1': {ADDRESS}"),
+    ({"RDZV_ENDPOINT": "localhost:99999"}, "RDZV_ENDPOINT is localhost:99999: ports end at 65535"),
 ]
 
 
@@ -75,6 +81,27 @@ def test_launch_sh_answers_a_wrong_option_and_help_once(launcher: str, project: 
 def test_launch_sh_refuses_a_wrong_variable(launcher: str, variables: Any, words: str, project: Render) -> None:
     env = {**os.environ, "PATH": PATH, **variables}
     assert output_of(["./launch.sh"], project(launcher=launcher), env, code=2) == f"error: {words}\n"
+
+
+def test_launch_sh_refuses_fewer_nodes_at_most_than_at_least(project: Render) -> None:
+    env = {**os.environ, "PATH": PATH, "NNODES": "2:1", "NODE_RANK": "0", "RDZV_ENDPOINT": "localhost"}
+    assert output_of(["./launch.sh"], project(), env, code=2) == (
+        "error: NNODES is 2:1: give the smaller number first\n"
+    )
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "launch"])
+def test_empty_variables_of_a_launcher_are_those_of_one_process(launcher: str, project: Render, tmp_path: Path) -> None:
+    """As templates of pods leave them."""
+    empty = dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"), "")
+    command = [sys.executable, "train.py", *ON_CPU, "--max-steps", "1", "--run-dir", str(tmp_path / "run")]
+    assert "world size 1" in output_of(command, project(launcher=launcher), {**os.environ, **empty})
+
+
+def test_a_node_0_may_have_an_address_of_ipv6(project: Render, tmp_path: Path) -> None:
+    env = {**os.environ, "PATH": PATH, "RDZV_ENDPOINT": "[::1]:0", "NPROC_PER_NODE": "2"}
+    command = ["./launch.sh", *ON_CPU, "--max-steps", "1", "--run-dir", str(tmp_path / "run")]
+    assert "world size 2" in output_of(command, project(), env)
 
 
 @pytest.mark.parametrize(("program", "module", "line", "code"), INTERRUPTS)

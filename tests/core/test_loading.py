@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import random
 import re
 import time
 import weakref
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
@@ -112,6 +114,43 @@ def test_an_evaluation_does_not_depend_on_the_epoch_of_a_dataset_that_it_shares(
     batches = iter(training)
     seen = [next(batches), *evaluation, next(batches), *evaluation]
     assert [batch.tolist() for batch in seen] == [[3, 3], [0, 0], [3, 3], [0, 0]]
+
+
+class Drawing(OneByOne):
+    """Samples that are drawn when an epoch begins, from all generators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[int] = []
+        self.drawn: list[float] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.told.append(epoch)
+        self.drawn = [random.random(), np.random.random(), torch.rand(()).item()]
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([*self.drawn, len(self.told)])
+
+
+def test_what_a_dataset_draws_for_an_epoch_depends_on_it_alone(loading: ModuleType) -> None:
+    """Not on the worker, nor on an evaluation in the epoch, nor on what was drawn before."""
+
+    def drawn(workers: int, epoch: int, own_seed: int) -> list[list[float]]:
+        torch.manual_seed(own_seed)
+        own, config = Drawing(), loading.Config(workers=workers)
+        sampler = loading.ResumableDistributedSampler(4, 2, loading.DistEnv(0, 0, 1, 1), 0)
+        sampler.set_epoch(epoch)
+        batches = iter(loading.PrefetchLoader(own, sampler, config, CPU))
+        evaluation = loading.PrefetchLoader(Drawing(), [loading.Batch([0], (0,))], config, CPU)
+        before = torch.get_rng_state()
+        found = [next(batches)[0], *evaluation, next(batches)[0]]
+        assert workers or torch.equal(torch.get_rng_state(), before)
+        assert found[0].tolist() == found[2].tolist(), "told once"
+        return [each.flatten().tolist()[:3] for each in found]
+
+    first = drawn(0, 3, own_seed=1)
+    assert drawn(1, 3, own_seed=2) == first
+    assert drawn(0, 2, own_seed=1)[0] != first[0]
 
 
 def test_an_error_in_collate_names_its_line(loading: ModuleType) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import Render, of_package
+from tests.conftest import Package, Render, of_package
 from tests.core.test_records import data_of
 from tests.support.ranks import assert_same_state, error_in, train_on_ranks
 from tests.support.training import checkpoint
@@ -59,6 +59,16 @@ def test_a_disk_that_takes_nothing_to_show_ends_no_run(showing: Path, tmp_path: 
         len(re.findall("rank 0 WARNING .*File exists: .*shown", output)) == 8
     ), "four names at each of two evaluations"
     assert "done: best validation accuracy" in output
+
+
+def test_what_a_system_leaves_beside_it_is_not_shown(package: Package, tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_bytes(b"caf\xe9")
+    for name in (".DS_Store", ".nfs0001.txt", "0.png.tmp", "x.pyc"):
+        (tmp_path / name).write_bytes(b"\xff\x00")
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / "folder.txt").mkdir()
+    shown = package("runtime.report").shown_in(tmp_path)
+    assert shown == [{"name": "note", "kind": "txt", "content": "caf\ufffd"}]
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", ".x", "a/b", "x.y"])

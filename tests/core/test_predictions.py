@@ -292,6 +292,7 @@ def test_what_cannot_be_predicted_is_named(
         (["--to", "out", "--device", "cpu", "FILE"], "name the files before --device"),
         (["EXPORT", "a.npy", "--batch-size", "0"], "--batch-size must be at least 1, not 0"),
         (["@nowhere"], "[Errno 2] No such file or directory: 'nowhere': see --help"),
+        (["EXPORT", "@list", "--workers", "x"], "--workers needs a whole number, not 'x'"),
         (["EXPORT", "a.npy", "--lrr", "2"], "there is no option --lrr: did you mean --lr?"),
     ],
 )
@@ -305,6 +306,7 @@ def test_a_wrong_command_line_is_refused_in_one_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "list").write_text("-x.npz\n--foo\n")
     places = {"EXPORT": str(exported), "FOLDER": str(tmp_path)}
     given = ["predict.py", *(places.get(word, word) for word in words)]
     monkeypatch.setattr(sys, "argv", given)

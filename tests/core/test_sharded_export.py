@@ -1,6 +1,8 @@
 """What a sharded run has trained leaves it: exports of one file or several, evaluations, runs that begin with it."""
 
 import json
+import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,9 @@ import pytest
 import torch
 
 from tests.conftest import Render
+from tests.support.hardware import small_disk
 from tests.support.processes import output_of
-from tests.support.ranks import train_on_ranks
+from tests.support.ranks import error_in, train_on_ranks
 from tests.support.training import checkpoint, differences, whole_checkpoint
 
 EXPORT = "import sys, pathlib; from ddp_project.runtime import export; export.FILE = int(sys.argv[2]); "
@@ -65,6 +68,57 @@ def test_a_run_begins_with_the_checkpoint_of_a_sharded_one(sharded: tuple[Path, 
         assert torch.equal(weight, averaged(run_dir)[name]), name
 
 
+@pytest.mark.parametrize("wrong", ["missing", "damaged"])
+def test_a_run_does_not_begin_with_shards_that_are_not_whole(
+    wrong: str, sharded: tuple[Path, Path], tmp_path: Path
+) -> None:
+    place, run_dir = sharded
+    copied = shutil.copytree(run_dir, tmp_path / "copied")
+    [shard, *_] = sorted(copied.glob("checkpoints/step-00000003/shard-00001-*"))
+    if wrong == "missing":
+        shard.unlink()
+    else:
+        content = bytearray(shard.read_bytes())
+        content[-1] ^= 1
+        shard.write_bytes(content)
+    printed = train_on_ranks(place, tmp_path / "run", "--init-from", str(copied), code=2)
+    assert error_in(printed).startswith(f"error: rank 0: {shard} is {wrong}")
+
+
+def test_shards_are_found_by_a_link_and_beside_what_a_system_leaves(sharded: tuple[Path, Path], tmp_path: Path) -> None:
+    place, run_dir = sharded
+    copied = shutil.copytree(run_dir, tmp_path / "copied")
+    for folder in copied.glob("checkpoints/step-*/"):
+        (folder / "._shard-00001-model-00001-of-00001.safetensors").write_text("of macOS")
+    link = tmp_path / "link.pt"
+    link.symlink_to(copied / "checkpoints" / "best.pt")
+    for name, weight in begun(place, tmp_path / "begun", link).items():
+        assert torch.equal(weight, averaged(run_dir)[name]), name
+    train_on_ranks(place, tmp_path / "resumed", "--max-steps", "4", "--ema-decay", "0.5", "--resume", str(link))
+    assert checkpoint(tmp_path / "resumed")["progress"]["step"] == 4
+
+
+def test_an_export_that_fails_leaves_the_one_before(sharded: tuple[Path, Path], tmp_path: Path) -> None:
+    place, run_dir = sharded
+    copied = shutil.copytree(run_dir, tmp_path / "copied")
+    output_of([sys.executable, "-c", EXPORT, str(copied), str(1 << 30)], place)
+    failing = "import errno; from ddp_project.runtime import export\n"
+    failing += "def full(*_): raise OSError(errno.ENOSPC, 'full')\n"
+    failing += f"export.write_safetensors = full; export.export(__import__('pathlib').Path({str(copied)!r}))"
+    output_of([sys.executable, "-c", failing], place, code=1)
+    output_of([sys.executable, "-c", LOAD, str(copied / "export"), str(tmp_path / "loaded.pt")], place)
+    assert differences(dict(torch.load(tmp_path / "loaded.pt")), averaged(run_dir)) == []
+
+
+def test_a_run_with_shards_does_not_resume_one_of_whole_weights(
+    sharded: tuple[Path, Path], project: Render, tmp_path: Path
+) -> None:
+    train_on_ranks(project(), tmp_path / "run", "--max-steps", "1")
+    last = tmp_path / "run" / "checkpoints" / "last.pt"
+    printed = train_on_ranks(sharded[0], tmp_path / "other", "--resume", str(last), code=2)
+    assert f"{last} has whole weights, and no shards: begin a new run with --init-from {last}" in error_in(printed)
+
+
 def test_evaluate_finds_on_other_numbers_of_ranks_what_the_run_found(sharded: tuple[Path, Path]) -> None:
     place, run_dir = sharded
     best = checkpoint(run_dir, "best.pt")["progress"]["best_metrics"]
@@ -76,10 +130,45 @@ def test_evaluate_finds_on_other_numbers_of_ranks_what_the_run_found(sharded: tu
         assert found["loss"] == pytest.approx(best["loss"], rel=1e-5)
 
 
-def test_the_estimate_counts_the_weights_and_what_the_optimizer_keeps(project: Render) -> None:
-    command = [sys.executable, "train.py", "--estimate", "--layers", "12"]
-    told = output_of(command, project(parallel="fsdp", task="language"))
+def estimated(project: Path, *options: str) -> tuple[float, float, str]:
+    """Return what 4 ranks need with replicas and with shards (GiB), and all that is said."""
+    told = output_of([sys.executable, "train.py", "--estimate", "--layers", "12", *options], project)
+    (four,) = (line.split() for line in told.splitlines() if line.split()[:1] == ["4"])
+    return float(four[1]), float(four[3]), told
+
+
+def test_the_estimate_counts_what_a_rank_keeps_and_gathers(project: Render) -> None:
+    place = project(parallel="fsdp", task="language")
+    replicas, shards, told = estimated(place)
     assert "without activations: 4 times the weights" in told, "AdamW keeps two moments beside the gradient"
     assert "the largest of 12 blocks" in told
-    (four,) = (line.split() for line in told.splitlines() if line.split()[:1] == ["4"])
-    assert float(four[3]) < float(four[1]) / 2
+    assert shards < replicas / 2
+    weights = replicas / 4
+    of_options = {
+        "--no-reshard": shards + weights,
+        "--accum-steps 2": shards + weights,
+        "--accum-steps 2 --reduce-each": shards,
+        "--no-reshard --bf16-weights --precision bf16": replicas / 4 + weights / 2,
+        "--cpu-offload": shards - replicas / 4,
+    }
+    for options, expected in of_options.items():
+        assert estimated(place, *options.split())[1] == pytest.approx(expected, rel=0.25), options
+
+
+def test_the_estimate_of_a_model_that_trains_little(own_project: Render) -> None:
+    project = own_project(parallel="fsdp", task="language")
+    model = project / "ddp_project" / "model.py"
+    frozen = "    model = GPT(config).requires_grad_(False)\n    model.norm.requires_grad_(True)\n    return model\n"
+    model.write_text(model.read_text().replace("    return GPT(config)\n", frozen))
+    assert "without activations: 1 times the weights" in estimated(project)[2]
+    wrong = output_of([sys.executable, "train.py", "--estimate", "--width", "97"], project, code=2)
+    assert wrong == "error: --width 97 is no multiple of --heads 4\n"
+
+
+def test_a_full_disk_keeps_no_part_of_a_checkpoint(project: Render, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "run", "3m") as run_dir:
+        options = ("--save-every", "1", "--keep", "99")
+        error = error_in(train_on_ranks(project(parallel="fsdp"), run_dir, *options, code=2, timeout=100))
+        assert re.search(r"step-\d+ could not be written \(it takes \d+ bytes\): OSError .*No space left", error), error
+        named = {checkpoint(run_dir, each.name)["shards"]["folder"] for each in run_dir.glob("checkpoints/*.pt")}
+        assert {each.name for each in run_dir.glob("checkpoints/step-*/")} == named

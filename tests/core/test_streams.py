@@ -1,6 +1,7 @@
 """Streams: each sample once, the same batches on any ranks and workers, and the same ones after any stop."""
 
 import random
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from itertools import chain, count
@@ -150,6 +151,26 @@ def test_an_iterable_with_a_state_goes_on_where_it_was_on_any_ranks(streams: Any
         batches, state = dealt(own, *setting, most=3)
         assert batches == whole[:3]
         assert dealt(own, *SETTINGS[-1], state=state)[0] == whole[3:], setting
+
+
+def test_two_sets_that_are_one_iterable_do_not_move_each_other(package: Package, streams: Any) -> None:
+    loading, one = package("runtime.data_loading"), Counting(100)
+    sets = loading.checked(loading.Data(one, {"first": one, "second": Counting(9)}))
+    training, other = sets.train.shards[0], sets.evaluation["first"].shards[0]
+    for each in (training, training, other, training):
+        next(iter(each))
+    assert (training.place, other.place) == (3, 1)
+    one.lock = threading.Lock()
+    with pytest.raises(
+        package("runtime.exits").UserError, match="which is the training set, too, and cannot be copied"
+    ):
+        loading.checked(loading.Data(one, {"first": one}))
+
+
+@pytest.mark.parametrize("shards", [{"a": 1}, {1, 2}, 3, None, iter([1])])
+def test_shards_that_are_no_list_are_refused(shards: Any, package: Package, streams: Any) -> None:
+    with pytest.raises(package("runtime.exits").UserError, match="the shards of the training set must be a list"):
+        streams.as_stream("training", package("runtime.sampling").Stream(shards, iter))
 
 
 def test_shuffled_samples_are_in_another_order_in_each_epoch(

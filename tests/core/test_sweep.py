@@ -80,6 +80,26 @@ def test_a_sweep_goes_on_however_a_trial_ends(sweep: Sweep, tmp_path: Path, caps
     assert capsys.readouterr().out.splitlines()[-1] == "best accuracy 0.3: trial 1 in runs/sweep/1, --codes=75,69,0"
 
 
+def test_other_choices_than_the_study_has_are_one_line(
+    sweep: Sweep, package: Package, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep("0") == 0
+    module, launch = package("runtime.sweep"), [sys.executable, "stand_in.py"]
+    for name, count, choices, said in (
+        ("sweep", "2", ["0"], None),
+        ("sweep", "3", ["0", "65"], "sweep.py: suggest() fails: ValueError "),
+        ("a/b", "3", ["0"], "--name must be the name of a folder in runs/, not 'a/b'"),
+        ("..", "3", ["0"], "--name must be the name of a folder in runs/, not '..'"),
+        ("", "3", ["0"], "--name must be the name of a folder in runs/, not ''"),
+        ("file", "3", ["0"], "--name file: runs/file cannot be made: File exists"),
+    ):
+        Path("runs/file").touch()
+        monkeypatch.setattr(sys, "argv", ["sweep.py", "--trials", count, "--name", name])
+        suggest = lambda trial, choices=choices: [f"--codes={trial.suggest_categorical('code', choices)}"]  # noqa: E731
+        assert module.main(suggest, launch, optuna.pruners.NopPruner()) == (2 if said else 0)
+        assert capsys.readouterr().err.startswith(f"error: {said}" if said else "")
+
+
 def test_a_missing_optuna_is_one_line(project: Render, tmp_path: Path) -> None:
     (tmp_path / "optuna.py").write_text("raise ModuleNotFoundError")
     printed = output_of([sys.executable, "sweep.py"], project(), {**os.environ, "PYTHONPATH": str(tmp_path)}, code=2)

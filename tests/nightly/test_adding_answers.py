@@ -12,8 +12,8 @@ import pytest
 from generator.answers.questions import TEMPLATE
 from generator.render.git import git
 from generator.render.snapshot import PARTS
-from tests.support.cli import COMMAND, check, environment, flowing
 from tests.support.adding_answers import read_page
+from tests.support.cli import COMMAND, check, environment, flowing
 from tests.support.processes import output_of
 from tests.support.versions import clone_of_the_template
 

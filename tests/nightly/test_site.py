@@ -61,7 +61,9 @@ def test_the_whole_site_is_searched_and_accessible(whole_site: str, browser: "Br
         page.locator("#search-results li").first.wait_for()
         page.locator("#search-results .search-summary", has_text="found").wait_for()
         found = page.locator("#search-results li > a").evaluate_all("links => links.map(link => link.pathname)")
-        kinds = [bool(re.match("/(decisions|adding|maintaining|testing|matrix|updates|changelog)", path)) for path in found]
+        kinds = [
+            bool(re.match("/(decisions|adding|maintaining|testing|matrix|updates|changelog)", path)) for path in found
+        ]
         assert True in kinds
         assert sorted(kinds) == kinds
         captions = page.locator(".sidebar-tree .caption").all_inner_texts()

@@ -17,7 +17,7 @@ from tests.cold.test_launchers import OF_ONE_MACHINE, assert_passed
 from tests.conftest import Measured, Render
 from tests.support.cli import check_report
 from tests.support.processes import output_of
-from tests.support.training import assert_same_weights, checkpoint, train
+from tests.support.training import assert_same_weights, train, whole_checkpoint
 
 # What is promised of the best evaluation of a run: a metric, and its smallest and its largest value.
 PROMISED = {
@@ -36,12 +36,13 @@ def test_a_task_trains_to_what_it_promises(task: str, precision: str, own_projec
     assert smallest <= json.loads((tmp_path / "run" / "result.json").read_text())["best"][metric] <= largest
 
 
-@pytest.fixture(scope="module")
-def checked() -> Iterator[dict[tuple[str, str], dict[str, Any]]]:
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+def checked(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, str], dict[str, Any]]]:
     """What a check says of each task on each launcher, with the folder that it has kept, with project and run."""
-    answers = ["backend=auto", "amp=none", "sync_bn=false", "logging=csv", f"launcher={','.join(OF_ONE_MACHINE)}"]
+    answers = ["backend=auto", "amp=none", "sync_bn=false", "logging=csv", f"parallel={request.param}"]
     with tempfile.TemporaryDirectory() as folder:  # a short path: Slurm's sockets lie below
         place, options = Path(folder), ["--launchers", "real", "--keep"]
+        answers += [f"launcher={','.join(OF_ONE_MACHINE)}"]
         found = check_report(place / "check.json", *answers, *options, code=None, timeout=1800, TMPDIR=folder)
         for each in found:
             each["folder"] = next(place.glob(f"*/{each['name']}"))
@@ -77,7 +78,7 @@ def test_every_launcher_trains_stops_and_resumes_a_task_whose_export_predicts(
         assert predictions(task, result["folder"])
     else:
         spawned = checked[task, "spawn"]
-        assert_same_weights(checkpoint(result["folder"] / "cold"), checkpoint(spawned["folder"] / "cold"))
+        assert_same_weights(whole_checkpoint(result["folder"] / "cold"), whole_checkpoint(spawned["folder"] / "cold"))
 
 
 def test_every_combination_passes_and_each_task_ends_on_four_numbers(

@@ -5,8 +5,8 @@ import operator
 import random
 import re
 import traceback
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import cached_property
@@ -24,6 +24,7 @@ from .. import data
 from .exits import UserError, in_one_line, is_out_of_memory
 from .sampling import Batch
 
+TOLD: dict[int, tuple[Any, int]] = {}  # by id, datasets that have set_epoch(), and the epoch that they were told
 # By what an error of making a batch or of sending it says: what would help.
 REMEDIES = {
     "unable to allocate shared memory|No space left on device": (
@@ -185,19 +186,22 @@ class BatchDataset(Dataset[Any]):
     """Loads whole batches, with the random generators seeded for each.
 
     So augmentation is the same after a resume and with any number of workers, and dropout is not affected. A dataset
-    with set_epoch(epoch) is told each epoch of the training, also where a worker has it, and 0 for an evaluation.
+    with set_epoch(epoch) is told each epoch of the training, also where a worker has it, and 0 for an evaluation. What
+    it draws there is also the same on all ranks.
     """
 
     latest: "ClassVar[BatchDataset | None]" = None  # that has loaded a batch: sets may share one that has set_epoch()
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None) -> None:
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None, *, seed: int = 0) -> None:
         self.dataset = dataset
         self.collate = collate
+        self.seed = seed
         self.epoch: int | None = None
 
     def __getitem__(self, batch: Batch) -> Any:
         if batch.epoch != self.epoch or BatchDataset.latest is not self:
-            set_epoch(self.dataset, batch.epoch or 0)
+            with seeded(self.seed, batch.epoch or 0):
+                set_epoch(self.dataset, batch.epoch or 0)
             BatchDataset.latest, self.epoch = self, batch.epoch
         before = torch.get_rng_state()
         in_worker = get_worker_info() is not None
@@ -241,10 +245,24 @@ def seed_batch(*key: int, torch_alone: bool = False) -> None:
         np.random.seed(hash(key) % 2**32)
 
 
+@contextmanager
+def seeded(*key: int) -> Iterator[None]:
+    """Inside, the generators of the CPU are seeded by some numbers; afterwards they continue as before."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    seed_batch(*key)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+
+
 def set_epoch(dataset: Any, epoch: int) -> None:
-    """Tell a dataset which epoch of the training begins, and the datasets that it is made of."""
-    if hasattr(dataset, "set_epoch"):
+    """Tell a dataset which epoch of the training begins, and the datasets that it is made of: once each epoch."""
+    if hasattr(dataset, "set_epoch") and TOLD.get(id(dataset), (None, None))[1] != epoch:
         dataset.set_epoch(epoch)
+        TOLD[id(dataset)] = dataset, epoch
     inner = getattr(dataset, "datasets", ()) if isinstance(dataset, ConcatDataset) else ()
     for each in (dataset.dataset,) if isinstance(dataset, Subset) else inner:
         set_epoch(each, epoch)

@@ -33,7 +33,7 @@ class AllSamples:
 
     At an evaluation, summarize() gets a tuple of as many tensors. They have each evaluated sample once, in the order of
     the set, on any number of ranks. They are in the memory of rank 0, on the CPU; half precision comes as float32. In
-    training they are left out.
+    training they are left out. Of a stream, they come in the order in which it was read.
     """
 
     def __init__(self, *values: Tensor) -> None:
@@ -127,8 +127,7 @@ class MetricAccumulator:
             self.shapes = {name: torch.as_tensor(mean.sum).shape for name, mean in means.items()}
         if means.keys() != self.shapes.keys():
             raise other_names(self.shapes, means)
-        values = [value for name in self.shapes for value in means[name]]
-        self.batches.append([value.detach() if isinstance(value, Tensor) else value for value in values])
+        self.batches.append([kept(value) for name in self.shapes for value in means[name]])
         if len(self.batches) >= AT_ONCE:
             self._add_up()
 
@@ -157,6 +156,9 @@ class MetricAccumulator:
     def _add_up(self) -> None:
         if not self.batches:
             return
+        if changed := self._changed():
+            advice = "return a clone() of it"
+            raise UserError(f'task.py: "{changed}" was changed in place after compute() had returned it: {advice}')
         try:
             columns = [self._rows(values) for values in zip(*self.batches, strict=True)]
         except RuntimeError as error:
@@ -164,11 +166,25 @@ class MetricAccumulator:
                 raise UserError(f"task.py: each sum must have the same shape in every batch: {error}") from error
             raise
         rows = torch.cat(columns, dim=1)
+        wanted = sum(shape.numel() + 1 for shape in self.shapes.values())
+        if rows.shape[1] != wanted:
+            found = f"{rows.shape[1]} numbers in all, and before {wanted}"
+            raise UserError(f"task.py: each sum must have the same shape in every batch: {found}")
         if self.finite_only:
-            rows = torch.where(columns[2 * [*self.shapes].index("loss")].isfinite(), rows, 0.0)
+            place = 2 * [*self.shapes].index("loss")  # of its sum; its count is next
+            finite = columns[place].isfinite() & columns[place + 1].isfinite()
+            rows = torch.where(finite, rows, 0.0)
         # Neither Tensor.sum() nor Tensor.cpu(): libraries for mixed precision replace them, and round to float32.
         self.totals = torch.einsum("ij->j", rows) + self.totals
         self.batches = []
+
+    def _changed(self) -> str | None:
+        """Return the name of a value that was kept as it was, and is another one now."""
+        for values in self.batches:
+            for place, value in enumerate(values):
+                if isinstance(value, Tensor) and value._version:
+                    return [*self.shapes][place // 2]
+        return None
 
     def _rows(self, values: Any) -> Tensor:
         """Return a value of each batch as a row of float64."""
@@ -176,6 +192,17 @@ class MetricAccumulator:
             # A copy of so few bytes, from memory that is not pinned, does not wait for the device.
             return torch.tensor([*map(float, values)], dtype=torch.float64).to(self.device, non_blocking=True)[:, None]
         return torch.stack(values).to(self.device).double().reshape(len(values), -1)
+
+
+def kept(value: Tensor | float) -> Tensor | float:
+    """Return what stays as it is: a copy of a tensor that was changed before, as weights, buffers and their parts are.
+
+    Results of an operation are kept themselves: to copy each would cost a kernel.
+    """
+    if not isinstance(value, Tensor):
+        return value
+    is_weight = value.is_leaf and value.requires_grad
+    return value.detach().clone() if value.is_inference() or is_weight or value._version else value.detach()
 
 
 class Evaluated(NamedTuple):
@@ -228,7 +255,7 @@ class EvaluationAccumulator(MetricAccumulator):
 def on_cpu(tensor: Tensor) -> Tensor:
     """Return a tensor on the CPU, as summarize() gets it."""
     half = tensor.dtype in (torch.float16, torch.bfloat16)
-    return tensor.detach().to("cpu", torch.float32 if half else tensor.dtype)
+    return tensor.detach().to("cpu", torch.float32 if half else tensor.dtype, copy=True)  # a part without its whole
 
 
 def joined(name: str, rows: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
@@ -260,7 +287,7 @@ def agreed_shapes(own: dict[str, torch.Size]) -> dict[str, torch.Size]:
 
 @torch._disable_dynamo  # --compile would compile anew in each step
 def current_step() -> int:
-    """Return how many optimizer steps the run has taken, for compute(): the same on all ranks, and after a stop."""
+    """Return how many optimizer steps the model has taken, for compute(): the same on all ranks, and after a stop."""
     return STATUS.step
 
 
@@ -284,6 +311,7 @@ class Progress:
     units_seen: float = 0.0  # what the count of "loss" counts, of them
     best: float = math.nan  # value of the metric that decides, on the first set to evaluate on
     best_metrics: dict[str, float] = field(default_factory=dict)  # all metrics then, and the step
+    decides: str = ""  # which metric of which set, and whether high or low is good
     since_best: int = 0  # evaluations
     evaluated_step: int = -1  # after which the last evaluation was
     of_epoch: ReducedMetrics = field(default_factory=dict)  # of the current epoch, without losses that are not finite

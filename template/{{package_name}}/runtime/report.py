@@ -33,6 +33,7 @@ SHOWN = "shown"  # folder of a run: what show() of task.py returned last
 NUMBERS = 50_000  # of records with the same names, over all runs of a page; of more, only some records are drawn
 OFTEN = 2.0  # seconds between two writes of the page, at least
 SHARE = 500  # a write comes after this multiple of the time that the last one took
+SUFFIXES = (".png", ".svg", ".txt")  # of what show() of task.py has shown
 HERE = Path(__file__).parent  # of the files that a page is made of
 
 
@@ -132,10 +133,10 @@ def is_abandoned(run_dir: Path, events: Sequence[Record]) -> bool:
 def shown_in(folder: Path) -> list[dict[str, str]]:
     """Return what was shown last: the name, the kind and the content of each file."""
     found = []
-    for file in sorted(folder.glob("*.*")):
-        if file.suffix != ".tmp":
+    for file in sorted(folder.glob("[!.]*.*")):
+        if file.suffix in SUFFIXES and file.is_file():
             content = file.read_bytes()
-            text = base64.b64encode(content).decode() if file.suffix == ".png" else content.decode()
+            text = base64.b64encode(content).decode() if file.suffix == ".png" else content.decode(errors="replace")
             found.append({"name": file.stem, "kind": file.suffix[1:], "content": text})
     return found
 

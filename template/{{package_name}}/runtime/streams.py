@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -27,6 +27,7 @@ from .permutation import Permutation
 from .sampling import Stream
 from .watchdog import OWN_WAIT
 
+LIST = "__len__", "__getitem__"
 FIRST_SLOTS, MOST_SLOTS, TURNS = 8, 64, (1, 2, 4, 8)
 UNEVEN = 1.34  # times the mean number of shards is the most that a lane may have
 Place = list[Any]  # of a lane: four numbers, or the state of an iterable
@@ -42,17 +43,28 @@ class Stateful(Stream):
         self.state = deepcopy(iterable.state_dict())
 
 
-def as_stream(name: str, dataset: Any) -> Stream:
-    """Return a dataset without __getitem__ as a stream. Raises UserError if it cannot be read by many ranks."""
+def as_stream(name: str, dataset: Any, shared: str | None = None) -> Stream:
+    """Return a dataset without __getitem__ as a stream. Raises UserError if it cannot be read by many ranks.
+
+    An iterable with a state has one place: if another set is the same one, whose name is shared, this is a copy.
+    """
     if not isinstance(dataset, Stream):
         kind = f"data.py: the {name} set is a stream ({type(dataset).__name__})"
         if not all(hasattr(dataset, each) for each in ("__iter__", "state_dict", "load_state_dict")):
             raise UserError(f"{kind} that cannot be dealt out: return Stream(shards, read) of runtime/ instead")
         try:
+            dataset = deepcopy(dataset) if shared else dataset
+        except Exception as error:
+            wrong = f"which is the {shared} set, too, and cannot be copied: {in_one_line(error)}"
+            raise UserError(f"{kind}, {wrong}: return an object of its own") from error
+        try:
             dataset = Stateful(dataset)
         except Exception as error:
             raise UserError(f"{kind}, whose state_dict() fails: {in_one_line(error)}") from error
-    if not isinstance(dataset.shuffle, int) or dataset.shuffle < 0:
+    if isinstance(dataset.shards, Mapping) or not all(hasattr(dataset.shards, each) for each in LIST):
+        found = type(dataset.shards).__name__
+        raise UserError(f"data.py: the shards of the {name} set must be a list, the same on all ranks, not {found}")
+    if isinstance(dataset.shuffle, bool) or not isinstance(dataset.shuffle, int) or dataset.shuffle < 0:
         raise UserError(f"data.py: shuffle of the {name} set must be a number of samples, not {dataset.shuffle!r:.40}")
     whole: Stream = dataset
     return whole
@@ -220,9 +232,8 @@ class StreamBatches(BatchDataset):
     """Loads parts of global batches. In each process, a lane stays open from one batch to the next."""
 
     def __init__(self, stream: Stream, collate: Collate, seed: int) -> None:
-        super().__init__(stream, collate)
+        super().__init__(stream, collate, seed=seed)
         self.stream = stream
-        self.seed = seed
         self.start: tuple[int, ...] = ()
         self.lanes: dict[int, Lane] = {}
         self.stand_in: list[Any] = []  # samples for batches that have none

@@ -39,6 +39,7 @@ REFUSED = {
     "other shards": "the number of shards of the training set is 2 on rank 0 and 3 on rank 1",
     "a stream with an order": "an order is for a set with a length: a stream has shuffle in its place",
     "a negative shuffle": "shuffle of the training set must be a number of samples, not -1",
+    "shuffle is no number": "shuffle of the training set must be a number of samples, not True",
     "no samples": "the training set is empty",
     "the program ends": "load_data() must return, and calls sys.exit(0)",
     "nothing to evaluate": "the validation set is empty: load_data() must return samples to evaluate on",
@@ -118,10 +119,11 @@ def load_what_is_asked_for(config: Any, load: Any, kind: str) -> Any:
     shards = (
         [3, 4][:: 1 - 2 * rank] if kind == "shards in another order" else [*range(2 + rank * (kind == "other shards"))]
     )
-    stream = runtime.Stream(shards, lambda shard: [training[shard]], shuffle=-1 if kind == "a negative shuffle" else 0)
+    shuffle = {"a negative shuffle": -1, "shuffle is no number": True}.get(kind, 0)
+    stream = runtime.Stream(shards, lambda shard: [training[shard]], shuffle=shuffle)
     wrong = {
         **dict.fromkeys(["a stream without --steps", "shards in another order", "other shards"], (stream, validation)),
-        "a negative shuffle": (stream, validation),
+        **dict.fromkeys(["a negative shuffle", "shuffle is no number"], (stream, validation)),
         "a stream with an order": runtime.Data(stream, validation, order=lambda size, seed, epoch: [0]),
         "one set": training,
         "three sets": [training, validation, validation],

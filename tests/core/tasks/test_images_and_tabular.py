@@ -29,6 +29,8 @@ WRONG_TABLES: dict[str, tuple[str | None, str]] = {
     "a word": ("height,width,price\n1,2,3\n\n1,wide,3\n", "{}, line 4, column width: 'wide' is no number"),
     "a missing cell": ("height,width,price\n1,2,3\n1,2\n", "{}, line 3, column price: '' is no number"),
     "not a number": ("height,width,price\n1,nan,3\n", "{}, line 2, column width: 'nan' is no number"),
+    "too large": ("height,width,price\n1,1e39,3\n", "{}, line 2, column width: '1e39' is too large for float32"),
+    "a column twice": ("height,height,price\n1,2,3\n", "{} has several columns height: rename all but one"),
     "too many cells": ("height,width,price\n1,5,2,3\n", "{}, line 2: it has more cells than the header"),
     "no text": ("\xff", "{} cannot be read: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
 }
@@ -95,6 +97,13 @@ def test_a_broken_image_is_named_in_one_line(workers: int, own_project: Render, 
     options = QUICK | {"data": images, "workers": workers}
     [[ended]] = run_all([[Program(own_project(task="images"), tmp_path / "run", options, world_size=1, code=2)]])
     assert error_in(ended.output).startswith(f"error: {file} is no image that can be read: ")
+
+
+def test_images_of_16_bits_keep_their_grey(of_images: Modules, tmp_path: Path) -> None:
+    grey = np.arange(0, 2**16, 2**10, dtype=np.uint16).reshape(8, 8)
+    Image.fromarray(grey).save(tmp_path / "grey.png")
+    read = of_images("data").read_image(tmp_path / "grey.png", 8)
+    assert read.tolist() == 3 * [(grey >> 8).tolist()]
 
 
 def test_images_are_found_in_the_order_of_the_alphabet(of_images: Modules, images: Path) -> None:

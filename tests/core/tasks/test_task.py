@@ -1,5 +1,7 @@
 """Whatever task.py and model.py hold, it trains, or one line says what to put there instead."""
 
+import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -12,6 +14,7 @@ from tests.core.exact.test_resume import assert_stops_in_turn_change_nothing
 from tests.core.tasks.test_parameters import OPTIONS, RANK, UNUSED, changed
 from tests.support.forked_runs import Program, metrics, run_all
 from tests.support.ranks import error_in
+from tests.support.training import differences, whole_checkpoint
 from tools.rewriting import Rewrite, extend
 
 ALL = '__import__("ddp_project.runtime").runtime.AllSamples'
@@ -32,7 +35,12 @@ NONSENSE = [
     ('"loss": Mean($X, $Y)', '"loss": Mean($X, 0)', 'the count of "loss" is 0 over all ranks'),
     ('"accuracy": $X', f'f"accuracy{{{RANK}}}": $X', "compute() must return the same names and shapes on every rank"),
     ("def lr_at($$$A) -> float:\n    $$$B", "", "a name is missing that the program uses: add it"),
-    ('BEST = "accuracy"', 'BEST = "f1"', 'BEST is "f1", which is none of the metrics: loss, accuracy'),
+    ('BEST = "accuracy"', 'BEST = "f1"', 'BEST is "f1", which is none of the metrics: loss, accuracy; compute() must'),
+    (
+        "return config.lr * (step + 1) / $X",
+        "return -0.1",
+        "lr_at() must return a finite number of at least 0, not -0.1",
+    ),
 ]
 # Appended to task.py: a penalty on slopes, in evaluations too. The first of these keeps a table for the training.
 PENALISED = """
@@ -73,7 +81,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize(("pattern", "edited", "words"), NONSENSE)
 def test_nonsense_is_refused_in_one_line(pattern: str, edited: str, words: str, small: Render, tmp_path: Path) -> None:
     project = shutil.copytree(small(), tmp_path / "project")
-    function = "" if re.match("BEST|def", pattern) else "compute"
+    function = "" if re.match("BEST|def", pattern) else "lr_at" if "config.lr" in pattern else "compute"
     Rewrite(pattern, edited, function).apply(project / "ddp_project" / "task.py")
     [[ended]] = run_all([[Program(project, tmp_path / "run", OPTIONS, code=2)]])
     assert f"task.py: {words}" in error_in(ended.output)
@@ -97,6 +105,71 @@ def test_a_misspelt_function_is_refused(
     [[ended]] = run_all([[Program(project, tmp_path / "run", OPTIONS, code=2)]])
     expected = f"{file}.py: nothing calls {function}(): if it is meant to be {right}(), rename it"
     assert error_in(ended.output) == f"error: {expected}"
+
+
+def test_a_helper_may_have_nearly_the_name_of_a_hook(small: Render, tmp_path: Path) -> None:
+    project = shutil.copytree(small(), tmp_path / "project")
+    extend(project / "ddp_project" / "data.py", "\n\ndef _prepare(given):\n    return given\n\n\nADDED = _prepare(1)\n")
+    run_all([[Program(project, tmp_path / "run", OPTIONS)]])
+
+
+BAD_STEP = "(float('{}') if model.training and __import__('ddp_project.runtime').runtime.current_step() == 2 else 1)"
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_count_that_is_not_finite_costs_one_step(parallel: str, small: Render, tmp_path: Path) -> None:
+    """As a loss does that is not finite: the same step is left out, and all records are numbers."""
+    programs = []
+    for name, edited in {
+        "loss": f"Mean($X * {BAD_STEP.format('nan')}, $Y)",
+        "count": f"Mean($X, $Y * {BAD_STEP.format('nan')})",
+        "infinite count": f"Mean($X, $Y * {BAD_STEP.format('inf')})",
+    }.items():
+        project = shutil.copytree(small(logging="csv", parallel=parallel), tmp_path / name / "project")
+        Rewrite('"loss": Mean($X, $Y)', f'"loss": {edited}', "compute").apply(project / "ddp_project" / "task.py")
+        programs.append(Program(project, tmp_path / name / "run", OPTIONS))
+    ends = run_all([[program] for program in programs])
+    loss, *counts = (whole_checkpoint(program.run_dir) for program in programs)
+    for program, [ended], found in zip(programs[1:], ends[1:], counts, strict=True):
+        assert "".join(ended.output).count("since their gradients were not finite: 1") == 1
+        assert differences(found["model"], loss["model"]) == differences(found["update"], loss["update"]) == []
+        recorded = [value for values in metrics(program.run_dir).values() for _, value in values]
+        assert all(map(math.isfinite, recorded))
+
+
+DRAWN = """
+
+def summarize(means):
+    return means | {"accuracy": means["accuracy"] + torch.randn(()).item()}
+"""
+
+
+def test_ranks_agree_on_the_best_also_if_summarize_draws(small: Render, tmp_path: Path) -> None:
+    project = shutil.copytree(small(), tmp_path / "project")
+    extend(project / "ddp_project" / "task.py", DRAWN)
+    options = OPTIONS | {"epochs": 12, "patience": 1, "timeout": 10}
+    run_all([[Program(project, tmp_path / "run", options)]])
+
+
+def test_another_metric_that_decides_begins_anew(small: Render, tmp_path: Path) -> None:
+    project = shutil.copytree(small(), tmp_path / "project")
+    task = project / "ddp_project" / "task.py"
+    by_accuracy, run_dir = task.read_text(), tmp_path / "run"
+    for pattern, edited in {
+        'BEST = "accuracy"': 'BEST = "loss"',
+        "HIGHER_IS_BETTER = True": "HIGHER_IS_BETTER = False",
+    }.items():
+        Rewrite(pattern, edited, "").apply(task)
+    run_all([[Program(project, run_dir, OPTIONS | {"epochs": 1})]])
+    task.write_text(by_accuracy)
+    [[ended]] = run_all([[Program(project, run_dir, OPTIONS | {"epochs": 3, "resume": "newest"})]])
+    said = "the highest validation accuracy decides now, and the lowest validation loss did: the best checkpoint is"
+    assert said in "".join(ended.output)
+    best = json.loads((run_dir / "result.json").read_text())["best"]
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    found = {each["step"]: each["epoch/validation_accuracy"] for each in records if "epoch" in each}
+    del found[min(found)]  # when the loss decided
+    assert best["accuracy"] == max(found.values()) == found[best["step"]]
 
 
 def test_evaluations_may_compute_gradients_and_keep_tensors_for_the_training(small: Render, tmp_path: Path) -> None:
