@@ -239,3 +239,5 @@ def test_a_launcher_ends_when_node_0_is_silent(project: Render, free_port: int) 
     assert silent == f"watching\n{gone}: launch.sh --doctor examines the nodes\n"
     with socket.create_server(("127.0.0.1", free_port)):
         assert output_of([*command, "1", "3"], project()) == "watching\ndone\n"
+    with socket.create_server(("::1", free_port), family=socket.AF_INET6):
+        assert output_of([*command[:-1], f"[::1]:{free_port}", "1", "3"], project()) == "watching\ndone\n"

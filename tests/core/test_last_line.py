@@ -90,6 +90,33 @@ def test_launch_sh_refuses_fewer_nodes_at_most_than_at_least(project: Render) ->
     )
 
 
+@pytest.mark.parametrize("launcher", LAUNCHED)
+def test_launch_sh_elsewhere_names_the_folder_that_it_needs(launcher: str, project: Render, tmp_path: Path) -> None:
+    command = [str(project(launcher=launcher) / "launch.sh"), *LAUNCHED[launcher]]
+    printed = output_of(command, tmp_path, {**os.environ, "PATH": PATH}, code=2)
+    assert printed == "error: there is no train.py here: start launch.sh in the folder of the project\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "said"),
+    [
+        (["0"], {}, "say first how many processes: ./launch.sh 8 --epochs 20"),
+        (["2"], {"HOSTFILE": "nowhere", "RDZV_ENDPOINT": "localhost"}, "HOSTFILE nowhere cannot be read"),
+        (
+            ["2"],
+            {"HOSTFILE": "train.py", "RDZV_ENDPOINT": "::1"},
+            "RDZV_ENDPOINT is '::1': give an address of the first",
+        ),
+        (["2"], {"HOSTFILE": "train.py", "RDZV_ENDPOINT": "a:99999"}, "RDZV_ENDPOINT is 'a:99999': give an address of"),
+    ],
+)
+def test_launch_sh_of_mpirun_refuses_a_wrong_number_file_or_address(
+    words: list[str], variables: dict[str, str], said: str, project: Render
+) -> None:
+    env = {**os.environ, "PATH": PATH, **variables}
+    assert output_of(["./launch.sh", *words], project(launcher="mpirun"), env, code=2).startswith(f"error: {said}")
+
+
 @pytest.mark.parametrize("launcher", ["torchrun", "launch"])
 def test_empty_variables_of_a_launcher_are_those_of_one_process(launcher: str, project: Render, tmp_path: Path) -> None:
     """As templates of pods leave them."""

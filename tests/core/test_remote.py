@@ -354,6 +354,29 @@ def test_a_download_that_was_cut_is_made_again(
             return
 
 
+def test_a_place_that_takes_no_manifest_for_a_while_keeps_no_more_than_keep_says(
+    remote: Any, storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = Saved(storage, tmp_path / "here")
+    mirror = remote.Mirror(f"file://{tmp_path}/there", tmp_path / "here", keep=2)
+    mirror.fetch(resumes=False)
+    write = mirror.files.pipe_file
+    for step in range(1, 8):
+        saved.save(step, best=step == 1)
+        monkeypatch.setattr(mirror.files, "pipe_file", write if step == 7 else lambda *_: 1 / 0)
+        with suppress(ZeroDivisionError):
+            mirror._copy(saved.manifest.read(), mirror._changed_files())
+    left = {file.name[:13] for file in (tmp_path / "there" / "checkpoints").glob("*.pt")}
+    assert left == {"step-00000001", "step-00000006", "step-00000007"}
+
+
+def test_a_store_without_a_place_is_refused(remote: Any, package: Package) -> None:
+    with pytest.raises(
+        package("runtime.exits").UserError, match="s3:// names no place: give one such as s3://BUCKET/RUN"
+    ):
+        package("runtime.cli").remote_place(Path("s3://"))
+
+
 def test_a_place_keeps_what_is_not_of_the_run(remote: Any, storage: Any, package: Package, tmp_path: Path) -> None:
     """Files of others stay, also without a right to delete; a damaged manifest, or a run in a folder, is no new run."""
     url, there, saved = f"file://{tmp_path}/there", tmp_path / "there", Saved(storage, tmp_path / "here")

@@ -31,6 +31,10 @@ WRONG_TABLES: dict[str, tuple[str | None, str]] = {
     "not a number": ("height,width,price\n1,nan,3\n", "{}, line 2, column width: 'nan' is no number"),
     "too large": ("height,width,price\n1,1e39,3\n", "{}, line 2, column width: '1e39' is too large for float32"),
     "a column twice": ("height,height,price\n1,2,3\n", "{} has several columns height: rename all but one"),
+    "steps too fine": (
+        "height,width,price\n" + "".join(f"1,{1_700_000_000 + i},3\n" for i in range(60)),
+        "--data: column width needs finer steps than the 128 of float32: subtract a constant",
+    ),
     "too many cells": ("height,width,price\n1,5,2,3\n", "{}, line 2: it has more cells than the header"),
     "no text": ("\xff", "{} cannot be read: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
 }
@@ -97,6 +101,16 @@ def test_a_broken_image_is_named_in_one_line(workers: int, own_project: Render, 
     options = QUICK | {"data": images, "workers": workers}
     [[ended]] = run_all([[Program(own_project(task="images"), tmp_path / "run", options, world_size=1, code=2)]])
     assert error_in(ended.output).startswith(f"error: {file} is no image that can be read: ")
+
+
+def test_names_of_columns_may_have_spaces_around_them(of_tables: Modules, tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text('height,"two\nlines", price \n1,2,3\n')
+    assert of_tables("data").read_csv(tmp_path / "table.csv")[0] == ["height", "two lines", "price"]
+
+
+def test_classes_may_have_names_that_are_no_text(of_images: Modules) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    assert of_images("model").Network([name, "tea"], 8, 8).classes == [name, "tea"]
 
 
 def test_images_of_16_bits_keep_their_grey(of_images: Modules, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from torch import nn
 
 from tests.conftest import Package, Render
@@ -104,6 +104,7 @@ def test_what_cannot_be_learned_is_named(language: Modules, tmp_path: Path) -> N
         return refusal(language, lambda: load_data(config(language, data=files))[0][0])
 
     assert said(tmp_path / "none") == f"{tmp_path}/none cannot be read: No such file or directory"
+    assert said(tmp_path) == f"{tmp_path} is a folder: name its files, such as {tmp_path}/*"
     assert said(odd) == f"{odd} has 101 bytes, which is no multiple of 2: its end is missing"
     assert said(few) == "--data has 13 windows of 8 tokens: 20 are the least"
     assert said(large) == f"{large} has the token 70000: give --vocabulary 70001, or more"
@@ -118,15 +119,27 @@ def test_shards_hold_what_the_tokenizer_says(language: Modules, own_project: Ren
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
     tokenizer.train([*map(str, texts)], trainers.BpeTrainer(vocab_size=300, show_progress=False))
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    command: list[str | Path] = [sys.executable, "-m", "ddp_project.data", tmp_path / "shards", *texts, "--tokenizer"]
-    printed = output_of([*command, tmp_path / "tokenizer.json"], own_project(task="language"))
-    [shard] = (tmp_path / "shards").iterdir()
     lines = [line for text in texts for line in text.read_text().splitlines(True)]
     expected = [token for line in lines for token in tokenizer.encode(line).ids]
+    # As files of many models have it: what is added to each text, where texts are cut, and what fills them.
+    tokenizer.post_processor = processors.TemplateProcessing(single="a $A", special_tokens=[("a", 1)])
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=9)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    command: list[str | Path] = [sys.executable, "-m", "ddp_project.data", tmp_path / "shards", *texts, "--tokenizer"]
+    project = own_project(task="language")
+    printed = output_of([*command, tmp_path / "tokenizer.json"], project)
+    [shard] = (tmp_path / "shards").iterdir()
     assert printed == f"{shard}: {len(expected)} tokens of {tokenizer.get_vocab_size()}\n"
     assert np.fromfile(shard, np.uint16).tolist() == expected
     assert len(language("data").load_data(config(language, data=(shard,), vocabulary=300))) == 2
+    for folder, text, said in (
+        (tmp_path / "shards", texts[0], f"{shard} is there already: name another folder, or delete it"),
+        (tmp_path / "new", tmp_path / "none", f"{tmp_path}/none cannot be read: "),
+        (tmp_path / "other", shard, f"{shard} cannot be read: 'utf-8' codec"),
+    ):
+        wrong = [*command[:3], folder, text, "--tokenizer", tmp_path / "tokenizer.json"]
+        assert output_of(wrong, project, code=1).startswith(f"error: {said}")
 
 
 def test_checkpointing_changes_no_gradient(language: Modules) -> None:
