@@ -108,6 +108,22 @@ def test_names_of_columns_may_have_spaces_around_them(of_tables: Modules, tmp_pa
     assert of_tables("data").read_csv(tmp_path / "table.csv")[0] == ["height", "two lines", "price"]
 
 
+def test_weights_of_other_classes_or_columns_are_told(
+    of_images: Modules, of_tables: Modules, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if the names take as many bytes: labels and features would be others."""
+    image, table = of_images("model").Network, of_tables("model").Network
+    image(["apple", "blueberry"], 8, 8).load_state_dict(image(["blueberry", "grape"], 8, 8).state_dict())
+    columns = torch.zeros(2, 3)
+    table(["a", "b", "y"], columns).load_state_dict(table(["b", "a", "y"], columns).state_dict())
+    table(["a", "b", "y"], columns).load_state_dict(table(["a", "b", "y"], columns).state_dict())
+    table([], torch.zeros(0, 1)).load_state_dict(table(["b", "a", "y"], columns).state_dict())
+    assert [each.getMessage() for each in caplog.records] == [
+        "the weights are of the classes ['blueberry', 'grape'], and the data has ['apple', 'blueberry']",
+        "the weights are of the columns ['b', 'a', 'y'], and the data has ['a', 'b', 'y']",
+    ]
+
+
 def test_classes_may_have_names_that_are_no_text(of_images: Modules) -> None:
     name = os.fsdecode(b"caf\xe9")
     assert of_images("model").Network([name, "tea"], 8, 8).classes == [name, "tea"]
