@@ -133,10 +133,11 @@ def test_shards_hold_what_the_tokenizer_says(language: Modules, own_project: Ren
     assert printed == f"{shard}: {len(expected)} tokens of {tokenizer.get_vocab_size()}\n"
     assert np.fromfile(shard, np.uint16).tolist() == expected
     assert len(language("data").load_data(config(language, data=(shard,), vocabulary=300))) == 2
+    (tmp_path / "latin-1").write_bytes(b"caf\xe9\n")
     for folder, text, said in (
         (tmp_path / "shards", texts[0], f"{shard} is there already: name another folder, or delete it"),
         (tmp_path / "new", tmp_path / "none", f"{tmp_path}/none cannot be read: "),
-        (tmp_path / "other", shard, f"{shard} cannot be read: 'utf-8' codec"),
+        (tmp_path / "other", tmp_path / "latin-1", f"{tmp_path}/latin-1 cannot be read: 'utf-8' codec"),
     ):
         wrong = [*command[:3], folder, text, "--tokenizer", tmp_path / "tokenizer.json"]
         assert output_of(wrong, project, code=1).startswith(f"error: {said}")
