@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.conftest import Package, Render
 from tests.support.processes import output_of
@@ -142,4 +143,4 @@ def test_names_of_sets_differ(package: Package) -> None:
     with pytest.raises(exits.UserError, match="the hard set is a stream"):
         checked(evaluation={"easy": kept, "hard": iter(kept)})
     with pytest.raises(exits.UserError, match=r"the validation set is a DataLoader, .*: return its dataset"):
-        checked(evaluation=DataLoader(kept))
+        checked(evaluation=DataLoader(TensorDataset(torch.zeros(3))))

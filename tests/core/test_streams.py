@@ -160,7 +160,7 @@ def test_two_sets_that_are_one_iterable_do_not_move_each_other(package: Package,
     for each in (training, training, other, training):
         next(iter(each))
     assert (training.place, other.place) == (3, 1)
-    one.lock = threading.Lock()
+    vars(one)["lock"] = threading.Lock()
     with pytest.raises(
         package("runtime.exits").UserError, match="which is the training set, too, and cannot be copied"
     ):
