@@ -200,7 +200,8 @@ class BatchDataset(Dataset[Any]):
 
     def __getitem__(self, batch: Batch) -> Any:
         if batch.epoch != self.epoch or BatchDataset.latest is not self:
-            with seeded(self.seed, batch.epoch or 0):
+            with same_generators_after():
+                seed_batch(self.seed, batch.epoch or 0)
                 set_epoch(self.dataset, batch.epoch or 0)
             BatchDataset.latest, self.epoch = self, batch.epoch
         before = torch.get_rng_state()
@@ -246,10 +247,9 @@ def seed_batch(*key: int, torch_alone: bool = False) -> None:
 
 
 @contextmanager
-def seeded(*key: int) -> Iterator[None]:
-    """Inside, the generators of the CPU are seeded by some numbers; afterwards they continue as before."""
+def same_generators_after() -> Iterator[None]:
+    """Inside, the generators of the CPU may be seeded; afterwards they continue as before."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    seed_batch(*key)
     try:
         yield
     finally:

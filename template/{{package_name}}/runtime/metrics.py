@@ -195,9 +195,9 @@ class MetricAccumulator:
 
 
 def kept(value: Tensor | float) -> Tensor | float:
-    """Return what stays as it is: a copy of a tensor that was changed before, as weights, buffers and their parts are.
+    """Return a value as it is now: a copy if it is a weight, or was changed in place, as buffers are.
 
-    Results of an operation are kept themselves: to copy each would cost a kernel.
+    The result of an operation is no copy, which would cost a kernel.
     """
     if not isinstance(value, Tensor):
         return value

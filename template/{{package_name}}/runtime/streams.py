@@ -1,7 +1,6 @@
 """Streams: shards that are read one after the other, dealt out to ranks and workers, none of which knows the end."""
 
 import math
-import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -17,7 +16,7 @@ from torch.utils.data import Sampler
 from torch.utils.data._utils import worker as of_worker
 
 from ..config import Config
-from .collation import BatchDataset, loaded, seed_batch
+from .collation import BatchDataset, loaded, same_generators_after, seed_batch
 from .collectives import BATCH, gather_objects
 from .data_loading import Collate, EvaluationLoader, MicroBatches, PrefetchLoader, TrainingLoader, workers_for
 from .distributed import seconds_to_wait
@@ -27,7 +26,6 @@ from .permutation import Permutation
 from .sampling import Stream
 from .watchdog import OWN_WAIT
 
-LIST = "__len__", "__getitem__"
 FIRST_SLOTS, MOST_SLOTS, TURNS = 8, 64, (1, 2, 4, 8)
 UNEVEN = 1.34  # times the mean number of shards is the most that a lane may have
 Place = list[Any]  # of a lane: four numbers, or the state of an iterable
@@ -61,8 +59,9 @@ def as_stream(name: str, dataset: Any, shared: str | None = None) -> Stream:
             dataset = Stateful(dataset)
         except Exception as error:
             raise UserError(f"{kind}, whose state_dict() fails: {in_one_line(error)}") from error
-    if isinstance(dataset.shards, Mapping) or not all(hasattr(dataset.shards, each) for each in LIST):
-        found = type(dataset.shards).__name__
+    shards = dataset.shards
+    if isinstance(shards, Mapping) or not (hasattr(shards, "__len__") and hasattr(shards, "__getitem__")):
+        found = type(shards).__name__
         raise UserError(f"data.py: the shards of the {name} set must be a list, the same on all ranks, not {found}")
     if isinstance(dataset.shuffle, bool) or not isinstance(dataset.shuffle, int) or dataset.shuffle < 0:
         raise UserError(f"data.py: shuffle of the {name} set must be a number of samples, not {dataset.shuffle!r:.40}")
@@ -240,12 +239,8 @@ class StreamBatches(BatchDataset):
 
     def __getitem__(self, batch: Any) -> Any:
         """Return a part. It is read ahead, so the generators of the rank stay as they are, also without workers."""
-        before = random.getstate(), np.random.get_state()
-        try:
+        with same_generators_after():
             return super().__getitem__(batch)
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
 
     def _load(self, batch: Any) -> Part:
         if batch.start != self.start:
