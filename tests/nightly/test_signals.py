@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Render
-from tests.support.processes import is_running, scaled, wait_until
-from tests.support.training import FOR_EVER, checkpoint, launched, ranks_of, running, wait_for_steps
+from tests.support.processes import PATH, is_running, scaled, started, wait_for_line, wait_until
+from tests.support.training import FOR_EVER, ON_CPU, checkpoint, launched, ranks_of, running, wait_for_steps
 
 
 def assert_stopped(run_dir: Path) -> None:
@@ -72,6 +72,23 @@ def test_a_stop_is_75(stop: str, project: Render, tmp_path: Path) -> None:
         STOPS[stop](process, tmp_path / "run")
         assert process.wait(scaled(60)) == 75, (tmp_path / "output.log").read_text()
     assert_stopped(tmp_path / "run")
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "launch", "spawn"])
+@pytest.mark.parametrize("nohup", [True, False])
+def test_a_run_outlives_its_terminal_with_nohup(launcher: str, nohup: bool, project: Render, tmp_path: Path) -> None:
+    """Without it, the run stops like with any other signal."""
+    run_dir, env = tmp_path / "run", {**os.environ, "PATH": PATH, "NPROC_PER_NODE": "2", "NPROC": "2"}
+    command = [*(["nohup"] if nohup else []), "./launch.sh", *ON_CPU, "--run-dir", str(run_dir), *FOR_EVER]
+    with started(command, project(launcher=launcher), tmp_path / "output.log", env) as process:
+        wait_for_steps(run_dir)
+        os.killpg(process.pid, signal.SIGHUP)
+        if nohup:
+            wait_for_line(run_dir / "train.log", "step 1500 ", limit=300)
+            assert process.poll() is None
+            os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(scaled(60)) == 75, (tmp_path / "output.log").read_text()
+    assert_stopped(run_dir)
 
 
 def test_a_killed_rank_is_that_of_a_shell_and_one_line(project: Render, tmp_path: Path) -> None:
