@@ -134,12 +134,14 @@ def test_shards_hold_what_the_tokenizer_says(language: Modules, own_project: Ren
     assert np.fromfile(shard, np.uint16).tolist() == expected
     assert len(language("data").load_data(config(language, data=(shard,), vocabulary=300))) == 2
     (tmp_path / "latin-1").write_bytes(b"caf\xe9\n")
-    for folder, text, said in (
-        (tmp_path / "shards", texts[0], f"{shard} is there already: name another folder, or delete it"),
-        (tmp_path / "new", tmp_path / "none", f"{tmp_path}/none cannot be read: "),
-        (tmp_path / "other", tmp_path / "latin-1", f"{tmp_path}/latin-1 cannot be read: 'utf-8' codec"),
+    for folder, text, words, said in (
+        ("shards", texts[0], "tokenizer.json", f"{shard} is there already: name another folder, or delete it"),
+        ("new", tmp_path / "none", "tokenizer.json", f"{tmp_path}/none cannot be read: "),
+        ("other", tmp_path / "latin-1", "tokenizer.json", f"{tmp_path}/latin-1 cannot be read: 'utf-8' codec"),
+        ("third", texts[0], "none.json", f"{tmp_path}/none.json cannot be read: No such file"),
+        ("fourth", texts[0], "one.txt", f"{tmp_path}/one.txt cannot be read: expected value"),
     ):
-        wrong = [*command[:3], folder, text, "--tokenizer", tmp_path / "tokenizer.json"]
+        wrong = [*command[:3], tmp_path / folder, text, "--tokenizer", tmp_path / words]
         assert output_of(wrong, project, code=1).startswith(f"error: {said}")
 
 
