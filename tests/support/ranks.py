@@ -104,9 +104,9 @@ def error_in(printed: Iterable[str]) -> str:
 
 def lone_error_in(printed: Iterable[str]) -> str:
     """Return the only error line. Fails if the output has other lines, except INFO."""
-    [line] = [line for line in "".join(printed).splitlines() if line and " INFO " not in line]
-    assert line.startswith("error: ")
-    return line
+    lines = [line for line in "".join(printed).splitlines() if line and " INFO " not in line]
+    assert [line[:7] for line in lines] == ["error: "], lines
+    return lines[0]
 
 
 def run_rank(entry: Entry, project: Path, options: list[str], env: dict[str, str], output: Path) -> None:
