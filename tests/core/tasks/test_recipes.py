@@ -42,7 +42,7 @@ CALLBACK, PLATEAU, SCHEDULER = WITH_STATE = [
     "A PyTorch scheduler: OneCycleLR",
 ]
 SWEPT = ["Cross-validation"]
-OPPOSED = ["Several optimizers: a GAN", "Alternating optimizers"]  # whose loss need not fall
+OPPOSED = ["Several optimizers: a GAN", ALTERNATING]  # whose loss need not fall
 NUMBER = "A number of your own: the gradient norm of a layer"
 IN_TRAIN = [*WITH_STATE, "Early layers frozen until an epoch", NUMBER]
 STREAMED = HF, PARQUET, TAR = [
