@@ -125,6 +125,23 @@ def test_empty_variables_of_a_launcher_are_those_of_one_process(launcher: str, p
     assert "world size 1" in output_of(command, project(launcher=launcher), {**os.environ, **empty})
 
 
+@pytest.mark.parametrize("launcher", ["torchrun", "launch"])
+@pytest.mark.parametrize("variables", ["WORLD_SIZE=2", "RANK=1", "RANK=2 WORLD_SIZE=2", "RANK=x WORLD_SIZE=2"])
+def test_variables_that_name_no_rank_are_refused_at_once(variables: str, launcher: str, project: Render) -> None:
+    """Else the ranks that nobody starts would be waited for."""
+    env = {**os.environ, **dict(each.split("=") for each in variables.split())}
+    printed = output_of([sys.executable, "train.py"], project(launcher=launcher), env, code=2)
+    assert printed.startswith(f"error: {variables} gives this process no place among ranks: ")
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", ["--help all | head -0", "--doctor --device cpu | head -1"])
+def test_help_and_doctor_end_in_silence_with_what_reads_them(words: str, project: Render) -> None:
+    """Also where Python does not buffer, and writes line by line."""
+    command = ["bash", "-c", f"{sys.executable} -u train.py {words}"]
+    assert output_of(command, project()).count("\n") == words.endswith("1")
+
+
 def test_a_node_0_may_have_an_address_of_ipv6(project: Render, tmp_path: Path) -> None:
     env = {**os.environ, "PATH": PATH, "RDZV_ENDPOINT": "[::1]:0", "NPROC_PER_NODE": "2"}
     command = ["./launch.sh", *ON_CPU, "--max-steps", "1", "--run-dir", str(tmp_path / "run")]

@@ -22,7 +22,7 @@ from website.preview import Preview
 from website.render import Template
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 DESK: dict[str, Any] = {"viewport": {"width": 1360, "height": 860}}
 PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
@@ -140,12 +140,17 @@ def test_a_first_answer_needs_no_python(without_python: Any, expected: Preview) 
 
 
 def test_python_that_does_not_come_is_asked_for_again(browser: "Browser", site: str) -> None:
-    page = browser.new_page(**DESK)
+    """By the reader alone: the page does not load it once more on its own when it is idle."""
+    page, late = browser.new_page(**DESK), list["Route"]()
     page.route("**/*.wasm", lambda route: route.abort())
+    page.route("**/steps.json", lambda route: late.append(route))  # then the page loads Python while it is idle
     page.goto(f"{site}#launcher=slurm&logging=wandb")
     page.locator("#loading", has_text="Python could not be loaded").wait_for(timeout=LOADED)
     assert not page.is_visible("#panes")
-    page.unroute_all()
+    page.unroute("**/*.wasm")
+    with page.expect_response("**/steps.json"):
+        late[0].continue_()
+    page.wait_for_timeout(100)
     page.click("#retry")
     wait_for_file(page)
     assert "srun" in page.inner_text("#code")

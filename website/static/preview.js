@@ -215,4 +215,5 @@ readLink();
 update();
 // Python is loaded while nobody waits, unless the reader wants to save data.
 const idle = window.requestIdleCallback ?? ((act) => setTimeout(act, 500));
-if (!navigator.connection?.saveData) idle(() => loadSteps().then(load));
+const loadOnce = () => python.state === "absent" && load(); // after a failure, the reader decides
+if (!navigator.connection?.saveData) idle(() => loadSteps().then(loadOnce));

@@ -8,7 +8,7 @@ const waiting = new Map();
 export function load() {
   if (python.state === "loading" || python.state === "ready") return;
   worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
-  worker.onmessage = ({ data }) => receive(data);
+  worker.onmessage = ({ data, target }) => target === worker && receive(data); // not of one that has failed
   worker.onerror = () => fail("the network did not bring it");
   become({ state: "loading", share: 0, problem: "" });
 }
