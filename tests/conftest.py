@@ -32,7 +32,6 @@ Render = Callable[..., Path]
 Package = Callable[..., Any]
 Logged = Callable[[], list[str]]
 Measured = Callable[[str, str, float], None]
-MEASURED_NOW: set[str] = set()  # the guarantees with a number of this session
 PORTS = free_ports()  # that nobody listens at, and that no other process of the tests takes
 TESTS = Path(__file__).parent
 DURATIONS = TESTS / "durations.json"  # seconds by test, which pytest-split stores
@@ -143,6 +142,8 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]
 def pytest_configure(config: pytest.Config) -> None:
     """Let the main process alone store durations: pytest-split fails in workers, which have no terminal."""
     config.option.store_durations &= not hasattr(config, "workerinput")
+    if config.option.measured and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Measurements(config.option.measured))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -176,16 +177,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
-def measured(request: pytest.FixtureRequest) -> Measured:
+def measured(record_property: Callable[[str, object], None]) -> Measured:
     """Note the number of a case of a guarantee, where --measured says which file takes it."""
 
     def note(guarantee: str, case: str, number: float) -> None:
-        file = request.config.getoption("--measured")
-        if file:
-            # What earlier tests have measured of a guarantee may not be measured any more.
-            key = ("guarantee", "case") if guarantee in MEASURED_NOW else ("guarantee",)
-            MEASURED_NOW.add(guarantee)
-            record = {"guarantee": guarantee, "case": case, "value": number}
-            store(Path(file), [record], key, None, f"scripts/test.sh --measured {file}")
+        value = float(number) if isinstance(number, float) else int(number)  # xdist sends no numbers of NumPy
+        record_property("measured", {"guarantee": guarantee, "case": case, "value": value})
 
     return note
+
+
+class Measurements:
+    """Writes what tests note with measured(), from the one process to which all others report."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.guarantees: set[str] = set()  # with a number of this session
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, record in report.user_properties if report.when == "teardown" else ():
+            if name == "measured" and isinstance(record, dict):
+                # What earlier sessions have measured of a guarantee may not be measured any more.
+                known = record["guarantee"] in self.guarantees
+                self.guarantees.add(record["guarantee"])
+                key = ("guarantee", "case") if known else ("guarantee",)
+                store(Path(self.file), [record], key, None, f"scripts/test.sh --measured {self.file}")

@@ -126,13 +126,12 @@ def test_empty_variables_of_a_launcher_are_those_of_one_process(launcher: str, p
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "launch"])
-@pytest.mark.parametrize("variables", ["WORLD_SIZE=2", "RANK=1", "RANK=2 WORLD_SIZE=2", "RANK=x WORLD_SIZE=2"])
+@pytest.mark.parametrize("variables", ["WORLD_SIZE=2", "RANK=1", "RANK=2 WORLD_SIZE=2"])
 def test_variables_that_name_no_rank_are_refused_at_once(variables: str, launcher: str, project: Render) -> None:
     """Else the ranks that nobody starts would be waited for."""
     env = {**os.environ, **dict(each.split("=") for each in variables.split())}
     printed = output_of([sys.executable, "train.py"], project(launcher=launcher), env, code=2)
-    assert printed.startswith(f"error: {variables} gives this process no place among ranks: ")
-    assert printed.count("\n") == 1
+    assert re.fullmatch(r"error: WORLD_SIZE is . and RANK is .*: start ranks with ./launch.sh, or unset .*\n", printed)
 
 
 @pytest.mark.parametrize("words", ["--help all | head -0", "--doctor --device cpu | head -1"])
