@@ -18,6 +18,7 @@ from tests.support.projects.porting import side
 from tests.support.training import LAUNCHERS
 from tools.docs.pages import documented_files
 
+ELSEWHERE = {"__init__.py", "uplot.min.js"}  # modules of runtime/ that README does without
 MADE_FILES = ["README.md", "README.zh.md", "docs/exact.md", "docs/example/train.py", "docs/faults.md"]
 MADE_FILES += ["docs/matrix.md", "docs/speed.md", "docs/updates.md"]
 OF_OTHER_PROGRAMS = {
@@ -52,6 +53,13 @@ def test_the_tests_that_pages_name_exist() -> None:
     pages = [path.read_text() for path in (TEMPLATE / "docs").glob("*.md")]
     named = {path for page in pages for path in re.findall(r"\btests/(?:core|cold|nightly|unit)/[\w/]+\.py\b", page)}
     assert [path for path in sorted(named) if not (TEMPLATE / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
+def test_readme_names_every_module_of_runtime(page: str) -> None:
+    files = (TEMPLATE / "template" / "{{package_name}}" / "runtime").iterdir()
+    modules = {found[0] for file in files if (found := re.search(r"[\w.]+?\.(py|js)\b", file.name))}
+    assert {name for name in modules if not re.search(rf"\b{name}\b", (TEMPLATE / page).read_text())} == ELSEWHERE
 
 
 def shown_sessions() -> list[str]:
