@@ -1,1 +1,0 @@
-"""Measures what this repository's commands cost, and how fast the projects train that they write."""

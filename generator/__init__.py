@@ -1,1 +1,0 @@
-"""Knows every combination of answers of the template, and renders them."""

@@ -1,1 +1,0 @@
-"""Trains rendered projects on two Gloo processes each, and judges what they did."""

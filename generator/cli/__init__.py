@@ -1,1 +1,0 @@
-"""The commands; only here is anything parsed or printed."""

@@ -1,1 +1,0 @@
-"""What answers, or versions of the template, make different in projects."""

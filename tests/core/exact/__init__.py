@@ -1,1 +1,0 @@
-"""The numeric guarantees of docs/exact.md: whole programs of rendered projects against oracles."""

@@ -1,1 +1,0 @@
-"""Tests that start no process: they take seconds together."""

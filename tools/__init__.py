@@ -1,1 +1,0 @@
-"""Tools of the maintainers of this repository; they are not part of the package."""

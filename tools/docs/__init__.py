@@ -1,1 +1,0 @@
-"""Writes what was measured, and what copier.yml says, into README.md and docs/."""
