@@ -1,6 +1,6 @@
-"""Measures what each optimization of the generated project gives, and what each guard takes.
+"""Measures what each optimization of the generated project gives.
 
-Edited copies of the project run in turn with the project as it is generated. Then clocks run around the guards.
+Edited copies of the project run in turn with the project as it is generated.
 """
 
 import shutil
@@ -14,8 +14,7 @@ from tools.rewriting import Rewrite, RewriteError
 
 from . import runner
 from .contenders.workloads import WORKLOADS
-from .guards import STEPS_OF_WORKLOAD, measure_guards
-from .runner import CommandError, Record, in_turn, say
+from .runner import CommandError, Record, in_turn
 from .trials import Contender, Trial, render_project
 
 BASELINE = "as generated"
@@ -78,18 +77,16 @@ EDITS = (
 
 @dataclass
 class Benchmark(runner.Benchmark):
-    """Run the project with each optimization taken out, then steps with a clock around each guard."""
+    """Run the project with each optimization taken out."""
 
     workloads: tuple[str, ...] = ALL
     steps: int = 0
     """Train only this many steps (0: as many as the workload has)."""
-    guards: bool = True
-    """Measure the guards, too."""
 
-    key: ClassVar = ("part", "workload")
+    key: ClassVar = ("workload",)
 
     def measure(self, folder: Path) -> Iterator[list[Record]]:
-        """Yield the records of a workload up to each round, then those of the guards."""
+        """Yield the records of a workload up to each round."""
         for workload in self.workloads:
             project = render_project(folder / workload / "project")
             edits = {edit.name: edit for edit in EDITS if workload in edit.workloads}
@@ -97,11 +94,5 @@ class Benchmark(runner.Benchmark):
             projects |= {name: edit.apply(project, folder / workload / name) for name, edit in edits.items()}
             trial = Trial(workload, WORKLOADS[workload].shortened(self.steps))
             runs = {name: partial(trial.run, Contender(str(place))) for name, place in projects.items()}
-            about = {"part": "optimizations", "workload": workload}
             for found in in_turn(runs, self.rounds):
-                yield [{**about, "edit": name, **numbers} for name, numbers in found.items()]
-        for workload, taken in STEPS_OF_WORKLOAD.items() if self.guards else ():
-            say(f"{workload}, guards")
-            about = {"part": "guards", "workload": workload}
-            measured = measure_guards(folder / "guards" / workload, workload, taken)
-            yield [{**about, "guard": name, **numbers} for name, numbers in measured.items()]
+                yield [{"workload": workload, "edit": name, **numbers} for name, numbers in found.items()]

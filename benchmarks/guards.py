@@ -11,18 +11,20 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import psutil
 import torch
 
+from . import runner
 from .blocks import generated_run, joined, on_two_ranks, train_block
 from .contenders.settings import RANKS
 from .contenders.workloads import EPOCHS, LOG_EVERY, NAME, STEPS
-from .runner import Record, imported
+from .runner import Record, imported, say
 from .step_parts import PROJECT, UPDATE, put_clock, timed
 from .trials import render_project
 
@@ -36,6 +38,20 @@ CALLS = {
     JUDGING: (f"{UPDATE}:Update.normalize_gradients", f"{UPDATE}:Update.is_finite"),
     LOG: (f"{PROJECT}.tracking:Tracker.log",),
 }
+
+
+@dataclass
+class Benchmark(runner.Benchmark):
+    """Train with a clock around each guard, and around each logger."""
+
+    key: ClassVar = ("workload",)
+
+    def measure(self, folder: Path) -> Iterator[list[Record]]:
+        """Yield the records of each workload."""
+        for workload, steps in STEPS_OF_WORKLOAD.items():
+            say(workload)
+            measured = measure_guards(folder / workload, workload, steps)
+            yield [{"workload": workload, "guard": name, **numbers} for name, numbers in measured.items()]
 
 
 def measure_guards(folder: Path, workload: str, steps: int, loggers: Sequence[str] = LOGGERS) -> dict[str, Record]:

@@ -27,7 +27,7 @@ Goal = tuple[str, str, str, bool]  # what, how much is wanted, how much was meas
 
 def goal_table(records: Mapping[str, Record]) -> str:
     """Return each goal with what was measured, as a Markdown table; records by the names of their files."""
-    goals = [*speed_goals(records["speed"]), *block_goals(records["blocks"]), *guard_goals(records["ablation"])]
+    goals = [*speed_goals(records["speed"]), *block_goals(records["blocks"]), *guard_goals(records["guards"])]
     goals += [*starting_goals(records["starting"]), *copying_goals(records["copying"]), *site_goals(records["site"])]
     if not goals:
         return NOT_MEASURED
@@ -97,7 +97,7 @@ def block_goals(results: Record) -> Iterator[Goal]:
 
 def guard_goals(results: Record) -> Iterator[Goal]:
     """Look at what guards take."""
-    found = measured_in(results, part="guards")
+    found = measured_in(results)
     for workload in dict.fromkeys(record["workload"] for record in found):
         records = [record for record in found if record["workload"] == workload]
         shares = {record["guard"]: statistics.median(record["share"]) for record in records}

@@ -41,8 +41,8 @@ MAKERS: dict[str, dict[str, Callable[[Record], str]]] = {
     "ablation": {
         "optimisations": partial(optimization_table, what=RATE),
         "optimisations-memory": partial(optimization_table, what="peak_memory"),
-        "guards": guard_table,
     },
+    "guards": {"guards": guard_table},
     "gpu": {"gpu": gpu_table, "gpu-memory": memory_table, "gpu-saves": save_table},
     "starting": {"starting": starting_table},
     "loading": {"loading": loading_table},

@@ -88,7 +88,7 @@ def part_table(results: Record) -> str:
 
 def optimization_table(results: Record, what: str) -> str:
     """Return what a number becomes where each optimization is taken out, in times of itself, as a Markdown table."""
-    measured = [record for record in records(results, part="optimizations") if what in record]
+    measured = [record for record in records(results) if what in record]
     baseline = {record["workload"]: record[what] for record in measured if record["edit"] == AS_GENERATED}
     cells = {
         (record["edit"], record["workload"]): shown(spread(ratios(record[what], baseline[record["workload"]])))
@@ -101,7 +101,7 @@ def optimization_table(results: Record, what: str) -> str:
 def guard_table(results: Record) -> str:
     """Return what each guard and each logger takes of a step as a Markdown table."""
     cells = {}
-    for record in records(results, part="guards"):
+    for record in records(results):
         step, share = (f"`{record['workload']}`: a step", f"`{record['workload']}`: of its time")
         cells[record["guard"], step] = f"{spread(record['microseconds'])['median']:.0f} µs"
         cells[record["guard"], share] = percent(spread(record["share"]))
