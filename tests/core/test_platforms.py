@@ -1,13 +1,16 @@
-"""A project on Windows, on macOS, in a clone and in a wheel, and its own tests after honest edits of its owner."""
+"""A project on Windows, on macOS, in a clone and in a wheel; its own tests after honest edits; an older Python."""
 
 import os
 import re
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
+from generator.answers.questions import TEMPLATE
 from generator.render.git import run
 from generator.update.replay import put_under_git
 from tests.conftest import Render
@@ -84,3 +87,10 @@ def test_a_project_passes_its_own_tests_after_honest_edits(own_project: Render) 
     for edit in TOGETHER:
         edit(project)
     assert not failures(project, "tests/test_exact.py", "tests/test_export.py", "tests/test_loading.py")
+
+
+def test_the_packages_of_the_tests_install_on_python_3_11_0() -> None:
+    """Debian 12 has 3.11.2. Of a pin that needs a later one, pip says only that versions are in conflict."""
+    pinned = re.findall(r"^([\w.-]+)==", (TEMPLATE / "tests" / "constraints.txt").read_text(), re.MULTILINE)
+    needs = {name: metadata.metadata(name).json.get("requires_python", ">=3") for name in pinned}
+    assert [name for name, pythons in needs.items() if "3.11.0" not in SpecifierSet(str(pythons))] == []
