@@ -107,7 +107,7 @@ def check_types(
         broken: Complaints = {}
         for settings, members in groups.items():
             asked += 1
-            found, stopped = ask_mypy(settings, members, left, stage / str(asked), cache)
+            found, stopped = ask_mypy(settings, members, stage / str(asked), cache)
             complaints |= found
             if stopped:
                 told, broken = stopped, broken | found
@@ -118,12 +118,8 @@ def check_types(
             return dict.fromkeys(left, f"mypy stopped before it read this: {told}") | complaints
 
 
-def ask_mypy(
-    settings: str, members: Sequence[Path], unread: AbstractSet[str], folder: Path, cache: Path
-) -> tuple[Complaints, str]:
-    """Ask mypy for the files with these keys in projects with the same settings.
-
-    Each project is staged as a package: mypy needs unique names.
+def ask_mypy(settings: str, members: Sequence[Path], folder: Path, cache: Path) -> tuple[Complaints, str]:
+    """Ask mypy for projects with the same settings, each staged as a package: mypy needs unique names.
 
     Returns its complaints and, if it has stopped before it read all files, what it said.
     """
@@ -133,12 +129,8 @@ def ask_mypy(
         stage_project(project, folder / name, name)
     (folder / "mypy.toml").write_text(settings)
     command = [sys.executable, "-m", "mypy", "--config-file", "mypy.toml", "--explicit-package-bases"]
-    options = ["--cache-dir", str(cache), "--no-error-summary", "--hide-error-context", "--follow-imports=silent"]
-    # Each key once: of files that are only followed, mypy reads no bodies of functions.
-    once = {key: f"{name}/{path}" for name, own in keys.items() for path, key in own.items() if key in unread}
-    done = subprocess.run(
-        [*command, *options, *once.values()], cwd=folder, capture_output=True, text=True, preexec_fn=die_with_parent
-    )
+    options = ["--cache-dir", str(cache), "--no-error-summary", "--hide-error-context", *staged]
+    done = subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True, preexec_fn=die_with_parent)
     lines = defaultdict(list)
     for line in done.stdout.splitlines():
         found = re.match(r"(project\d+)/([^:]+):(\d+: .*)", line)
