@@ -8,7 +8,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from generator.answers.combinations import Combination
+from generator.check.static import check_types, source_files
 from tests.support.cli import check_report
 
 STAGES = {"render", "format", "lint", "types", "train", "resume", "agree"}
@@ -22,3 +25,19 @@ def test_every_three_answers_pass_every_stage_together(legal: list[Combination],
     results = check_report(tmp_path / "check.json", "--cover", "3", timeout=1800)
     assert triples(result["answers"] for result in results) == triples(dict(each.answers) for each in legal)
     assert [result["name"] for result in results if not set(result["seconds"]) >= STAGES] == []
+
+
+@pytest.mark.parametrize("wrong", ["one", "two"])
+def test_a_file_that_is_equal_everywhere_is_read_beside_each_version_of_its_neighbours(
+    wrong: str, tmp_path: Path
+) -> None:
+    """Its call fits the function of one project, and not that of the other."""
+    for name in ("one", "two"):
+        (tmp_path / name / "package").mkdir(parents=True)
+        (tmp_path / name / "pyproject.toml").write_text("[tool.mypy]\nstrict = true\n")
+        (tmp_path / name / "package" / "caller.py").write_text("from .callee import f\n\nf(1)\n")
+        kind = "str" if name == wrong else "int"
+        (tmp_path / name / "package" / "callee.py").write_text(f"def f(number: {kind}) -> None: ...\n")
+    having = {place: {file.key for file in source_files(place)} for place in (tmp_path / "one", tmp_path / "two")}
+    [found] = check_types(having, set().union(*having.values()), tmp_path / "types", tmp_path / "cache").values()
+    assert found.startswith("package/caller.py:3: error: Argument 1 to ")
