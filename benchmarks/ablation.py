@@ -1,4 +1,4 @@
-"""Measures what each optimization of the generated project gives.
+"""Measures what each optimization of the generated project is worth.
 
 Edited copies of the project run in turn with the project as it is generated.
 """

@@ -29,7 +29,7 @@ from .step_parts import PROJECT, UPDATE, put_clock, timed
 from .trials import render_project
 
 STEPS_OF_WORKLOAD = {"tiny_mlp": 4000, "small_cnn": 2000, "resnet": 200}
-PARTS = 5  # of the steps, whose differences are told
+PARTS = 5  # of the steps, if --rounds does not say
 LOGGERS = ("csv", "tensorboard", "mlflow", "wandb")
 PLAIN, BAR, SIGNS, LOG = "console", "a progress bar on a screen", "signs of life", "the log"
 JUDGING = "judging each step by its gradients"
@@ -44,29 +44,34 @@ CALLS = {
 class Benchmark(runner.Benchmark):
     """Train with a clock around each guard, and around each logger."""
 
+    rounds: int = PARTS
+    """How many parts of the run are measured."""
+
     key: ClassVar = ("workload",)
 
     def measure(self, folder: Path) -> Iterator[list[Record]]:
         """Yield the records of each workload."""
         for workload, steps in STEPS_OF_WORKLOAD.items():
             say(workload)
-            measured = measure_guards(folder / workload, workload, steps)
+            measured = measure_guards(folder / workload, workload, steps, rounds=self.rounds)
             yield [{"workload": workload, "guard": name, **numbers} for name, numbers in measured.items()]
 
 
-def measure_guards(folder: Path, workload: str, steps: int, loggers: Sequence[str] = LOGGERS) -> dict[str, Record]:
+def measure_guards(
+    folder: Path, workload: str, steps: int, loggers: Sequence[str] = LOGGERS, rounds: int = PARTS
+) -> dict[str, Record]:
     """Return, for each guard, the microseconds that it takes of a step, and their share of the step's time."""
-    of_a_part = max(LOG_EVERY, steps // PARTS)
+    of_a_part = max(LOG_EVERY, steps // rounds)
     chosen = {NAME: workload, STEPS: str(of_a_part), EPOCHS: "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     measured: dict[str, Record] = {}
     for logger in (PLAIN, *loggers):
         render_project(folder / logger / "project", logging=logger)
-        found = on_two_ranks(measure_on_rank, folder / logger, chosen, of_a_part)
+        found = on_two_ranks(measure_on_rank, folder / logger, chosen, of_a_part, rounds)
         measured |= found if logger == PLAIN else {f"{LOG} and {logger}": found[LOG]}
     return measured
 
 
-def measure_on_rank(rank: int, folder: Path, port: int, steps: int) -> None:
+def measure_on_rank(rank: int, folder: Path, port: int, steps: int, rounds: int) -> None:
     """Train on one of two ranks with the clocks. Rank 0 writes what it finds."""
     with open(folder / f"log{rank}", "w") as log:
         os.dup2(log.fileno(), sys.stderr.fileno())
@@ -86,7 +91,7 @@ def measure_on_rank(rank: int, folder: Path, port: int, steps: int) -> None:
         signs = imported(f"{PROJECT}.watchdog").Watchdog(rank, RANKS, patience=60)
         parts: dict[str, list[float]] = {guard: [] for guard in (JUDGING, SIGNS, BAR, LOG)}
         seconds = []
-        for part in range(PARTS + 1):
+        for part in range(rounds + 1):
             taken.clear()
             beside.clear()
             began, others = time.perf_counter(), seconds_of_children()

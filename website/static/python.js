@@ -8,7 +8,7 @@ const waiting = new Map();
 export function load() {
   if (python.state === "loading" || python.state === "ready") return;
   worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
-  worker.onmessage = ({ data, target }) => target === worker && receive(data); // not of one that has failed
+  worker.onmessage = ({ data }) => receive(data);
   worker.onerror = () => fail("the network did not bring it");
   become({ state: "loading", share: 0, problem: "" });
 }
@@ -32,6 +32,7 @@ function receive({ share, ready, problem, number, result, error }) {
 
 function fail(problem) {
   worker.terminate();
+  worker.onmessage = worker.onerror = null; // what it has sent may still be on its way
   become({ state: "failed", problem });
   for (const { reject } of waiting.values()) reject(new Error(problem));
   waiting.clear();
