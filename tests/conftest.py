@@ -181,7 +181,7 @@ def measured(record_property: Callable[[str, object], None]) -> Measured:
     """Note the number of a case of a guarantee, where --measured says which file takes it."""
 
     def note(guarantee: str, case: str, number: float) -> None:
-        value = float(number) if isinstance(number, float) else int(number)  # xdist sends no numbers of NumPy
+        value = float(number) if isinstance(number, float) else int(number)  # xdist cannot send those of NumPy
         record_property("measured", {"guarantee": guarantee, "case": case, "value": value})
 
     return note

@@ -3,8 +3,9 @@
 import json
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import field, fields, make_dataclass
 from pathlib import Path
 from typing import Any
@@ -96,12 +97,20 @@ def refused(parse: Parse, package: Package) -> Refused:
     return get
 
 
+@pytest.fixture
+def sigpipe() -> Iterator[None]:
+    """Restore the handler of SIGPIPE, which --help leaves to the system: it would end the process of other tests."""
+    handler = signal.getsignal(signal.SIGPIPE)
+    yield
+    signal.signal(signal.SIGPIPE, handler)
+
+
 TASKS = [choice.value for question in read_questions() if question.key == "task" for choice in question.choices]
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_help_shows_the_common_options_on_a_screen_or_two_and_all_if_asked(
-    task: str, package: Package, capsys: pytest.CaptureFixture[str]
+    task: str, package: Package, capsys: pytest.CaptureFixture[str], sigpipe: None
 ) -> None:
     """With the defaults of options.py; an option of these that must be given has none."""
     cli, config = package("runtime.cli", task=task), package("config", task=task)
