@@ -20,7 +20,6 @@ CONFIG = {
     "safe.directory": "*",
     "core.excludesFile": os.devnull,
     "core.attributesFile": os.devnull,
-    "core.quotePath": "false",
 }
 SETTINGS = {
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -50,7 +49,9 @@ def git(folder: Path, *arguments: str, environment: Mapping[str, str] = {}) -> b
     """Run git in a folder, and return what it prints. Raises GitError if it fails."""
     settings = {**git_environment(os.environ), **environment}
     try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, env=settings)
+        done = subprocess.run(
+            ["git", "-c", "core.quotePath=false", *arguments], cwd=folder, capture_output=True, env=settings
+        )
     except FileNotFoundError:
         raise GitError("git is not installed") from None
     if done.returncode:

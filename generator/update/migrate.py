@@ -145,11 +145,11 @@ def rewrite_files(plan: Plan, project: Path, package: str) -> None:
     runtime = read_runtime(project, package)
     for path in sorted(there | {path for path in plan.written if path.endswith(".py")}):
         try:
-            text = plan.written.get(path) or (project / path).read_bytes().decode()
+            text = plan.written.get(path) or (project / path).read_bytes().decode("utf-8-sig")
             new = rewrite(PurePath(path), text, runtime)
             plan.left += dangling(PurePath(path), new, runtime)
         except (SyntaxError, ValueError) as error:
-            plan.left.append(f"{path} is no Python, and stays as it is: {error}")
+            plan.left.append(f"{path} is no Python in UTF-8, and stays as it is: {error}")
             continue
         if new != text:
             plan.written[path] = new

@@ -36,6 +36,7 @@ NAMES = {
     "on_main": "on_rank_zero",
     "whole_file": "atomic_write",
 }
+GONE = NAMES | MODULES | {"world": "env"}  # names that train.py had, too
 # Functions that always get the options since version 2: the file, the name, and how many arguments go before them.
 GET_OPTIONS = {("task.py", "compute"): 2, ("model.py", "build_model"): 0}
 
@@ -168,9 +169,14 @@ def rewrite_imports(source: Source, *, everywhere: bool) -> None:
             places.setdefault(place, []).append(f"{new} as {kept}" if kept else new)
         if places != {module: [ast.unparse(alias) for alias in node.names]}:
             source.edit(source.begin(node), source.end(node), statements(source, node, module, places))
+    if source.path.name == "config.py":  # Copier has merged its imports: lines of the owner still use the old names
+        renamed |= {old: new for old, new in NAMES.items() if not source.bindings(old) and source.bindings(new)}
     for name in source.nodes:
         if isinstance(name, ast.Name) and name.id in renamed:
             source.edit(source.begin(name), source.end(name), renamed[name.id])
+        for quoted in (getattr(name, part, None) for part in ("annotation", "returns")):
+            if isinstance(quoted, ast.Constant) and quoted.value in renamed:
+                source.edit(source.begin(quoted) + 1, source.end(quoted) - 1, renamed[quoted.value])
 
 
 def in_order(name: str) -> tuple[bool, bool, str]:
@@ -292,4 +298,14 @@ def dangling(path: PurePath, text: str, runtime: Runtime) -> list[str]:
         module = modules.get(ast.unparse(use.value), "")
         if module in runtime.modules and not runtime.has(module, use.attr):
             words.append(f"{path}:{use.lineno}: {module} has no {use.attr}")
+    words += [f"{path}:{use.lineno}: {use.id} is {GONE[use.id]} in version 2" for use in unbound(source)]
     return [*words, *without_options(source)]
+
+
+def unbound(source: Source) -> Iterator[ast.Name]:
+    """Yield the uses of names of version 1 that nothing in the file defines any more."""
+    if any(alias.name == "*" for node in source.nodes if isinstance(node, ast.ImportFrom) for alias in node.names):
+        return
+    for node in source.nodes:
+        if isinstance(node, ast.Name) and node.id in GONE and not source.bindings(node.id):
+            yield node

@@ -152,6 +152,7 @@ class PredictionFile:
     def __init__(self, to: Path | None, inputs: Inputs) -> None:
         """Go on with a file of the same inputs and model, or begin one. Raises UserError if it cannot be written."""
         self.to, self.whole, self.digest = to and to.resolve(), len(inputs), inputs.digest
+        self.files = {Path(name).resolve() for name, *_ in inputs.forms}
         self.inputs = self.bytes = 0  # that are written
         self.stream: BinaryIO | None = None if dist.get_rank() else sys.stdout.buffer
         self.noted, self.took = time.monotonic(), 0.0  # when the place was noted, and how long that took
@@ -167,6 +168,8 @@ class PredictionFile:
     def _open(self) -> int:
         """Open the file at the place up to which it is good, and return the inputs that have their lines."""
         assert self.to is not None
+        if self.to in self.files:
+            raise UserError(f"--to {self.to} is one of the inputs: name another file")
         if self.to.exists() and not self.to.is_file():
             raise UserError(f"--to {self.to} is {'a folder' if self.to.is_dir() else 'no file'}: name a file")
         try:

@@ -52,7 +52,7 @@ def download(url: str) -> Path:
                 if Path(file_name(url)).suffix in OF_FILES:
                     bring(files, {file_name(url): root}, root.rpartition("/")[0], folder)
                 elif files.exists(f"{root}/{MANIFEST}"):
-                    Mirror(url, folder, keep=1).fetch(resumes=True)
+                    Mirror(url, folder, keep=1).fetch(resumes=True, follows=True)  # it may be another run
                 else:
                     bring(files, {name: f"{root}/{name}" for name in best_of(files, root)}, root, folder)
         except UserError as error:
@@ -80,6 +80,7 @@ def bring(files: Any, wanted: dict[str, str], parent: str, folder: Path) -> None
         forms[name] = files.ukey(path)
         if before.get(name) != forms[name] or not (folder / name).is_file():
             print(f"downloading {path} to {folder}", file=sys.stderr)
+            known.unlink(missing_ok=True)  # what is here is a mix of two versions, until all is here
             get_file(files, path, folder / name)
         if name.endswith(INDEX):
             shards = {*json.loads((folder / name).read_text())["weight_map"].values()}

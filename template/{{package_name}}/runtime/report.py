@@ -85,7 +85,7 @@ def describe(
     """Return what a page says of a run; its result is read, unless it is given. Raises UserError if it is no run."""
     try:
         records = read()
-        options = json.loads((run_dir / "config.json").read_text())
+        options = json.loads((run_dir / "config.json").read_text(), parse_constant=str)  # inf and NaN are no JSON
         if result is None:
             result = json.loads((run_dir / RESULT).read_text()) if (run_dir / RESULT).exists() else {}
     except (OSError, ValueError) as error:
@@ -115,7 +115,7 @@ def columns(records: Sequence[Record], numbers: int) -> dict[str, list[float | N
 
 def rounded(value: float) -> float | None:
     """Return six digits of a number, and all of a time or a count; None if it is not finite."""
-    if isinstance(value, int) or abs(value) > 1e9:
+    if isinstance(value, int) or abs(value) > 1e9 or value.is_integer():
         return value if math.isfinite(value) else None
     return float(f"{value:.6g}") if value == value else None
 
@@ -182,10 +182,11 @@ def serve(run_dirs: Sequence[Path], port: int) -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             name = self.path.partition("?")[0]
-            if name not in (place, place + LIVE):
+            there = [each for each in histories if (each.run_dir / "config.json").exists()]  # others are gone since
+            if name not in (place, place + LIVE) or not there:
                 return self.send_error(404)
             with one_at_a_time:
-                data = data_of(histories, OFTEN)
+                data = data_of(there, OFTEN)
             kind, text = ("html", page_of(data)) if name == place else ("javascript", f"update({data});\n")
             self.send_response(200)
             for header in (f"Content-Type: text/{kind}; charset=utf-8", "Cache-Control: no-store"):
@@ -208,6 +209,8 @@ def main() -> None:
     parser.add_argument("--serve", action="store_true", help="serve the page on 127.0.0.1 instead, and follow the runs")
     parser.add_argument("--port", type=int, default=0, help="where to serve it (0: any free port)")
     asked = parser.parse_args()
+    if not 0 <= asked.port <= 65535:
+        raise UserError(f"--port is {asked.port}: ports end at 65535")
     begun = [each for each in asked.runs if (each / FILE).exists() or (each / LOG).exists()]  # runs/* may have others
     serve(begun or asked.runs, asked.port) if asked.serve else write_page(begun or asked.runs, Path(PAGE))
 

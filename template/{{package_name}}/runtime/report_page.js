@@ -99,7 +99,7 @@ function readTimes(run, starts) {
   const latest = times.filter(time => time >= (run.start.time ?? 0));
   run.gap = Math.max(0, ...latest.slice(1).map((time, i) => time - latest[i]));
   const withSamples = run.series.filter(series => series.samples);
-  run.step = Math.max(0, run.result.step ?? 0, ...run.series.map(series => series.step.at(-1)), ...run.events.map(each => each.step));
+  run.step = Math.max(0, run.result.step ?? 0, ...run.series.map(series => series.step.at(-1)), ...run.events.slice(run.events.lastIndexOf(run.start)).map(each => each.step));
   const known = new Map(withSamples.flatMap(series => series.step.map((step, i) => [step, series.samples[i]])));
   const steps = [0, ...[...known.keys()].sort((a, b) => a - b)];
   known.set(0, 0);

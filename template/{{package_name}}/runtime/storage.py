@@ -92,6 +92,7 @@ def replace_file(path: Path, content: bytes) -> None:
 def link_atomically(path: Path, name: Path) -> None:
     """Give the file a second name, which until then may belong to another file."""
     temporary = name.with_name(f"{name.name}.tmp")
+    temporary.unlink(missing_ok=True)  # a kill may have left a link to a checkpoint, which a copy would overwrite
     try:
         os.link(path, temporary)
         os.replace(temporary, name)
