@@ -151,7 +151,8 @@ def test_a_damaged_or_missing_checkpoint_is_not_exported(
     assert f"{best} is damaged: " in refused(export.export, run_dir)
     (tmp_path / "cut.pt").write_bytes(best.read_bytes()[:1000])
     best.unlink()
-    assert f"there is no checkpoint {best}" in refused(export.export, run_dir)
+    first = "the best comes with the first evaluation, so name another"
+    assert f"there is no checkpoint {best}: {first}" in refused(export.export, run_dir)
     assert "cannot be read as a checkpoint" in refused(export.export, tmp_path / "cut.pt")
     monkeypatch.chdir(tmp_path)
     assert "there is no run in" in refused(export.export)
@@ -339,3 +340,7 @@ def test_unusable_weights_end_all_ranks_in_one_line(
     options = ("--init-from", str(best))
     assert words in lone_error_in(train_on_ranks(project(), tmp_path / "new", *options, code=2))
     assert not [*(tmp_path / "new").glob("checkpoints/*")]
+    printed = output_of([sys.executable, "evaluate.py", tmp_path / "trained"], project(), os.environ, code=2)
+    first = f"error: {best} comes with the first evaluation: name {best.with_name('last.pt')}\n"
+    assert words in printed if there else printed == first
+    assert printed.count("\n") == 1

@@ -170,9 +170,11 @@ def test_no_package_takes_the_name_of_another_part_of_the_project(snapshot: Path
     folder = project()
     taken = {path.stem for path in [*folder.glob("*.py"), *folder.glob("tests/*.py")]}
     taken |= {path.name for path in folder.iterdir() if path.is_dir()}
-    taken |= {line.rstrip("/") for line in (folder / ".gitignore").read_text().splitlines()}
-    assert {"train", "conftest", "tests", "runs"} <= taken
-    Questionnaire(snapshot).assert_all_taken(taken - {recorded_answers(folder)["package_name"]})
+    taken |= {line.strip("/") for line in (folder / ".gitignore").read_text().splitlines()}
+    assert {"train", "conftest", "tests", "runs", "data"} <= taken
+    questions = Questionnaire(snapshot)
+    questions.assert_all_taken(taken - {recorded_answers(folder)["package_name"]})
+    assert questions.problem("package_name", "data") == "data is taken: try data_ddp"
 
 
 def test_a_reason_fits_into_the_line_of_a_question(snapshot: Path, tmp_path: Path) -> None:

@@ -58,7 +58,12 @@ WRONG_VARIABLES = [
     ({"RDZV_TIMEOUT": "0"}, "RDZV_TIMEOUT is '0': give seconds"),
     ({"RDZV_ENDPOINT": "::1"}, f"RDZV_ENDPOINT is '::1': {ADDRESS}"),
     ({"RDZV_ENDPOINT": "localhost:99999"}, "RDZV_ENDPOINT is localhost:99999: ports end at 65535"),
+    (
+        {"NPROC_PER_NODE": "gpu", "CUDA_VISIBLE_DEVICES": ""},
+        "NPROC_PER_NODE is gpu, and torch finds none here: see --doctor, or give auto",
+    ),
 ]
+OF_TORCHRUN = [({"JOB_ID": "a/b"}, "JOB_ID is 'a/b': give a name without /")]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHED)
@@ -76,8 +81,13 @@ def test_launch_sh_answers_a_wrong_option_and_help_once(launcher: str, project: 
     assert not (project(launcher=launcher) / "runs").exists()
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "launch"])
-@pytest.mark.parametrize(("variables", "words"), WRONG_VARIABLES)
+@pytest.mark.parametrize(
+    ("launcher", "variables", "words"),
+    [
+        *(("torchrun", *each) for each in WRONG_VARIABLES + OF_TORCHRUN),
+        *(("launch", *each) for each in WRONG_VARIABLES),
+    ],
+)
 def test_launch_sh_refuses_a_wrong_variable(launcher: str, variables: Any, words: str, project: Render) -> None:
     env = {**os.environ, "PATH": PATH, **variables}
     assert output_of(["./launch.sh"], project(launcher=launcher), env, code=2) == f"error: {words}\n"
@@ -88,6 +98,15 @@ def test_launch_sh_refuses_fewer_nodes_at_most_than_at_least(project: Render) ->
     assert output_of(["./launch.sh"], project(), env, code=2) == (
         "error: NNODES is 2:1: give the smaller number first\n"
     )
+
+
+def test_launch_sh_names_a_port_that_is_in_use(project: Render) -> None:
+    """And not the address of node 0, which is this node."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        env = {**os.environ, "PATH": PATH, "RDZV_ENDPOINT": f"{host}:{port}"}
+        printed = output_of(["./launch.sh"], project(), env, code=69)
+    assert printed == "error: the port of RDZV_ENDPOINT (or PORT) is in use here: choose another\n"
 
 
 @pytest.mark.parametrize("launcher", LAUNCHED)

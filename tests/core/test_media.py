@@ -73,10 +73,12 @@ def test_what_a_system_leaves_beside_it_is_not_shown(package: Package, tmp_path:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", ".x", "a/b", "x.y"])
 def test_what_is_shown_is_in_its_folder_under_any_name(name: str, media: Any, tmp_path: Path) -> None:
-    media.write_media(tmp_path / "shown", name, ["text"])
-    assert [each.name for each in tmp_path.iterdir()] == ["shown"]
-    [file] = (tmp_path / "shown").iterdir()
-    assert (file.suffix, file.name.startswith(".")) == (".txt", False)
+    kinds = {".txt": ["text"], ".svg": np.ones(3), ".png": np.zeros((1, 4, 4, 3), np.uint8)}
+    for suffix in (*kinds, ".txt"):  # in place of what another kind has left
+        media.write_media(tmp_path / "shown", name, kinds[suffix])
+        assert [each.name for each in tmp_path.iterdir()] == ["shown"]
+        [file] = (tmp_path / "shown").iterdir()
+        assert (file.suffix, file.name.startswith(".")) == (suffix, False)
 
 
 REFUSED: dict[str, tuple[Any, str]] = {

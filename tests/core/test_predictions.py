@@ -276,6 +276,10 @@ def test_what_cannot_be_predicted_is_named(
     assert f"rank 0: {tmp_path}/gone cannot be read: No such file or directory" in error_in(printed)
     printed = predicted(project(), exported, good, "--to", bad, code=2)
     assert f"--to {bad} is a folder: name a file" in error_in(printed)
+    before = good.read_bytes()
+    printed = predicted(project(), exported, good, "--to", good, code=2)
+    assert f"--to {good} is one of the inputs: name another file" in error_in(printed)
+    assert good.read_bytes() == before
     printed = predicted(project(), exported, good, "--to", tmp_path / "nowhere" / "to", code=2)
     assert f"{tmp_path}/nowhere/to.part could not be written: No such file or directory" in error_in(printed)
     assert not [*tmp_path.glob("to*")]

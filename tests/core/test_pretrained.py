@@ -174,7 +174,7 @@ def test_a_folder_of_a_url_is_brought_anew_when_it_has_changed(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """With the shards of its index, and no other file; without the network, what was brought before is used."""
+    """With the shards of its index, and no other file; without the network, what was brought whole before is used."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
     tensors, there = tensors_of(package), tmp_path / "there"
     write_shards(tensors, there, safe=True)
@@ -193,6 +193,22 @@ def test_a_folder_of_a_url_is_brought_anew_when_it_has_changed(
     pretrained.download(url)
     assert (place / shard.name).read_bytes() == shard.read_bytes()
     assert capfd.readouterr().err.count("downloading") == 1
+    for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+        save_file({"newer": torch.ones(1)}, there / name)
+    arrived: list[Path] = []
+
+    def bring_one(files: Any, name: str, path: Path) -> None:
+        if arrived:
+            raise OSError("unplugged")
+        arrived.append(path)
+        path.write_bytes(files.cat_file(name))
+
+    with monkeypatch.context() as cut:
+        cut.setattr(pretrained, "get_file", bring_one)
+        with pytest.raises(package("runtime.exits").UserError, match="unplugged"):
+            pretrained.download(url)
+    pretrained.download(url)
+    capfd.readouterr()
     there.rename(tmp_path / "moved")
     assert pretrained.download(url) == place
     assert f"warning: --init-from {url}: FileNotFoundError" in capfd.readouterr().err

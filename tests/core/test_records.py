@@ -180,9 +180,9 @@ def test_wandb_is_told_no_step_twice_over_several_kills(package: Package, tmp_pa
 
 
 def data_of(page: Path) -> Any:
-    """Return what the page draws."""
+    """Return what the page draws. Fails where a browser could not read it: JSON has no NaN."""
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())
-    return json.loads(data)["runs"]
+    return json.loads(data, parse_constant=pytest.fail)["runs"]
 
 
 def points(page: Path) -> list[Point]:
@@ -238,9 +238,10 @@ def test_what_is_not_finite_is_a_gap(package: Package, tmp_path: Path) -> None:
     with open(tmp_path / "metrics.jsonl", "w") as file:
         for step, value in enumerate([4.0, math.nan, 2.0, 3.0, math.inf, -math.inf, 1.0]):
             print(json.dumps({"step": step, "time": step, "train/loss": value, "train/x": math.nan}), file=file)
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"clip_norm": Infinity, "low": -Infinity, "lr": NaN}')
     package("runtime.report").write_page([tmp_path], tmp_path / "report.html")
     [run] = data_of(tmp_path / "report.html")
+    assert run["options"] == {"clip_norm": "Infinity", "low": "-Infinity", "lr": "NaN"}
     assert run["series"] == [
         {
             "step": [*range(7)],
@@ -249,6 +250,24 @@ def test_what_is_not_finite_is_a_gap(package: Package, tmp_path: Path) -> None:
             "train/x": [None] * 7,
         }
     ]
+
+
+def test_the_page_has_whole_counts_in_the_order_of_the_lines(package: Package, tmp_path: Path) -> None:
+    """Also where the clock of the node is slow that resumed the run."""
+    lines: list[dict[str, Any]] = [
+        {"step": 0, "time": 90, "event": "started"},
+        {"step": 1, "time": 99, "tokens": 1234567.0, "lr": 0.12345678},
+        {"step": 1, "time": 99, "event": "stopped"},
+        {"step": 1, "time": 50, "event": "resumed"},
+        {"step": 2, "time": 60, "tokens": 2469134.0, "lr": 1e-9},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (tmp_path / "config.json").write_text("{}")
+    package("runtime.report").write_page([tmp_path], tmp_path / "report.html")
+    [run] = data_of(tmp_path / "report.html")
+    assert [event["event"] for event in run["events"]] == ["started", "stopped", "resumed"]
+    [series] = run["series"]
+    assert (series["tokens"], series["lr"]) == ([1234567, 2469134], [0.123457, 1e-9])
 
 
 def test_runs_are_compared_on_one_page(project: Render, tmp_path: Path) -> None:
@@ -262,6 +281,8 @@ def test_runs_are_compared_on_one_page(project: Render, tmp_path: Path) -> None:
     assert [run["options"]["lr"] for run in data_of(tmp_path / "report.html")] == [0.001, 0.002]
     refused = output_of([*command, "nowhere"], tmp_path, env, code=2)
     assert refused == "error: nowhere is no run with metrics.jsonl and config.json: name folders such as runs/*\n"
+    refused = output_of([*command, *runs, "--serve", "--port", "99999"], tmp_path, env, code=2)
+    assert refused == "error: --port is 99999: ports end at 65535\n"
 
 
 def test_a_log_of_version_1_is_taken_over_once(records: Any, tmp_path: Path) -> None:

@@ -354,6 +354,58 @@ def test_a_download_that_was_cut_is_made_again(
             return
 
 
+@pytest.mark.parametrize("of", ["the same file", "an older file"])
+def test_a_second_name_that_a_kill_left_is_not_written_through(of: str, storage: Any, tmp_path: Path) -> None:
+    saved = Saved(storage, tmp_path)
+    for step in (1, 2):
+        saved.save(step, best=True)
+    old, new = (tmp_path / "checkpoints" / f"step-{step:08d}.pt" for step in (1, 2))
+    os.link(new if of == "the same file" else old, tmp_path / "checkpoints" / "last.pt.tmp")
+    storage.link_atomically(new, tmp_path / "checkpoints" / "last.pt")
+    assert [file.read_text() for file in (old, new)] == ["weights of step 1", "weights of step 2"]
+    assert (tmp_path / "checkpoints" / "last.pt").samefile(new)
+
+
+def test_weights_of_a_run_that_has_taken_the_place_of_another_are_brought(
+    remote: Any,
+    storage: Any,
+    package: Package,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Although it has fewer steps: what --init-from has brought is replaced, and a run directory is named."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    url = f"file://{tmp_path}/there"
+    for steps in (6, 3):
+        shutil.rmtree(tmp_path / "there", ignore_errors=True)
+        saved, mirror = Saved(storage, tmp_path / f"trained-{steps}"), remote.Mirror(
+            url, tmp_path / f"trained-{steps}", 1
+        )
+        mirror.fetch(resumes=False)
+        saved.save(steps, best=True)
+        mirror.copy_now()
+        brought = package("runtime.pretrained").download(url) / "checkpoints"
+        assert (brought / "best.pt").read_text() == f"weights of step {steps}"
+        assert caplog.messages == []
+        held = remote.here(Path(url))
+    assert (held / "checkpoints" / "best.pt").read_text() == "weights of step 6"
+    assert caplog.messages == [f"{held} is used: if {url} holds another run, move it away"]
+
+
+def test_a_place_keeps_no_result_of_a_start_before_this_one(remote: Any, storage: Any, tmp_path: Path) -> None:
+    saved, mirror = Saved(storage, tmp_path / "here"), remote.Mirror(f"file://{tmp_path}/there", tmp_path / "here", 1)
+    for _ in range(2):
+        mirror.fetch(resumes=True)
+        mirror.begin(lambda: (tmp_path / "here" / "result.json").unlink(missing_ok=True))
+        assert not (tmp_path / "there" / "result.json").exists()
+        saved.save(1, best=True)
+        (tmp_path / "here" / "result.json").write_text("stopped")
+        mirror.copy_now()
+        assert (tmp_path / "there" / "result.json").exists()
+
+
 def test_a_place_that_takes_no_manifest_for_a_while_keeps_no_more_than_keep_says(
     remote: Any, storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

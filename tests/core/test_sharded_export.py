@@ -15,11 +15,48 @@ from tests.support.hardware import small_disk
 from tests.support.processes import output_of
 from tests.support.ranks import error_in, train_on_ranks
 from tests.support.training import checkpoint, differences, whole_checkpoint
+from tools.rewriting import extend
 
 EXPORT = "import sys, pathlib; from ddp_project.runtime import export; export.FILE = int(sys.argv[2]); "
 EXPORT += "export.export(pathlib.Path(sys.argv[1]))"
 LOAD = "import sys, torch; from ddp_project.runtime import load_model; "
 LOAD += "torch.save(load_model(sys.argv[1]).state_dict(), sys.argv[2])"
+# Exports a run whose checkpoints become other ones when a function is called for the first time.
+REPLACED = """
+import sys
+from pathlib import Path
+from ddp_project.runtime import export, weights
+
+run_dir, newer, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+module = export if hasattr(export, name) else weights
+called = getattr(module, name)
+
+def replaced(*arguments):
+    if newer.exists():
+        (run_dir / "checkpoints").rename(run_dir / "before")
+        newer.rename(run_dir / "checkpoints")
+    return called(*arguments)
+
+setattr(module, name, replaced)
+export.export(run_dir)
+"""
+# Two matrices, of 1 and 2 million numbers, of which SGD keeps one state; and vectors, half a million, for AdamW.
+MODEL = """
+
+def build_model(config):
+    matrices = nn.Sequential(nn.Linear(1000, 1000, bias=False), nn.Linear(1000, 2000, bias=False))
+    return nn.Sequential(matrices, *(nn.LayerNorm(2500) for _ in range(100)))
+
+
+def modules_to_shard(model):
+    return [model[0], model[0][1]]
+"""
+OPTIMIZERS = """
+
+def build_optimizer(model, config):
+    from .runtime import Optimizers
+    return Optimizers(torch.optim.SGD(model[0].parameters(), momentum=0.9), AdamW(model[1:].parameters()))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +147,20 @@ def test_an_export_that_fails_leaves_the_one_before(sharded: tuple[Path, Path], 
     assert differences(dict(torch.load(tmp_path / "loaded.pt")), averaged(run_dir)) == []
 
 
+def test_an_export_begins_again_if_its_checkpoint_is_replaced(sharded: tuple[Path, Path], tmp_path: Path) -> None:
+    """By a run that trains on, and deletes the shards, before they are checked or while they are copied."""
+    place, run_dir = sharded
+    train_on_ranks(place, tmp_path / "newer", "--max-steps", "1", "--seed", "1")
+    for name in ("check_shards", "read_whole_tensors"):
+        copied = shutil.copytree(run_dir / "checkpoints", tmp_path / name / "checkpoints").parent
+        newer = shutil.copytree(tmp_path / "newer" / "checkpoints", tmp_path / name / "newer")
+        output_of([sys.executable, "-c", REPLACED, str(copied), str(newer), name], place)
+        assert json.loads((copied / "export" / "model.json").read_text())["step"] == 1
+        output_of([sys.executable, "-c", LOAD, str(copied / "export"), str(tmp_path / "loaded.pt")], place)
+        expected = whole_checkpoint(tmp_path / "newer", "best.pt")["model"]
+        assert differences(dict(torch.load(tmp_path / "loaded.pt")), expected) == []
+
+
 def test_a_run_with_shards_does_not_resume_one_of_whole_weights(
     sharded: tuple[Path, Path], project: Render, tmp_path: Path
 ) -> None:
@@ -163,6 +214,17 @@ def test_the_estimate_of_a_model_that_trains_little(own_project: Render) -> None
     assert "without activations: 1 times the weights" in estimated(project)[2]
     wrong = output_of([sys.executable, "train.py", "--estimate", "--width", "97"], project, code=2)
     assert wrong == "error: --width 97 is no multiple of --heads 4\n"
+
+
+def test_the_estimate_counts_states_by_sizes_and_nested_blocks_once(own_project: Render) -> None:
+    project = own_project(parallel="fsdp", task="language")
+    extend(project / "ddp_project" / "model.py", MODEL)
+    extend(project / "ddp_project" / "task.py", OPTIMIZERS)
+    told = estimated(project)[2]
+    states = (3 + 2 * 0.5) / 3.5
+    assert f"without activations: {2 + states:.3g} times the weights" in told
+    inner, outside = (4 * numbers / 2**30 for numbers in (2_000_000, 500_000))
+    assert f"the largest of 2 blocks: {inner:.3g} GiB; outside of blocks: {outside:.3g} GiB" in told
 
 
 def test_a_full_disk_keeps_no_part_of_a_checkpoint(project: Render, tmp_path: Path) -> None:

@@ -98,6 +98,21 @@ def test_other_choices_than_the_study_has_are_one_line(
         suggest = lambda trial, choices=choices: [f"--codes={trial.suggest_categorical('code', choices)}"]  # noqa: E731
         assert module.main(suggest, launch, optuna.pruners.NopPruner()) == (2 if said else 0)
         assert capsys.readouterr().err.startswith(f"error: {said}" if said else "")
+    for name, value in (("BEST", "loss"), ("HIGHER_IS_BETTER", False)):
+        with monkeypatch.context() as patch:
+            patch.setattr(module.task, name, value)
+            assert sweep("0") == 2
+        said = "runs/sweep began with another BEST or HIGHER_IS_BETTER: give another --name"
+        assert capsys.readouterr().err == f"error: {said}\n"
+
+
+@pytest.mark.usefixtures("sweep")
+def test_a_missing_launcher_is_one_line(
+    package: Package, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sweep.py"])
+    assert package("runtime.sweep").main(lambda trial: [], ["./launch.sh"], optuna.pruners.NopPruner()) == 2
+    assert capsys.readouterr().err == "error: [Errno 2] No such file or directory: './launch.sh'\n"
 
 
 def test_a_missing_optuna_is_one_line(project: Render, tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import Dataset
 
 from generator.check.train.records import OF_CLOCK, read_jsonl
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.support.ranks import run_train, train_on_ranks, wrap
 
 OPTIONS = ("--max-steps", "24", "--log-every", "8", "--workers", "0")
@@ -90,6 +91,24 @@ def test_the_mfu_is_what_the_layers_compute(project: Render, tmp_path: Path) -> 
     assert found["device/mfu"] == pytest.approx([rate * OF_LAYERS / 1e9 for rate in rates])
     train_on_ranks(project(), tmp_path / "other", *OPTIONS, entry=train_with_a_peak)
     assert "device/mfu" not in of_clock(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+    ],
+)
+def test_a_peak_is_that_of_the_whole_name(
+    name: str, peak: float | None, package: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    config = package("config").Config(precision="bf16")
+    assert package("runtime.throughput").peak_of(config, torch.device("cuda")) == peak
 
 
 def test_tokens_are_counted_where_the_task_has_them(project: Render, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ BEST = {"step": 300, "accuracy": 0.875, "loss": 0.5}
 
 
 def records(steps: int, **start: Any) -> list[dict[str, Any]]:
-    """What a run records that was resumed after half of its steps, with two spikes of the loss: one second a step."""
+    """What a run records that failed and was resumed from half of its steps, with two spikes: one second a step."""
     found: list[dict[str, Any]] = [{"step": 0, "time": BEGUN, "event": "started", **START, **start}]
     now = BEGUN
     for step in range(1, steps + 1):
@@ -62,7 +62,7 @@ def records(steps: int, **start: Any) -> list[dict[str, Any]]:
                 {"step": step, "time": now, "epoch": step // 100, **of_sets, "epoch/validation_accuracy": accuracy}
             )
         if step == steps // 2:
-            found.append({"step": step, "time": now, "event": "stopped"})
+            found.append({"step": steps + 100, "time": now, "event": "failed", "why": "KeyError: 0"})
             now += PAUSE
             found.append({"step": step, "time": now, "event": "resumed", **START, **start})
     return found
@@ -170,7 +170,7 @@ def test_the_page_of_a_run_has_its_numbers_options_and_what_was_shown(
             "commit": "0123456789ab",
         }
         assert cards(page)["time"].startswith("6 min 40 s since"), "without the pause"
-        assert "stopped at step 200, resumed at step 200" in page.inner_text("#runs")
+        assert "failed at step 500, resumed at step 200" in page.inner_text("#runs")
         expected = [(each["step"], float(f"{each['train/loss']:.6g}")) for each in records(400) if "lr" in each]
         drawn = curves(page, "loss")
         assert [(x, value) for x, value in drawn["training"]] == expected
@@ -356,10 +356,10 @@ def test_a_page_whose_run_has_fallen_silent_says_so(
 
 
 def test_a_served_page_follows_runs_for_those_who_know_its_address(
-    project: Render, package: Package, browser: "Browser", whole_run: Path, tmp_path: Path
+    project: Render, package: Package, browser: "Browser", tmp_path: Path
 ) -> None:
-    run_dir = write_run(tmp_path / "live", None)
-    command = [sys.executable, "-m", "ddp_project.runtime.report", str(whole_run), str(run_dir), "--serve"]
+    other_run, run_dir = (write_run(tmp_path / name, None) for name in ("other", "live"))
+    command = [sys.executable, "-m", "ddp_project.runtime.report", str(other_run), str(run_dir), "--serve"]
     with subprocess.Popen(command, cwd=project(), stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout
@@ -381,6 +381,11 @@ def test_a_served_page_follows_runs_for_those_who_know_its_address(
                     kept.begin(cut)
                     kept.add(last, {"train/loss": 1.0})
                     rows.nth(1).get_by_text(str(last), exact=True).wait_for(timeout=SOON)
+            shutil.rmtree(run_dir)
+            assert re.findall('"name":"([a-z]+)","options"', urlopen(address).read().decode()) == ["other"]
+            shutil.rmtree(other_run)
+            with pytest.raises(HTTPError, match="404"):
+                urlopen(address)
             server.send_signal(signal.SIGINT)
             assert server.wait(30) == 0
         finally:

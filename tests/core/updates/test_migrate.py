@@ -19,8 +19,13 @@ OWN = '''"""Metrics of my own."""
 from pkg.runtime import meter
 from pkg.runtime.command_line import Amount
 from pkg.runtime.heartbeat import {name}
+from pkg.runtime.launcher import World
 
 LIMIT: Amount = 1.0
+
+
+def place(world: "World") -> "World":
+    return world
 
 
 def totals() -> object:
@@ -40,7 +45,9 @@ def updated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     replace(runtime / "reproducibility.py", "    torch.manual_seed(seed)\n", "    torch.manual_seed(seed + 1)\n")
     replace(runtime / "heartbeat.py", "BEAT = ", "BEAT = 2 * ")
     replace(runtime / "heartbeat.py", "class SignsOfLife", "class MySignsOfLife")
-    (project / "pkg" / "own.py").write_text(OWN.format(name="SILENT"))
+    options = "    tolerance: Amount = 0.5\n    rounds: Count = 3\n"
+    replace(project / "pkg" / "config.py", "    static_graph: ", f"{options}    static_graph: ")
+    (project / "pkg" / "own.py").write_text(OWN.format(name="SILENT"), encoding="utf-8-sig")  # with a BOM
     commit_all(project)
     update(project, NEXT)
     return project
@@ -68,7 +75,10 @@ def test_a_project_moves_with_its_edits(project: Path) -> None:
     assert "seed + 1" in (project / "pkg" / "runtime" / "seeding.py").read_text()
     own = (project / "pkg" / "own.py").read_text()
     assert "from pkg.runtime import NonNegativeFloat, metrics\nfrom pkg.runtime.watchdog import SILENT\n" in own
+    assert 'def place(world: "DistEnv") -> "DistEnv":' in own
     assert "return metrics.MetricAccumulator, SILENT" in own
+    config = (project / "pkg" / "config.py").read_text()
+    assert "    tolerance: NonNegativeFloat = 0.5\n    rounds: PositiveInt = 3\n" in config
     assert not is_to_be_moved(project)
     assert not {path.split("/")[-1] for path in read_files(project)} & {path.split("/")[-1] for path in MOVED}
     for module in ("pkg.own", "pkg.task", "pkg.model", "pkg.data", "pkg.options"):
@@ -86,8 +96,13 @@ def test_a_project_moves_with_its_edits(project: Path) -> None:
 
 def test_what_is_gone_is_left_to_do(project: Path) -> None:
     (project / "pkg" / "own.py").write_text(OWN.format(name="Whereabouts"))
+    (project / "pkg" / "old.py").write_bytes(b"# coding: latin-1\n# \xe9\n")
+    append(project / "train.py", "\n\ndef rank() -> int:\n    return world.rank\n")
     output = ddp_template("migrate", project, code=1).output
     assert "left to do: pkg/own.py:4: watchdog has no Whereabouts" in output
+    assert "left to do: pkg/old.py is no Python in UTF-8, and stays as it is: " in output
+    line = len((project / "train.py").read_text().splitlines())
+    assert f"left to do: train.py:{line}: world is env in version 2\n" in output
 
 
 def test_it_is_refused_in_one_line_and_nothing_changes(project: Path, tmp_path: Path) -> None:

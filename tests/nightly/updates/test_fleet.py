@@ -38,6 +38,7 @@ def projects(history: History, tmp_path_factory: pytest.TempPathFactory) -> Path
     for name in ("edited", "conflicting", "dirty", "unknown", "without-git", "no-answers"):
         copy_project(history.folder, "v1.0.0", {}, folder / name)
     new_option(folder / "edited")
+    (folder / "edited" / "note-größe.csv").write_text("7\n")
     replace(folder / "conflicting" / "UPDATING.md", "replaces what you left alone", "replaces what nobody edited")
     replace(folder / "unknown" / ANSWERS_FILE, "_commit: v1.0.0", "_commit: v1.0.0-3-gabcdef0")
     (folder / "no-answers" / ANSWERS_FILE).write_text("{")

@@ -33,7 +33,7 @@ def test_the_gate_as_a_command(ready: MadeUp) -> None:
 
 
 def test_a_version_whose_updates_lose_something_is_refused(ready: MadeUp) -> None:
-    (ready.folder / "template" / ".gitignore").unlink()
+    (ready.folder / "template" / ".gitignore.jinja").unlink()
     done = run_command(ready.folder, "release-check", "1.1.0")
     assert done.returncode == 1, done.stderr
     assert ".gitignore is not written any more" in done.stdout

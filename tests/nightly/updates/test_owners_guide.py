@@ -17,11 +17,12 @@ from generator.update.replay import commit_all, copy_project, put_under_git, upd
 from tests.support.processes import output_of
 from tests.support.projects.edits import EDITS, another_data_set, another_model
 from tests.support.projects.instructions import read_guide
-from tests.support.versions import MadeUp, change_many_files, replace
+from tests.support.versions import MadeUp, append, change_many_files, replace
 from tools.rewriting import Rewrite
 
 Shell = Callable[..., str]
 HARMFUL = "[apply]\nwhitespace = error\n[status]\nshowUntrackedFiles = no\n[merge]\nconflictStyle = zdiff3\n"
+HARMFUL += "[core]\nquotePath = false\n"
 
 
 @pytest.fixture(scope="session")
@@ -159,6 +160,22 @@ def test_a_package_that_was_renamed_is_updated_under_its_new_name(project: Path,
     shell("python train.py --device cpu --max-steps 2 --run-dir runs/renamed", project)
 
 
+def test_a_package_with_the_name_of_its_task_is_renamed_in_an_interactive_shell(
+    made_up: MadeUp, shell: Shell, tmp_path: Path
+) -> None:
+    """Which takes "!" between double quotes for an earlier command."""
+    project, picture = tmp_path / "project", b"\x89PNG\0 digits \0"
+    copy_project(made_up.folder, "v1.0.0", {"package_name": "digits", "task": "digits"}, project)
+    (project / "picture.png").write_bytes(picture)
+    put_under_git(project)
+    shell(f"bash -i <<'END'\n{read_guide(project).rename}END", project)
+    answers = yaml.safe_load((project / ".copier-answers.yml").read_text())
+    assert (answers["package_name"], answers["task"]) == ("my_net", "digits")
+    assert (project / "picture.png").read_bytes() == picture
+    assert run(project, "status", "--porcelain") == ""
+    shell("python train.py --help && python train.py --device cpu --max-steps 2 --run-dir runs/renamed", project)
+
+
 def test_commands_that_fail_lose_nothing(project: Path, made_up: MadeUp, shell: Shell, tmp_path: Path) -> None:
     release_next(made_up)
     guide, copy = read_guide(project), tmp_path / "project-update"
@@ -196,14 +213,17 @@ def test_a_project_that_is_not_committed_is_left_alone(made_up: MadeUp, shell: S
 
 
 def test_settings_of_the_owners_git_drop_no_edit(project: Path, made_up: MadeUp, shell: Shell, tmp_path: Path) -> None:
-    (project / "table.csv").write_text("1, 2, \n")
+    (project / "größe.csv").write_text("1, 2, \n")
+    append(project / "AGENTS.md", "Mine.\n")
     conflicting(project, made_up)
-    (tmp_path / "gitconfig").write_text(HARMFUL)
+    (tmp_path / "ignored").write_text("AGENTS.md\n")
+    (tmp_path / "gitconfig").write_text(f"{HARMFUL}excludesFile = {tmp_path / 'ignored'}\n")
     printed = shell(f"export GIT_CONFIG_GLOBAL={tmp_path / 'gitconfig'}\n{read_guide(project).start}", project)
     assert "both modified:   train.py" in printed
     copy = tmp_path / "project-update"
     assert "run.model.train()  # mine" in (copy / "train.py").read_text()
     assert "label_smoothing" in (copy / "ddp_project" / "config.py").read_text()
+    assert (copy / "AGENTS.md").read_text().endswith("Mine.\n")
     assert "ddp_project/runtime/sums.py" in printed
 
 
