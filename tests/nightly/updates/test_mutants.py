@@ -41,7 +41,7 @@ def found(versions: MadeUp, workers: Workers, *parts: str, only: Sequence[str] =
 def test_files_that_are_renamed_dropped_conditional_or_taken_from_the_owner(made_up: MadeUp, workers: Workers) -> None:
     template = made_up.folder / "template"
     (template / "launch.sh.jinja").rename(template / "start.sh.jinja")
-    (template / ".gitignore").unlink()
+    (template / ".gitignore.jinja").unlink()
     package = made_up.folder / PACKAGE
     runtime = package / "runtime"
     (runtime / "watchdog.py").rename(runtime / "{% if amp != 'none' %}watchdog.py{% endif %}.jinja")
@@ -58,7 +58,7 @@ def test_files_that_are_renamed_dropped_conditional_or_taken_from_the_owner(made
 
 
 def test_a_file_that_is_dropped_and_named_stays_with_the_owner(made_up: MadeUp, workers: Workers) -> None:
-    (made_up.folder / "template" / ".gitignore").unlink()
+    (made_up.folder / "template" / ".gitignore.jinja").unlink()
     made_up.replace("copier.yml", "_exclude:\n", "_exclude:\n  - .gitignore\n")
     assert found(made_up, workers, "history", "files") == ""
 
