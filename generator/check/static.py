@@ -129,16 +129,9 @@ def ask_mypy(settings: str, members: Sequence[Path], folder: Path, cache: Path) 
         stage_project(project, folder / name, name)
     (folder / "mypy.toml").write_text(settings)
     command = [sys.executable, "-m", "mypy", "--config-file", "mypy.toml", "--explicit-package-bases"]
-    options = [
-        "--cache-dir",
-        str(cache),
-        "--num-workers",
-        "auto",
-        "--no-error-summary",
-        "--hide-error-context",
-        *staged,
-    ]
-    done = subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True, preexec_fn=die_with_parent)
+    options = ["--cache-dir", str(cache), "--num-workers=auto", "--no-error-summary", "--hide-error-context"]
+    words = [*command, *options, *staged]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, preexec_fn=die_with_parent)
     lines = defaultdict(list)
     for line in done.stdout.splitlines():
         found = re.match(r"(project\d+)/([^:]+):(\d+: .*)", line)

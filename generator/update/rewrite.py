@@ -36,7 +36,7 @@ NAMES = {
     "on_main": "on_rank_zero",
     "whole_file": "atomic_write",
 }
-GONE = NAMES | MODULES | {"world": "env"}  # names that train.py had, too
+GONE = NAMES | MODULES | {"world": "env"}  # which was a variable of train.py
 # Functions that always get the options since version 2: the file, the name, and how many arguments go before them.
 GET_OPTIONS = {("task.py", "compute"): 2, ("model.py", "build_model"): 0}
 
