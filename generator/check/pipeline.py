@@ -1,5 +1,6 @@
 """Checks many combinations: renders, reads, trains and compares them, and remembers those that passed."""
 
+import itertools
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -129,10 +130,15 @@ def begin_reading(state: CheckState) -> Reading:
     for stage, tool in TOOLS.items():
         unread = [file for file in files if not (cache and cache.read("files", file_key(stage, file)))]
         arguments: tuple[Any, ...] = (unread,)
-        if stage == "types":  # mypy reads whole projects
-            having = {state.project(each): {file.key for file in own} for each, own in state.sources.items()}
-            keys = {file.key for file in unread}
-            arguments = (having, keys, state.folder / "types", (cache or Cache()).folder / "mypy")
+        if stage == "types":  # mypy reads whole projects: each file in one, and each two answers
+            having = {
+                state.project(each): {file.key for file in own} | {*itertools.combinations(each.answers, 2)}
+                for each, own in state.sources.items()
+            }
+            wanted = {file.key for file in unread}.union(
+                *(itertools.combinations(each.answers, 2) for each in state.fresh)
+            )
+            arguments = (having, wanted, state.folder / "types", (cache or Cache()).folder / "mypy")
         if unread:
             reading[stage] = (unread, state.workers.submit(timed, tool, *arguments))
         else:

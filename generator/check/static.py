@@ -34,18 +34,27 @@ class SourceFile:
 
 
 def source_files(project: Path) -> list[SourceFile]:
-    told = "".join(settings_of(tool, project) for tool in ("black", "ruff", "mypy"))
-    settings = hashlib.sha256(told.encode()).hexdigest()
+    told = [section for tool in ("black", "ruff", "mypy") for section in settings_of(tool, project)]
     files = []
     for file in sorted(project.rglob("*.py")):
-        path, content = file.relative_to(project), hashlib.sha256(file.read_bytes()).hexdigest()
+        source, path = file.read_bytes(), file.relative_to(project)
+        content = hashlib.sha256(source).hexdigest()
+        settings = hashlib.sha256("".join(each for each in told if concerns(each, source)).encode()).hexdigest()
         files.append(SourceFile(path, project, content, f"{path} {content} {settings}"))
     return files
 
 
-def settings_of(tool: str, project: Path) -> str:
+def settings_of(tool: str, project: Path) -> list[str]:
     sections = re.split(r"^(?=\[)", (project / "pyproject.toml").read_text(), flags=re.MULTILINE)
-    return "".join(section for section in sections if re.match(rf"\[+tool\.{tool}[.\]]", section))
+    return [section for section in sections if re.match(rf"\[+tool\.{tool}[.\]]", section)]
+
+
+@functools.lru_cache(maxsize=4096)  # projects share most of their files
+def concerns(settings: str, source: bytes) -> bool:
+    """Whether settings can change what a tool says of a file: those of some modules can where it names one."""
+    modules = re.search(r"^module = \[(.*)\]", settings, flags=re.MULTILINE)
+    names = re.findall(r'"(\w+)', modules[1]) if modules else []
+    return not names or any(re.search(rf"\b{name}\b".encode(), source) for name in names)
 
 
 def distinct(files: Iterable[SourceFile]) -> list[SourceFile]:
@@ -91,31 +100,33 @@ def check_lint(files: Sequence[SourceFile]) -> Complaints:
 
 
 def check_types(
-    having: Mapping[Path, AbstractSet[str]], unread: AbstractSet[str], stage: Path, cache: Path
+    having: Mapping[Path, AbstractSet[object]], wanted: AbstractSet[object], stage: Path, cache: Path
 ) -> Complaints:
-    """Let mypy read the files with these keys, in the fewest projects that have all of them.
+    """Let mypy read the files with these keys, in the fewest projects that have all of them, and all else wanted.
 
     At a syntax error mypy stops, and does not read other files: it is asked again, without projects that have one.
     """
     complaints: Complaints = {}
-    told, sound, left, asked = "", dict(having), set(unread), 0
+    said, sound, left, asked = "", dict(having), set(wanted), 0
     while True:
         groups = defaultdict(list)
         for project in greedy_cover(sound, left):
             # The files to check are named to mypy here.
-            groups[re.sub(r"^files = .*\n", "", settings_of("mypy", project), flags=re.MULTILINE)].append(project)
+            told = "".join(settings_of("mypy", project))
+            groups[re.sub(r"^files = .*\n", "", told, flags=re.MULTILINE)].append(project)
         broken: Complaints = {}
         for settings, members in groups.items():
             asked += 1
             found, stopped = ask_mypy(settings, members, stage / str(asked), cache)
             complaints |= found
             if stopped:
-                told, broken = stopped, broken | found
+                said, broken = stopped, broken | found
             else:
                 left -= set().union(*(having[each] for each in members))
         sound = {project: keys for project, keys in sound.items() if keys.isdisjoint(broken)}
         if not broken:  # all is read, or asking again is useless
-            return dict.fromkeys(left, f"mypy stopped before it read this: {told}") | complaints
+            unread = (key for key in left if isinstance(key, str))
+            return dict.fromkeys(unread, f"mypy stopped before it read this: {said}") | complaints
 
 
 def ask_mypy(settings: str, members: Sequence[Path], folder: Path, cache: Path) -> tuple[Complaints, str]:

@@ -23,7 +23,7 @@ from generator.answers.combinations import Combination, SelectionError, describe
 from generator.answers.questions import TEMPLATE, Question, read_questions
 from generator.render.cache import Cache
 from generator.render.git import compare_folders
-from generator.render.project import RenderError, name_source, read_tree, render, tree_digest
+from generator.render.project import RenderError, name_source, read_tree, render
 from generator.render.scratch import scratch_folder
 from generator.render.snapshot import take_snapshot
 from generator.render.workers import Workers, legal_combinations, render_combination
@@ -207,7 +207,7 @@ def find_changes(
 ) -> dict[Pair, list[Change]]:
     """Render each pair from the two snapshots, and return the files that differ; the store gets their contents."""
     found: dict[Pair, list[Change]] = {pair: [] for pair in pairs}
-    if tree_digest(old) == tree_digest(new):
+    if read_tree(old) == read_tree(new):
         return found
     with scratch_folder(ROOM) as folder:
         jobs = {}

@@ -130,18 +130,18 @@ def read_tree(project: Path) -> Tree:
     return files
 
 
-def tree_digest(project: Path) -> str:
+def tree_digest(tree: Tree) -> str:
     whole = hashlib.sha256()
-    for path, (executable, content) in read_tree(project).items():
+    for path, (executable, content) in tree.items():
         whole.update(repr((path, executable, hashlib.sha256(content).hexdigest())).encode())
     return whole.hexdigest()
 
 
-def code_digests(project: Path, owned: Ownership) -> tuple[str, str]:
+def code_digests(tree: Tree, owned: Ownership) -> tuple[str, str]:
     """Return hashes of the template's code that train.py can import, and of the owner's files: what is trained."""
-    files = {path: content for path, (_, content) in read_files(project).items() if not path.startswith("tests/")}
+    files = {path: content for path, (_, content) in tree.items() if not path.startswith("tests/")}
     hashes = [(path, hashlib.sha256(content).hexdigest()) for path, content in files.items()]
-    in_packages = [file for file in hashes if (project / file[0]).with_name("__init__.py").exists()]
+    in_packages = [file for file in hashes if str(Path(file[0]).with_name("__init__.py")) in files]
     own = [file for file in in_packages if owned.yours.match_file(file[0])]
     trained = imported_by("train.py", files)
     code = [file for file in hashes if file[0] in trained and file not in own]

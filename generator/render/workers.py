@@ -22,7 +22,7 @@ from plumbum import local
 from generator.answers.combinations import Combination, shaping_questions
 from generator.answers.questions import groups_of_answers, read_ownership
 from generator.render.cache import Cache, Remembered
-from generator.render.project import RenderError, assert_understood, code_digests, run_copier, tree_digest
+from generator.render.project import RenderError, assert_understood, code_digests, read_tree, run_copier, tree_digest
 from generator.render.scratch import interrupts_kept_from_children
 
 
@@ -114,7 +114,8 @@ def render_combination(template: Path, combination: Combination, destination: Pa
     recorded = run_copier(destination, answers, template)
     assert_understood(answers, recorded)
     owned = ownership(template, package_name=recorded.get("package_name", ""))
-    return Rendered(tree_digest(destination), *code_digests(destination, owned), partials_read(template))
+    tree = read_tree(destination)
+    return Rendered(tree_digest(tree), *code_digests(tree, owned), partials_read(template))
 
 
 def partials_read(template: Path) -> frozenset[str]:

@@ -41,3 +41,14 @@ def test_a_file_that_is_equal_everywhere_is_read_beside_each_version_of_its_neig
     having = {place: {file.key for file in source_files(place)} for place in (tmp_path / "one", tmp_path / "two")}
     [found] = check_types(having, set().union(*having.values()), tmp_path / "types", tmp_path / "cache").values()
     assert found.startswith("package/caller.py:3: error: Argument 1 to ")
+
+
+def test_settings_for_a_module_count_for_files_that_name_it(tmp_path: Path) -> None:
+    override = '[[tool.mypy.overrides]]\nmodule = ["apex.*"]\nignore_missing_imports = true\n'
+    for name, settings in (("one", ""), ("two", override)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pyproject.toml").write_text(f"[tool.mypy]\nstrict = true\n\n{settings}")
+        (tmp_path / name / "with_it.py").write_text("from apex import amp\n")
+        (tmp_path / name / "without.py").write_text("import apexes\n")
+    one, two = ({str(file.path): file.key for file in source_files(tmp_path / name)} for name in ("one", "two"))
+    assert {path for path in one if one[path] != two[path]} == {"with_it.py"}

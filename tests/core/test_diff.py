@@ -2,7 +2,7 @@
 
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from generator.answers.combinations import describe
 from generator.cli import diff as diff_command
 from generator.diff.versions import VersionDiff, compare_answers, compare_versions, read_side, read_version
 from generator.render.cache import Cache
-from generator.render.project import RenderError, render, tree_digest
+from generator.render.project import RenderError, read_tree, render
 from generator.render.snapshot import snapshot_of_revision, take_snapshot
 from generator.render.workers import Workers
 from generator.update.replay import commit_all, put_under_git
@@ -81,12 +81,6 @@ BROKEN = [
     (MAIN, "end\n", "\n{% if %}\n", r"red-small: template/main\.txt\.jinja, line \d+: Expected an expression"),
     ("copier.yml", "_envops: {", "_envops: [", r"copier\.yml: while parsing"),
 ]
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    with Workers(2) as processes:
-        yield processes
 
 
 @pytest.fixture
@@ -178,7 +172,7 @@ def test_the_edits_together_make_the_new_project(template: Path, tmp_path: Path,
         for group in found.groups:
             if new_one in group.combinations:
                 apply(before, group.diff)
-        assert tree_digest(before) == tree_digest(after)
+        assert read_tree(before) == read_tree(after)
     assert len(found.groups) == 2
 
 
@@ -206,7 +200,7 @@ def test_git_applies_what_is_shown(template: Path, tmp_path: Path, old: str, new
         render(tmp_path / name, read_side(side), template=template)
     assert "\n_src_path: " in (tmp_path / "old" / ".copier-answers.yml").read_text()
     apply(tmp_path / "old", diff)
-    assert tree_digest(tmp_path / "old") == tree_digest(tmp_path / "new")
+    assert read_tree(tmp_path / "old") == read_tree(tmp_path / "new")
 
 
 def test_one_side_is_compared_with_the_defaults_and_counts_are_those_of_the_diff() -> None:

@@ -11,7 +11,7 @@ import yaml
 
 from generator.answers.questions import read_ownership
 from generator.render.git import run as git
-from generator.render.project import code_digests
+from generator.render.project import code_digests, read_tree
 from tests.conftest import Render
 from tests.support.processes import output_of, write_program
 from tests.support.schedulers.kubernetes import Cluster, missing
@@ -68,7 +68,9 @@ def test_images_of_docker_and_apptainer_are_sound_and_have_the_same(amp: str, pr
 
 
 def test_the_code_of_the_ranks_is_that_of_torchrun(project: Render) -> None:
-    one, other = (code_digests(project(launcher=launcher), read_ownership()) for launcher in ("kubernetes", "torchrun"))
+    one, other = (
+        code_digests(read_tree(project(launcher=each)), read_ownership()) for each in ("kubernetes", "torchrun")
+    )
     assert one == other, "one project is trained for both"
 
 

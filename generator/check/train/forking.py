@@ -42,6 +42,7 @@ ENDING = threading.Event()  # no process may start any more
 PREPARATION = "generator.check.train.preparation"  # comes last
 # Modules that programs and their libraries import late: otherwise, each rank would import them again.
 LATE_IMPORTS = (
+    "encodings.cp437",  # by zipfile, which reads .npz files
     "generator.check.train.verification",
     "generator.check.train.hooks",
     "generator.check.train.rank",
@@ -53,6 +54,7 @@ LATE_IMPORTS = (
 )
 # By the package that imports them. A logger that is not here only takes longer.
 LATE_IMPORTS_OF = {
+    "PIL": ("PIL.JpegImagePlugin", "PIL.PngImagePlugin"),
     "wandb": ("wandb.sdk.launch.inputs.internal", "yaml"),
     "mlflow": ("alembic.command", "mlflow.store.tracking.sqlalchemy_workspace_store", "sqlalchemy.dialects.sqlite"),
     "torch.utils.tensorboard": ("tensorboard.backend.event_processing.event_accumulator",),

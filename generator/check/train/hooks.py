@@ -27,8 +27,8 @@ def note_step(seen: RankTrace, optimizer: Optimizer, args: Any, kwargs: Any) -> 
     whole = hashlib.sha256()
     for group in optimizer.param_groups:
         for weight in group["params"]:
-            seen.sharded = hasattr(weight, "full_tensor")
-            tensor = weight.detach().full_tensor() if seen.sharded else weight.detach()
+            seen.sharded = hasattr(weight, "to_local")
+            tensor = weight.detach().to_local() if seen.sharded else weight.detach()
             whole.update(tensor.cpu().contiguous().view(torch.uint8).numpy())
     seen.steps.append(Step(whole.hexdigest(), collectives, len(seen.losses)))
 

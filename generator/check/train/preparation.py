@@ -11,6 +11,7 @@ import io
 import os
 import sys
 import time
+import traceback
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
@@ -119,6 +120,8 @@ def first_part(load_data: Any) -> Any:
 
 # Ranks train on CPUs here, and fail in an optimizer's steps if what forked them has used the driver of a GPU.
 os.environ.update({"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"})
+# torch formats its stack whenever it is seeded, in case CUDA fails later: a tenth of a rank's time.
+traceback.format_stack = lambda *_: []
 import_what_is_named()
 rehearse()
 cut_data()

@@ -108,6 +108,15 @@ MISTAKES: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
             launcher="launch",
         ),
     },
+    ("resume", "ddp_project/runtime/shard_files.py"): {
+        "a rank loses its shards": edited(
+            "dcp.load($$$A)",
+            "{}\nfor each in tensors.values() if dist.get_rank() else ():\n    each.to_local().zero_()",
+            OTHER_WEIGHTS,
+            "read_tensors",
+            parallel="fsdp",
+        ),
+    },
     ("resume", "ddp_project/runtime/storage.py"): {
         "a checkpoint is cut short": edited("os.fsync($FILE.fileno())", CUT, "exit code 2", "atomic_write"),
     },
