@@ -291,18 +291,13 @@ def traced(loop: Loop, taken: int, project: Project) -> Record:
     launches = calls_of_a_step(trace, LAUNCHING)
     if project.device.type != "cpu" and not launches:  # the driver may forbid it
         return {}
-    return {"waits_of_a_step": waits_of_a_step(trace), "launches_of_a_step": launches}
+    return {"waits_of_a_step": calls_of_a_step(trace, WAITING), "launches_of_a_step": launches}
 
 
 def read_trace(trace: Path) -> list[Record]:
     """The events of a trace that last."""
     with gzip.open(trace, "rt") as file:
         return [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
-
-
-def waits_of_a_step(trace: Path) -> float:
-    """How often the CPU waits for the GPU in a step of a trace, or may have to."""
-    return calls_of_a_step(trace, WAITING)
 
 
 def calls_of_a_step(trace: Path, names: re.Pattern[str]) -> float:

@@ -26,8 +26,10 @@ from generator.render.snapshot import take_snapshot
 from generator.render.workers import Workers, legal_combinations
 from tests.support.cli import ddp_template
 from tests.support.schedulers.slurm import Cluster
+from tests.support.versions import history, made_up, old_project, ready, scratch, workers
 from tools import slurm
 
+__all__ = ["history", "made_up", "old_project", "ready", "scratch", "workers"]
 Render = Callable[..., Path]
 Package = Callable[..., Any]
 Logged = Callable[[], list[str]]

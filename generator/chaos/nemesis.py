@@ -262,13 +262,13 @@ class Nemesis:
         """Wait for the moment, and apply the fault. Returns False if the run ended before."""
         trains_in = BEGINS_WITHIN + self.baseline.starts_in + fault.saves * self.baseline.interval
         deadline = time.monotonic() + trains_in * self.slowness()
-        old = _temporary_files(files)
+        old = temporary_files(files)
 
         def is_time() -> bool:
             if fault.moment in (STARTING, TOGETHER):
                 return bool(job.ranks())
             enough = newest_step(files) >= before + fault.saves * SAVE_EVERY
-            return enough and (fault.moment == TRAINING or not _temporary_files(files) <= old)
+            return enough and (fault.moment == TRAINING or not temporary_files(files) <= old)
 
         while not is_time():
             if job.code() is not None or time.monotonic() > deadline:
@@ -351,7 +351,7 @@ def slowed(faults: Sequence[Fault]) -> float:
     return max((FAULTS[fault.kind].slows for fault in faults), default=1.0)
 
 
-def _temporary_files(run_dir: Path) -> set[tuple[str, int]]:
+def temporary_files(run_dir: Path) -> set[tuple[str, int]]:
     found = set()
     folders_of_shards = (each for each in (run_dir / "checkpoints").glob("step-*") if each.is_dir())
     for file in (*(run_dir / "checkpoints").glob("*.tmp"), *folders_of_shards):

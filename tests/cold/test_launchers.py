@@ -13,13 +13,16 @@ OF_ONE_MACHINE = [launcher for launcher in LAUNCHERS if node_launcher(launcher) 
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What one check of all launchers says of each; those that are missing here are named in the output."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
+    """What one check of all launchers says of each, with ddp and with fsdp.
+
+    The output names launchers that are missing here.
+    """
     report = tmp_path_factory.mktemp("check") / "check.json"
     others = ["task=digits", "backend=auto", "amp=none", "sync_bn=false", "logging=csv"]
     answers = [f"launcher={','.join(OF_ONE_MACHINE)}", *others]
     found = check_report(report, *answers, "--launchers", "real", code=None)
-    return {each["answers"]["launcher"]: each for each in found}
+    return {(each["answers"]["launcher"], each["answers"]["parallel"]): each for each in found}
 
 
 def assert_passed(result: dict[str, Any], launcher: str) -> None:
@@ -31,7 +34,11 @@ def assert_passed(result: dict[str, Any], launcher: str) -> None:
     assert said == ""
 
 
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 @pytest.mark.parametrize("launcher", OF_ONE_MACHINE)
-def test_cold_processes_give_what_forked_ranks_give(launcher: str, results: dict[str, dict[str, Any]]) -> None:
-    assert_passed(results[launcher], launcher)
-    assert results[launcher]["seconds"]["real"] > 1
+def test_cold_processes_give_what_forked_ranks_give(
+    launcher: str, parallel: str, results: dict[tuple[str, str], dict[str, Any]]
+) -> None:
+    result = results[launcher, parallel]
+    assert_passed(result, launcher)
+    assert result["seconds"]["real"] > 1

@@ -16,8 +16,7 @@ import torch.distributed as dist
 
 from tests.conftest import Package, Render, of_package
 from tests.support.hardware import see_gpus
-from tests.support.ranks import error_in, join, project_module, run_train, train_on_ranks
-from tests.support.training import differences
+from tests.support.ranks import assert_same_state, error_in, join, project_module, run_train, train_on_ranks
 
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 placement = of_package("runtime.devices")
@@ -305,4 +304,4 @@ def test_one_process_on_mps_trains_as_with_ddp(project: Render, tmp_path: Path) 
         train_on_ranks(project(), tmp_path / name, *options, processes=1, entry=entry)
     paths = (tmp_path / name / "checkpoints" / "last.pt" for name in ("with", "without"))
     one, other = (torch.load(path, weights_only=True) for path in paths)
-    assert [differences(one[part], other[part]) for part in ("model", "optimizer", "ranks")] == [[], [], []]
+    assert_same_state(one, other, "model", "optimizer", "ranks")

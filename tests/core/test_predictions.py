@@ -16,7 +16,7 @@ import torch
 
 from tests.conftest import Package, Render
 from tests.support.processes import wait_until
-from tests.support.ranks import Rank, error_in, start_ranks, train_on_ranks
+from tests.support.ranks import Rank, error_in, kill_all, start_ranks, train_on_ranks
 from tests.support.training import ON_CPU
 from tools.rewriting import extend
 
@@ -174,10 +174,7 @@ def test_after_a_kill_and_a_stop_it_goes_on_where_it_was(slow: Path, exported: P
 
     killed = started(2, 4)
     wait_until(lambda: noted() > 30, told=killed[0].output.read_text)
-    for rank in killed:
-        rank.process.kill()
-    for rank in killed:
-        rank.process.join()
+    kill_all(killed)
     reached = noted()
     assert numbers_in(part)[:reached] == [*range(reached)]
     stopped = started(3, 3)
@@ -221,10 +218,7 @@ def test_lines_of_another_code_are_not_mixed_with_those_of_now(
     place = tmp_path / "numbers.part.json"
     wait_until(lambda: place.exists() and json.loads(place.read_text())["inputs"] > 8, told=ranks[0].output.read_text)
     extend(slow / TASK, DRAWING)
-    for rank in ranks:
-        rank.process.kill()
-    for rank in ranks:
-        rank.process.join()
+    kill_all(ranks)
     [printed] = predicted(slow, exported, *files, "--to", to, "--batch-size", 4)
     assert f"{to}.part is of other files, options, code or another model: it begins anew" in printed
     alone = to.read_text()

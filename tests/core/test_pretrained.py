@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.conftest import Logged, Package, Render, of_package
 from tests.support.processes import wait_until
-from tests.support.ranks import error_in, start_ranks, train_on_ranks
+from tests.support.ranks import error_in, kill_all, start_ranks, train_on_ranks
 from tests.support.training import checkpoint, differences
 from tools.rewriting import extend
 
@@ -153,9 +153,7 @@ def test_one_rank_downloads_and_a_kill_leaves_nothing_half(
     server.goes_on.clear()
     ranks = start_ranks(project(), tmp_path / "killed", *options, outputs=tmp_path)
     wait_until(lambda: server.asked, told=ranks[0].output.read_text)
-    for rank in ranks:
-        rank.process.kill()
-        rank.process.join()
+    kill_all(ranks)
     assert not [*(tmp_path / "cache").rglob("*.safetensors")]
     assert not (tmp_path / "killed").exists()
     server.goes_on.set()

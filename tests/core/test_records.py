@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
+from generator.chaos.invariants import newest_step
 from generator.check.train.records import OF_CLOCK, read_csv, read_tensorboard
 from tests.conftest import Package, Render, of_package
 from tests.support.processes import output_of, wait_until
-from tests.support.ranks import kill_after, newest_step, start_ranks, train_on_ranks
+from tests.support.ranks import kill_after, start_ranks, train_on_ranks
 from tests.support.versions import append
 
 OPTIONS = ("--epochs", "3", "--log-every", "5", "--save-every", "5", "--keep", "99")

@@ -22,8 +22,8 @@ from moto.server import ThreadedMotoServer
 
 from tests.conftest import Package, Render, of_package
 from tests.support.processes import output_of, wait_until
-from tests.support.ranks import any_ended, error_in, start_ranks, train_on_ranks
-from tests.support.training import ON_CPU, checkpoint, differences, whole_checkpoint
+from tests.support.ranks import any_ended, assert_same_state, error_in, kill_all, start_ranks, train_on_ranks
+from tests.support.training import ON_CPU, checkpoint, whole_checkpoint
 from tools.rewriting import Rewrite
 
 URL = "s3://bucket/runs/digits"
@@ -115,9 +115,7 @@ def newest_step(store: int) -> int:
 
 
 def assert_ends_alike(project: Path, whole: Path) -> None:
-    one, other = whole_checkpoint(whole), whole_checkpoint(project / LOCAL)
-    for part in ("model", "optimizer", "ranks"):
-        assert differences(one[part], other[part]) == [], part
+    assert_same_state(whole_checkpoint(whole), whole_checkpoint(project / LOCAL), "model", "optimizer", "ranks")
 
 
 @PARALLEL
@@ -172,10 +170,7 @@ def test_killed_and_cut_anywhere_it_goes_on_from_a_whole_checkpoint(
         wait_until(lambda: newest_step(store) > reached or any_ended(ranks), told=ranks[0].output.read_text)
         time.sleep(delay)  # seconds, into another copy
         wire.is_cut = cut
-        for rank in ranks:
-            rank.process.kill()
-        for rank in ranks:
-            rank.process.join()
+        kill_all(ranks)
         wire.is_cut = False
         shutil.rmtree(project / "runs")
         assert newest_step(store) > reached

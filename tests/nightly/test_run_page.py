@@ -23,7 +23,6 @@ from PIL import Image
 from tests.conftest import Package, Render
 from tests.support.browser import CONTRAST, opened, violations
 from tests.support.processes import wait_until
-from website.build import unpack_packages
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -89,13 +88,6 @@ def write_result(run_dir: Path, code: int) -> None:
         "tokens": 320_000.0,
     }
     (run_dir / "result.json").write_text(json.dumps({**result, "commit": "0123456789ab"}))
-
-
-@pytest.fixture(scope="module")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    if not shutil.which("npm"):
-        pytest.skip("no npm here: install Node.js")
-    return (unpack_packages(tmp_path_factory.mktemp("npm"))["axe-core"] / "axe.min.js").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import multiprocessing as mp
 
 from benchmarks.runner import train_epoch
+from generator.chaos.invariants import newest_step
 from generator.check.train.forking import free_ports
 from tests.support.processes import hang_timeout, wait_until
 from tests.support.training import ON_CPU, differences
@@ -164,8 +165,9 @@ def train_on_ranks(
     return printed
 
 
-def assert_same_state(one: dict[str, Any], other: dict[str, Any]) -> None:
-    for part in ("model", "optimizer", "ranks", "progress"):
+def assert_same_state(one: dict[str, Any], other: dict[str, Any], *parts: str) -> None:
+    """Compare two checkpoints, in these parts or in all."""
+    for part in parts or ("model", "optimizer", "ranks", "progress"):
         assert differences(one[part], other[part]) == [], part
 
 
@@ -174,22 +176,23 @@ def names(run_dir: Path) -> list[str]:
     return sorted(file.name for file in (run_dir / "checkpoints").iterdir() if file.name != "manifest.json")
 
 
-def newest_step(run_dir: Path) -> int:
-    return max((int(file.stem[5:]) for file in (run_dir / "checkpoints").glob("step-*.pt")), default=0)
-
-
 def any_ended(ranks: list[Rank]) -> bool:
     return not all(rank.process.is_alive() for rank in ranks)
+
+
+def kill_all(ranks: list[Rank]) -> None:
+    """Kill all at once."""
+    for rank in ranks:
+        rank.process.kill()
+    for rank in ranks:
+        rank.process.join()
 
 
 def kill_after(ranks: list[Rank], run_dir: Path, step: int, delay: float) -> bool:
     """Kill all ranks at once, some time after a step was saved. Returns False if they ended before."""
     wait_until(lambda: newest_step(run_dir) >= step or any_ended(ranks), told=ranks[0].output.read_text, pause=0.001)
     time.sleep(delay)
-    for rank in ranks:
-        rank.process.kill()
-    for rank in ranks:
-        rank.process.join()
+    kill_all(ranks)
     codes = {rank.process.exitcode for rank in ranks}
     assert codes <= {0, -signal.SIGKILL}, ranks[0].output.read_text()
     return codes == {-signal.SIGKILL}

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 from benchmarks.contenders.networks import resnet_50
 from benchmarks.contenders.workloads import WORKLOADS, images
-from benchmarks.gpu import LAUNCHING, calls_of_a_step, waits_of_a_step
+from benchmarks.gpu import LAUNCHING, WAITING, calls_of_a_step
 from generator.answers.questions import TEMPLATE
 from tests.support.processes import output_of
 from tools.docs.gpu import gpu_table
@@ -45,7 +45,7 @@ def test_waits_and_launches_are_counted_in_the_steps_of_the_cpu_but_the_last(tmp
     ]
     with gzip.open(tmp_path / "trace.json.gz", "wt") as file:
         json.dump({"traceEvents": [{"ph": "M", "name": "process_name"}, *steps, *repeated, *calls]}, file)
-    assert waits_of_a_step(tmp_path / "trace.json.gz") == 5 / 2
+    assert calls_of_a_step(tmp_path / "trace.json.gz", WAITING) == 5 / 2
     assert calls_of_a_step(tmp_path / "trace.json.gz", LAUNCHING) == 3 / 2
 
 

@@ -4,9 +4,9 @@ import hashlib
 import json
 import random
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
+from generator.chaos.nemesis import temporary_files
 from tests.conftest import Measured, Render
 from tests.support.processes import wait_until
 from tests.support.ranks import Rank, any_ended, assert_same_state, kill_after, names, start_ranks, train_on_ranks
@@ -15,14 +15,6 @@ from tests.support.training import checkpoint
 KillInASave = Callable[[list[Rank], Path, float], bool]
 Whole = Callable[[Path], int]
 LATER = 10  # steps that the last start, which nobody kills, still has to take
-
-
-def temporary_files(run_dir: Path) -> set[tuple[str, int]]:
-    found = set()
-    for file in (run_dir / "checkpoints").glob("*.tmp"):
-        with suppress(FileNotFoundError):
-            found.add((file.name, file.stat().st_ino))
-    return found
 
 
 def kill_while_saving(ranks: list[Rank], run_dir: Path, delay: float) -> bool:

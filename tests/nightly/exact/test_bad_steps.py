@@ -10,7 +10,7 @@ import torch
 
 from tests.conftest import Measured, Render
 from tests.support.forked_runs import AS_ON_A_GPU, Program, ends_of, run_all, words
-from tests.support.ranks import error_in, train_on_ranks
+from tests.support.ranks import assert_same_state, error_in, train_on_ranks
 from tests.support.training import EXACTLY, HAS_GPU, checkpoint, differences
 from tools.rewriting import Rewrite, extend
 
@@ -104,8 +104,7 @@ def test_bad_steps_leave_no_trace(name: str, program: Any, measured: Measured) -
         assert len(one) == STEPS
         assert all_finite(one), "a checkpoint has a bad number"
         # Whose numbers were bad, and how, is of no account: the step has happened on no rank.
-        for part in ("model", "optimizer", "ranks"):
-            assert differences(one[-1][part], first[-1][part]) == [], part
+        assert_same_state(one[-1], first[-1], "model", "optimizer", "ranks")
         for step in BAD_STEPS:
             assert differences(one[step - 2]["model"], one[step - 1]["model"]) == [], "the step has left a trace"
             assert differences(one[step - 2]["optimizer"]["state"], one[step - 1]["optimizer"]["state"]) == []
@@ -140,8 +139,7 @@ def test_a_stop_changes_nothing_of_it(program: Any) -> None:
     starts += [replace(stopped, options=OPTIONS | {"resume": None})]
     starts[1] = replace(starts[1], options=starts[1].options | {"resume": None})
     run_all([[replace(whole, options=OPTIONS | {"log_every": 7})], starts])
-    for part in ("model", "optimizer", "ranks"):
-        assert differences(checkpoint(whole.run_dir)[part], checkpoint(stopped.run_dir)[part]) == [], part
+    assert_same_state(checkpoint(whole.run_dir), checkpoint(stopped.run_dir), "model", "optimizer", "ranks")
 
 
 @pytest.mark.parametrize("answers", [{}, {"amp": "torch"}], ids=["float32", "bfloat16"])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import waits_of_a_step
+from benchmarks.gpu import WAITING, calls_of_a_step
 from generator.check.train.verification import OF_EVALUATIONS
 from tests.conftest import Render
 from tests.support import reference
@@ -40,4 +40,4 @@ def test_a_step_without_a_report_does_not_wait_for_the_gpu(project: Render, tmp_
     """Neither for its loss nor for the norm of its gradients: the CPU can prepare the next step meanwhile."""
     options = ("--epochs", "1", "--log-every", "1000", "--profile")
     train(project(), tmp_path / "run", *ON_GPU, *options, launcher="alone")
-    assert waits_of_a_step(tmp_path / "run" / "trace.json.gz") == 0
+    assert calls_of_a_step(tmp_path / "run" / "trace.json.gz", WAITING) == 0

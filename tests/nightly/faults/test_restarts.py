@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from generator.chaos.invariants import newest_step
 from tests.conftest import Measured, Render
 from tests.support.processes import scaled, started, wait_until
-from tests.support.ranks import newest_step, train_on_ranks
+from tests.support.ranks import train_on_ranks
 from tests.support.training import ON_CPU, Started, assert_same_weights, checkpoint, ranks_of
 from tools.rewriting import Rewrite
 
