@@ -78,9 +78,9 @@ def test_a_command_prints_what_the_page_shows(session: str, tmp_path: Path) -> N
         assert re.fullmatch(".*".join(map(re.escape, expected.split("..."))), done.stdout, re.DOTALL), done.stdout
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_options_that_a_readme_names_exist(launcher: str, project: Render) -> None:
-    place = project(launcher=launcher, amp="torch")
+@pytest.mark.parametrize("answers", [*({"launcher": each} for each in LAUNCHERS), {"parallel": "fsdp"}], ids=str)
+def test_options_that_a_readme_names_exist(answers: dict[str, str], project: Render) -> None:
+    place = project(amp="torch", **answers)
     shown = output_of([sys.executable, "train.py", "--help", "all"], place)
     readme = "".join((place / f"{page}.md").read_text() for page in ("README", "LAUNCHING", "TROUBLESHOOTING"))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme)) - OF_OTHER_PROGRAMS

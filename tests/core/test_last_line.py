@@ -71,6 +71,16 @@ OF_TORCHRUN = [
     ),
 ]
 
+# What launch.sh would start with torchrun waits for ten minutes.
+IN_VAIN = [
+    ("launch", "./launch.sh"),
+    (
+        "torchrun",
+        "exec python -m ddp_project.runtime.launcher --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=a"
+        " --rdzv-endpoint=$RDZV_ENDPOINT --rdzv-conf=is_host=1,join_timeout=2 train.py",
+    ),
+]
+
 
 @pytest.mark.parametrize("launcher", LAUNCHED)
 def test_launch_sh_answers_a_wrong_option_and_help_once(launcher: str, project: Render) -> None:
@@ -106,6 +116,15 @@ def test_launch_sh_names_a_port_that_is_in_use(project: Render) -> None:
         env = {**os.environ, "PATH": PATH, "RDZV_ENDPOINT": f"{host}:{port}"}
         printed = output_of(["./launch.sh"], project(), env, code=69)
     assert printed == "error: the port of RDZV_ENDPOINT (or PORT) is in use here: choose another\n"
+
+
+@pytest.mark.parametrize(("launcher", "command"), IN_VAIN)
+def test_node_0_that_waits_in_vain_says_so(launcher: str, command: str, free_port: int, project: Render) -> None:
+    variables = {"NNODES": "2", "NODE_RANK": "0", "RDZV_ENDPOINT": f"127.0.0.1:{free_port}", "RDZV_TIMEOUT": "1"}
+    env = {**os.environ, "PATH": PATH, **variables}
+    printed = output_of(["sh", "-c", command], project(launcher=launcher), env, code=69)
+    assert printed.splitlines()[-1] == "error: not all nodes have come: start all of them, with the same variables"
+    assert "Traceback" not in printed
 
 
 @pytest.mark.parametrize("launcher", LAUNCHED)

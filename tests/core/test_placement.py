@@ -75,6 +75,18 @@ def test_cores_and_quotas_are_divided_among_the_ranks_that_share_them(placement:
     assert shares({"all": 100.0}, {}) == [8, 8], "more than the cores"
 
 
+def test_steps_of_a_job_of_slurm_meet_at_ports_of_their_own(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, ports = package("runtime.launcher", launcher="slurm"), {}
+    for step in ("0", "1", "4294967290"):  # of srun; and the shell of salloc
+        for name, value in {"MASTER_ADDR": "a", "SLURM_JOB_ID": "20777", "SLURM_STEP_ID": step}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("MASTER_PORT", raising=False)
+        start.name_meeting_place()
+        ports[step] = int(os.environ["MASTER_PORT"])
+    assert (ports["0"], len({*ports.values()})) == (12777, 3)
+    assert all(12000 <= port < 32000 for port in ports.values())
+
+
 @pytest.mark.parametrize(("variables", "visible", "expected"), BINDINGS)
 def test_each_task_of_slurm_has_a_gpu_of_its_own(
     variables: str, visible: list[str], expected: str, placement: Any, monkeypatch: pytest.MonkeyPatch
@@ -276,6 +288,13 @@ def test_devices_of_other_kinds(device: str, processes: int, said: str, project:
     printed = train_on_ranks(*run, processes=processes, code=code, env=env, timeout=60, entry=join_on_other_devices)
     for rank, text in enumerate(printed[:1] if code else printed):
         assert said.format(rank=rank) in text
+
+
+def test_a_sharded_model_trains_beside_mps(project: Render, tmp_path: Path) -> None:
+    """It has one process, and nothing to shard over."""
+    run = (project(amp="none", parallel="fsdp"), tmp_path / "run")
+    printed = train_on_ranks(*run, env={"DEVICE": "mps auto"}, timeout=60, entry=join_on_other_devices)
+    assert all("trains on cpu with gloo" in text for text in printed)
 
 
 def test_each_kind_of_device_has_its_library(placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,24 @@ def test_what_torchrun_starts_alone_is_no_job(launcher: str, package: Package, m
     assert start.job_name() is None
 
 
+def test_a_run_that_is_resumed_twice_is_written_by_one(
+    package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program that holds it, but writes nothing, may be out of reach."""
+    checkpoint, config, exits = (package(name) for name in ("runtime.checkpoint", "config", "runtime.exits"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoint, "ENDS_WITHIN", 1.0)
+    again = config.Config(run_dir=saved("run"), resume="auto")
+    with training(again.run_dir):
+        writes = ["sh", "-c", "while echo {} >>metrics.jsonl; do sleep 0.1; done"]
+        with subprocess.Popen(writes, cwd=again.run_dir) as other:
+            with pytest.raises(exits.UserError, match=r"is that of a run that is training: choose another"):
+                checkpoint.claim(again)
+            other.kill()
+        checkpoint.claim(again)
+        assert (again.run_dir / "config.json").exists()
+
+
 def test_a_run_in_training_is_not_taken_over(package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither by --resume nor by a new run."""
     checkpoint, config, exits = (package(name) for name in ("runtime.checkpoint", "config", "runtime.exits"))

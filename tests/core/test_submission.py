@@ -14,7 +14,7 @@ from tests.support.processes import write_program
 
 # Clients of Slurm that say what they were called with. tests/nightly/test_submission.py has real ones.
 CLIENTS = {"sbatch": "echo 77", "scontrol": "true", "scancel": "true", "srun": 'printf "%s\\n" "$PYTHONPATH"'}
-LARGE = "error: the code has 230 MiB, and more than 200 must be data: name the data in .gitignore\n"
+LARGE = "error: the code has 230 MiB, and more than 200 must be data: move it to data/, or let git ignore it\n"
 WAITING = "error: REQUEST cannot have --wait: sbatch would wait for a job that is still held\n"
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -77,6 +77,7 @@ def test_without_git_the_copy_has_all_but_what_is_made_there(ignored: bool, plac
     whole = files_in(place)
     write(place, "runs/1/train.log", "data/1.png", ".venv/bin/python", "ddp_project/__pycache__/a.pyc", "a.log")
     write(place, ".mypy_cache/1", "ddp_project.egg-info/PKG-INFO", "ddp_project/runs/kept.py")
+    write(place, "env/pyvenv.cfg", "env/lib/a.py", "conda/conda-meta/history", "conda/a.py")
     assert launch().returncode == 0
     assert files_in(place / "runs" / "77" / "code") == whole | {"ddp_project/runs/kept.py", ".commit"}
 
@@ -123,3 +124,16 @@ def test_a_job_runs_its_copy_with_the_options_of_its_submission(place: Path, lau
     alone = launch(SLURM_JOB_ID="79", SLURM_SUBMIT_DIR=str(place), PYTHONPATH="")
     assert alone.stdout == f"{place}\n"
     assert alone.stderr.startswith("launch.sh: this job has no copy of the code")
+
+
+@pytest.mark.parametrize(("variables", "number"), [({}, "80"), ({"SLURM_ARRAY_TASK_ID": "3"}, "80_3")])
+def test_only_the_task_of_an_array_whose_time_is_over_is_requeued(
+    variables: dict[str, str], number: str, place: Path, launch: Launch, tmp_path: Path
+) -> None:
+    """The number of the last task is that of the whole array."""
+    job = {"SLURM_JOB_ID": "80", "SLURM_SUBMIT_DIR": str(place)} | variables
+    job |= {"SLURM_ARRAY_JOB_ID": "80"} if variables else {}
+    done = launch(srun="exit 75", scontrol="echo JobState=RUNNING PreemptTime=2", **job)
+    assert (done.returncode, f"job {number} is requeued" in done.stdout) == (75, True)
+    calls = (tmp_path / "calls").read_text()
+    assert calls.endswith(f"scontrol\nshow\njob\n{number}\nscontrol\nrequeue\n{number}\n")

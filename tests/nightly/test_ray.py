@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from generator.render.git import run
 from generator.update.replay import put_under_git
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.nightly.faults.test_death import seconds_until_gone
 from tests.support.processes import output_of, scaled, wait_for_line
 from tests.support.schedulers.ray import RayCluster
@@ -209,3 +210,11 @@ def test_a_job_waits_for_a_cluster_that_has_just_started(refusals: list[str], pr
         server.shutdown()
     assert re.search(printed, said)
     assert len(server.refusals) == is_final
+
+
+def test_of_one_to_two_nodes_one_with_gpus_is_enough(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = package("runtime.ray_nodes", launcher="ray")
+    monkeypatch.setattr(nodes, "nodes_with", lambda needs: [{"CPU": 8.0}, {"GPU": 8.0, "CPU": 96.0}])
+    settings = SimpleNamespace(nodes=(1, 2), gpus_per_node=None, cpus_per_node=None, nproc_per_node=None)
+    job = nodes.Job(settings, [], None)
+    assert (job.ranks, job.needs) == (8, {"GPU": 8, "CPU": 96})

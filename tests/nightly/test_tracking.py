@@ -9,12 +9,14 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from mlflow import MlflowClient
 from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
 from generator.check.train.records import READERS, mlflow_runs, read_jsonl, wandb_files, wandb_records
-from tests.conftest import Render
+from tests.conftest import Package, Render
 from tests.core.test_media import IMPORTS, SHOW
 from tests.support.ranks import lone_error_in, train_on_ranks
 from tests.support.training import checkpoint, differences, train
@@ -98,6 +100,18 @@ def test_mlflow_has_one_finished_run_with_the_options(run_of: Callable[[str], Pa
     at_first_start = json.loads((run_dir / "config.json").read_text())
     at_first_start |= {"max_steps": ABANDONED, "save_every": 5, "keep": 9, "resume": None}
     assert run.data.params == {name: str(value) for name, value in at_first_start.items()}
+
+
+def test_runs_that_start_at_once_share_an_experiment(
+    package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run creates it after this one has looked for it."""
+    tracking = package("runtime.tracking", logging="mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+    created = client.create_experiment(tracking.EXPERIMENT)
+    found = tracking.Tracker.create_experiment(SimpleNamespace(client=client), SimpleNamespace(run_dir=tmp_path))
+    assert found == created
 
 
 @pytest.mark.parametrize("logger", ["mlflow", "wandb"])
