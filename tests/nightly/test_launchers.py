@@ -103,3 +103,15 @@ def test_what_comes_after_training_runs_on_two_processes_as_written(
         written.append(to.read_text())
         to.unlink()
     assert written[0] == written[1]
+
+
+def test_steps_of_one_job_of_slurm_train_beside_each_other(
+    project: Render, slurm_cluster: Cluster, tmp_path: Path
+) -> None:
+    train = f"srun --exact --ntasks=2 {sys.executable} train.py {' '.join(ON_CPU)} --max-steps 3 --run-dir {tmp_path}"
+    script = f"{train}/one & first=$!; {train}/two && wait $first"
+    place = (f"--chdir={project(launcher='slurm')}", f"--output={tmp_path}/log")
+    job = slurm_cluster.submit(*place, "--nodes=1", "--ntasks=4", "--wrap", script)
+    assert slurm_cluster.wait(job).exit_code == 0, (tmp_path / "log").read_text()
+    for run in ("one", "two"):
+        assert "world size 2" in (tmp_path / run / "train.log").read_text()
