@@ -11,10 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
-from tests.conftest import Render, of_package
+from tests.conftest import Package, Render, of_package
 from tests.support.processes import output_of, scaled, write_program
 from tests.support.ranks import train_on_ranks
 
@@ -42,7 +43,7 @@ def test_ranks_that_share_cores_or_gpus(machine: Any) -> None:
     assert found(2, 2) == ["warning: n1: each rank has one core, of 64: see what binds them to it"]
     assert found(4, 64, 2) == [f"error: n1: 4 ranks need a GPU each, of 2: {lower} 2"]
     assert found(2, 64, 8) == ["warning: n1: 6 of 8 GPUs stay idle: raise NPROC_PER_NODE to 8"]
-    raised = "raise it (docker run --cpus, or the limit of its pod)"
+    raised = "raise it (docker run --cpus)"
     assert found(2, 64, quota=1) == [f"warning: n1: 2 ranks share a quota of 1 core: {raised}, or {lower} 1"]
     assert found(4, 64, quota=2.5) == [f"warning: n1: 4 ranks share a quota of 2.5 cores: {raised}, or {lower} 2"]
     assert found(1, 64, quota=0.5) == [f"warning: n1: 1 rank has a quota of 0.5 core: {raised}"]
@@ -78,6 +79,13 @@ def test_what_looks_who_listens_is_no_guest(doctor: Any, machine: Any, tmp_path:
             with doctor.connect_to_first("n2", "127.0.0.1", free_port).stream as stream:
                 stream.write(words.decode())
         assert doctor.join(members[1], "127.0.0.1", free_port) == presiding.result() == []
+
+
+def test_a_name_of_a_node_may_lead_to_ipv6(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = package("runtime.doctor_node")
+    monkeypatch.setattr(socket, "gethostname", lambda: "::1")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert [node.own_address(nccl, "::1", 1) for nccl in (False, True)] == ["::1", "::1"]
 
 
 def test_a_lock_that_holds_on_one_machine_only_is_a_warning(doctor: Any, machine: Any, tmp_path: Path) -> None:
