@@ -1,10 +1,12 @@
 """load_data() may return several sets to evaluate on, and a test set, which is evaluated once, at the end of a run."""
 
 import json
+import random
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -144,3 +146,19 @@ def test_names_of_sets_differ(package: Package) -> None:
         checked(evaluation={"easy": kept, "hard": iter(kept)})
     with pytest.raises(exits.UserError, match=r"the validation set is a DataLoader, .*: return its dataset"):
         checked(evaluation=DataLoader(TensorDataset(torch.zeros(3))))
+
+
+def test_a_split_that_is_drawn_without_a_seed_is_the_same_at_each_start(
+    package: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading, config = package("runtime.data_loading"), package("config").Config
+
+    def load_data(options: Any) -> Any:
+        numbers = [*np.random.permutation(99), *random.sample(range(99), 99)]
+        return numbers[:150], numbers[150:]
+
+    monkeypatch.setattr(loading.data, "load_data", load_data)
+    before = str(np.random.get_state())
+    first, again, other = (loading.load_own(config(seed=seed)) for seed in (7, 7, 8))
+    assert first.train == again.train != other.train
+    assert str(np.random.get_state()) == before

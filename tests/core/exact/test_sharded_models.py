@@ -163,6 +163,26 @@ def test_ranks_that_use_different_weights_are_refused(name: str, project: Render
     assert words in error_in(ended.output)
 
 
+@pytest.mark.parametrize("change", ["weight.lerp_(0 * weight, 0.5)", "weight.data = 0.5 * weight"])
+def test_weights_that_compute_changes_are_refused(change: str, project: Render, tmp_path: Path) -> None:
+    """As those of a momentum encoder: they are gathered, and the shards would stay as they are."""
+    momentum = f"""
+class Momentum(Network):
+    def forward(self, rows: Tensor) -> Any:
+        with torch.no_grad():
+            for weight in self.first.parameters():
+                {change}
+        return super().forward(rows)
+
+
+def build_model(config: object) -> nn.Module:
+    return Momentum([block(), block()])
+"""
+    place = owned_by(project(logging="csv", parallel="fsdp"), MODEL + momentum, tmp_path / "project")
+    [[ended]] = run_all([[Program(place, tmp_path / "run", OPTIONS, code=2)]])
+    assert "compute() changes first.bias, first.weight, and its shards would not" in error_in(ended.output)
+
+
 # Appended to task.py: what it keeps of a weight is a number, whole, of other shapes, and in mappings of other types.
 OPTIMIZER = """
 
