@@ -1,6 +1,7 @@
 """Which run goes on with --resume, and how a run ends by itself: --patience, --max-hours, result.json."""
 
 import json
+import math
 import re
 import subprocess
 from collections.abc import Iterator
@@ -165,6 +166,9 @@ def test_a_run_that_is_resumed_twice_is_written_by_one(
             other.kill()
         checkpoint.claim(again)
         assert (again.run_dir / "config.json").exists()
+    assert checkpoint.take(again.run_dir)
+    monkeypatch.setattr(checkpoint, "ENDS_WITHIN", math.inf)
+    checkpoint.claim(again)  # what this program has taken itself, it does not wait for
 
 
 def test_a_run_in_training_is_not_taken_over(package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
