@@ -43,7 +43,7 @@ def test_ranks_that_share_cores_or_gpus(machine: Any) -> None:
     assert found(2, 2) == ["warning: n1: each rank has one core, of 64: see what binds them to it"]
     assert found(4, 64, 2) == [f"error: n1: 4 ranks need a GPU each, of 2: {lower} 2"]
     assert found(2, 64, 8) == ["warning: n1: 6 of 8 GPUs stay idle: raise NPROC_PER_NODE to 8"]
-    raised = "raise it (docker run --cpus)"
+    raised = "raise it (docker run --cpus, or the limit of its pod)"
     assert found(2, 64, quota=1) == [f"warning: n1: 2 ranks share a quota of 1 core: {raised}, or {lower} 1"]
     assert found(4, 64, quota=2.5) == [f"warning: n1: 4 ranks share a quota of 2.5 cores: {raised}, or {lower} 2"]
     assert found(1, 64, quota=0.5) == [f"warning: n1: 1 rank has a quota of 0.5 core: {raised}"]

@@ -155,7 +155,7 @@ def test_a_metric_that_mlflow_refuses_costs_no_other(
     config = package("config", logging="mlflow").Config(run_dir=tmp_path)
     appended = kept.Records(tmp_path)
     appended.begin(0)
-    tracker = tracking.make_tracker(config, tracking.DistEnv(0, 0, 1, 1), 0)
+    tracker = tracking.make_tracker(config, tracking.DistEnv(0, 0, 1, 1))
     for step in (1, 2):
         appended.add(step, metrics := {f"train/{name}": float(step) for name in REFUSING} | {"lr": 0.1})
         tracker.log(step, metrics)
