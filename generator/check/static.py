@@ -51,7 +51,7 @@ def settings_of(tool: str, project: Path) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)  # projects share most of their files
 def concerns(settings: str, source: bytes) -> bool:
-    """Whether settings can change what a tool says of a file: those of some modules can where it names one."""
+    """Whether settings can change what a tool says of a file: settings for modules can if the file names one."""
     modules = re.search(r"^module = \[(.*)\]", settings, flags=re.MULTILINE)
     names = re.findall(r'"(\w+)', modules[1]) if modules else []
     return not names or any(re.search(rf"\b{name}\b".encode(), source) for name in names)
