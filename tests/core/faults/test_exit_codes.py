@@ -152,7 +152,7 @@ def count_models_at_the_end() -> None:
     """Be a rank that prints how many models DistributedDataParallel wraps when the process group is destroyed."""
 
     def destroy(destroy: Any = dist.destroy_process_group) -> None:
-        print("wrapped models:", sum(isinstance(each, DistributedDataParallel) for each in gc.get_objects()))
+        print("wrapped models:", sum(type(each) is DistributedDataParallel for each in gc.get_objects()))
         destroy()
 
     vars(dist)["destroy_process_group"] = destroy
