@@ -23,7 +23,7 @@ from generator.render.cache import Cache
 from generator.render.git import SETTINGS
 from generator.render.project import render
 from generator.render.snapshot import take_snapshot
-from generator.render.workers import Workers, legal_combinations
+from generator.render.workers import Workers, keep_compiled, legal_combinations
 from tests.support.cli import ddp_template
 from tests.support.schedulers.slurm import Cluster
 from tests.support.versions import history, made_up, old_project, ready, scratch, workers
@@ -74,6 +74,7 @@ def all_names() -> list[str]:
 @pytest.fixture(scope="session")
 def project(snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Render:
     """Return the project of some answers, such as project(launcher="spawn"), rendered once. Do not write to it."""
+    keep_compiled()  # Copier then writes the next ones in a third of the time
 
     @cache
     def get(**answers: object) -> Path:

@@ -177,7 +177,7 @@ def test_killed_and_cut_anywhere_it_goes_on_from_a_whole_checkpoint(
         return newest_step(store)
 
     reached = 0
-    for number in range(5):
+    for number in range(3):
         reached = goes_on_and_is_killed(reached, 0.03 * number, cut=number % 2 == 1)
     train_on_ranks(project, Path(URL), *OPTIONS, *steps, "--resume", "auto", outputs=tmp_path)
     assert_ends_alike(project, tmp_path / "whole")

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -159,9 +159,15 @@ def test_each_import_is_of_a_package_that_the_project_names(choice: Choice, with
     optional = {module.split(".")[0] for each in overrides for module in each["module"]}
     own = {path.stem for path in [*project.glob("*.py"), *project.glob("tests/*.py")]} | {"ddp_project"}
     imported = {name for path in project.rglob("*.py") for name in imports_of(path)}
-    packages = {name: {*map(canonicalize_name, packages_distributions().get(name, [name]))} for name in imported}
+    packages = {name: {*map(canonicalize_name, installed().get(name, [name]))} for name in imported}
     wanted = packages.keys() - sys.stdlib_module_names - own - optional
     assert [name for name in sorted(wanted) if not packages[name] & named] == []
+
+
+@cache
+def installed() -> Mapping[str, list[str]]:
+    """Return the distributions that have each package. It takes a second."""
+    return packages_distributions()
 
 
 def imports_of(path: Path) -> Iterator[str]:
@@ -187,12 +193,18 @@ def test_each_place_of_a_file_has_surroundings_of_its_own(task: str, project: Re
     assert not [(path, found) for path, (_, content) in files for found in repeats_in(path, content)]
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-@pytest.mark.parametrize("task", ["digits", "images", "language", "tabular"])
-def test_the_longest_name_of_a_package_fits_the_lines(task: str, parallel: str, project: Render) -> None:
-    place = project(task=task, parallel=parallel, package_name="a" * 40)
-    for tool in (["black", "--check", "--quiet"], ["ruff", "check", "--no-cache", "--output-format=concise"]):
-        output_of([sys.executable, "-m", *tool, "."], place)
+def test_the_longest_name_of_a_package_fits_the_lines(project: Render, tmp_path: Path) -> None:
+    tasks = [task for key, task in CHOICES if key == "task"]
+    places = [
+        project(task=task, parallel=parallel, package_name="a" * 40) for task in tasks for parallel in ("ddp", "fsdp")
+    ]
+    trees = [read_files(place) for place in places]
+    distinct = {file: place / path for place, tree in zip(places, trees, strict=True) for path, file in tree.items()}
+    files = [path for path in distinct.values() if path.suffix == ".py"]
+    config = places[0] / "pyproject.toml"
+    output_of([sys.executable, "-m", "black", "--check", "--quiet", "--config", config, *files], tmp_path)
+    for place in places:
+        output_of([sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format=concise", "."], place)
 
 
 def test_the_default_project_is_short(with_choice: WithChoice) -> None:

@@ -64,7 +64,7 @@ def help_of(project: Path, code: int) -> str:
     return output_of([sys.executable, "train.py", "--help"], project, code=code)
 
 
-def test_a_project_moves_with_its_edits(project: Path) -> None:
+def test_a_project_moves_with_its_edits(project: Path, pytestconfig: pytest.Config) -> None:
     assert "`ddp-template migrate .` moves them (UPDATING.md)" in help_of(project, 2)
     done = ddp_template("migrate", project, code=1)
     said = done.output.splitlines()
@@ -83,7 +83,8 @@ def test_a_project_moves_with_its_edits(project: Path) -> None:
     assert not {path.split("/")[-1] for path in read_files(project)} & {path.split("/")[-1] for path in MOVED}
     for module in ("pkg.own", "pkg.task", "pkg.model", "pkg.data", "pkg.options"):
         output_of([sys.executable, "-c", f"import {module}"], project)
-    for tool in (["ruff", "check"], ["black", "--check"], ["mypy"]):
+    cache = pytestconfig.cache.mkdir("mypy_of_rendered_code")
+    for tool in (["ruff", "check"], ["black", "--check"], ["mypy", "--cache-dir", str(cache)]):
         output_of([sys.executable, "-m", *tool, "pkg/task.py", "pkg/model.py", "pkg/options.py"], project)
     assert "usage: " in help_of(project, 0)
     before = read_files(project)
