@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import Render
 from tests.support.processes import PATH, Session, output_of, run_in_terminal
-from tests.support.training import ON_CPU
+from tests.support.training import ON_CPU, checkpoint, train
 
 LAUNCHED = {"torchrun": [], "spawn": [], "launch": [], "kubernetes": [], "mpirun": ["2"], "slurm": [], "ray": ["1"]}
 NOTHING_SAVED = "stopped before the training began: there is no new checkpoint"
@@ -152,6 +152,14 @@ def test_launch_sh_of_mpirun_refuses_a_wrong_number_file_or_address(
 ) -> None:
     env = {**os.environ, "PATH": PATH, **variables}
     assert output_of(["./launch.sh", *words], project(launcher="mpirun"), env, code=2).startswith(f"error: {said}")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options"), [("slurm", []), ("mpirun", []), ("launch", ["--local_rank=0"])]  # as older torch gives it
+)
+def test_one_process_needs_no_launcher(launcher: str, options: list[str], project: Render, tmp_path: Path) -> None:
+    train(project(launcher=launcher), tmp_path / "run", "--max-steps", "2", *options, launcher="alone")
+    assert checkpoint(tmp_path / "run")["world_size"] == 1
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "launch"])

@@ -24,14 +24,6 @@ def reference(project: Render, tmp_path_factory: pytest.TempPathFactory) -> Path
     return run_dir
 
 
-@pytest.mark.parametrize(
-    ("launcher", "options"), [("slurm", []), ("mpirun", []), ("launch", ["--local_rank=0"])]  # as older torch gives it
-)
-def test_one_process_needs_no_launcher(launcher: str, options: list[str], project: Render, tmp_path: Path) -> None:
-    train(project(launcher=launcher), tmp_path / "run", "--max-steps", "2", *options, launcher="alone")
-    assert checkpoint(tmp_path / "run")["world_size"] == 1
-
-
 @mpi.NEEDS_OPENMPI
 def test_launch_sh_of_mpirun_reads_host_files(project: Render, reference: Path, free_port: int, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("localhost slots=2\n")

@@ -163,10 +163,7 @@ def test_ranks_that_use_different_weights_are_refused(name: str, project: Render
     assert words in error_in(ended.output)
 
 
-@pytest.mark.parametrize("change", ["weight.lerp_(0 * weight, 0.5)", "weight.data = 0.5 * weight"])
-def test_weights_that_compute_changes_are_refused(change: str, project: Render, tmp_path: Path) -> None:
-    """As those of a momentum encoder: they are gathered, and the shards would stay as they are."""
-    momentum = f"""
+MOMENTUM = """
 class Momentum(Network):
     def forward(self, rows: Tensor) -> Any:
         with torch.no_grad():
@@ -178,9 +175,32 @@ class Momentum(Network):
 def build_model(config: object) -> nn.Module:
     return Momentum([block(), block()])
 """
-    place = owned_by(project(logging="csv", parallel="fsdp"), MODEL + momentum, tmp_path / "project")
-    [[ended]] = run_all([[Program(place, tmp_path / "run", OPTIONS, code=2)]])
-    assert "compute() changes first.bias, first.weight, and its shards would not" in error_in(ended.output)
+UNIT_NORM = """
+class UnitNorm(nn.Linear):
+    def forward(self, hidden: Tensor) -> Tensor:
+        self.weight.data.div_(self.weight.norm().detach())
+        return super().forward(hidden)
+
+
+def build_model(config: object) -> nn.Module:
+    return Network([block(), UnitNorm(8, 8)])
+"""
+CHANGING = {
+    "in place": (MOMENTUM.format(change="weight.lerp_(0 * weight, 0.5)"), "first.bias, first.weight of Momentum"),
+    "by a new one": (MOMENTUM.format(change="weight.data = 0.5 * weight"), "first.bias, first.weight of Momentum"),
+    "in its data": (MOMENTUM.format(change="weight.data.mul_(0.5)"), "first.bias, first.weight of Momentum"),
+    "in a block": (UNIT_NORM, "weight of UnitNorm"),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGING)
+@pytest.mark.parametrize("reshard", [True, False])
+def test_weights_that_compute_changes_are_refused(kind: str, reshard: bool, project: Render, tmp_path: Path) -> None:
+    """As those of a momentum encoder: they are gathered, and the shards would stay as they are."""
+    build, changed = CHANGING[kind]
+    place = owned_by(project(logging="csv", parallel="fsdp"), MODEL + build, tmp_path / "project")
+    [[ended]] = run_all([[Program(place, tmp_path / "run", OPTIONS | {"reshard": reshard}, code=2)]])
+    assert f"compute() changes {changed}, and its shards would not" in error_in(ended.output)
 
 
 # Appended to task.py: what it keeps of a weight is a number, whole, of other shapes, and in mappings of other types.
