@@ -118,6 +118,25 @@ def test_the_test_set_is_evaluated_once(with_sets: Path, tmp_path: Path) -> None
     assert [record["step"] for record in records if "far/test/loss" in record] == [last]
 
 
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_the_best_of_a_run_that_goes_back_is_its_own(is_damaged: bool, own_project: Render, tmp_path: Path) -> None:
+    """Not that of the branch that it leaves, which was better; nor a damaged one."""
+    project, run_dir, options = own_project(), tmp_path / "run", (*OPTIONS, "--keep", "3")
+    for file, text in {"data.py": OWN_DATA, "options.py": OWN_OPTION}.items():
+        with open(project / "ddp_project" / file, "a") as module:
+            module.write(text)
+    train_on_ranks(project, run_dir, *options)
+    first, *others = sorted((run_dir / "checkpoints").glob("step-*.pt"))
+    for checkpoint in others if is_damaged else []:
+        checkpoint.write_bytes(b"damaged")
+    resume = "--resume" if is_damaged else f"--resume={first}"
+    train_on_ranks(project, run_dir, *options, "--lr", "5", resume)
+    result = json.loads((run_dir / "result.json").read_text())
+    step = int(first.stem.removeprefix("step-"))
+    assert (result["best"]["step"], result["step"]) == (step, 3 * step)
+    assert result["test"]["loss"] == pytest.approx(expected(project, run_dir, step)["far/test"][0], rel=1e-5)
+
+
 def test_what_cannot_be_evaluated_is_one_line(with_sets: Path, tmp_path: Path) -> None:
     missing = output_of([sys.executable, "evaluate.py", str(tmp_path / "nowhere")], with_sets, code=2)
     assert missing == f"error: --config {tmp_path}/nowhere/config.json cannot be read: No such file or directory\n"
@@ -142,6 +161,10 @@ def test_names_of_sets_differ(package: Package) -> None:
             checked(evaluation=kept, test={name: kept})
     with pytest.raises(exits.UserError, match=r"must return Data\(train=\.\.\., evaluation=\.\.\.\), .*, not 3 things"):
         loading.checked((kept, kept, kept))
+    with pytest.raises(exits.UserError, match="the validation set is a dict of train, test, and no dataset"):
+        checked(evaluation={"validation": {"train": kept, "test": kept}})
+    with pytest.raises(exits.UserError, match="give several test sets by their names"):
+        checked(evaluation=kept, test=[TensorDataset(torch.zeros(3)), kept])
     with pytest.raises(exits.UserError, match="the hard set is a stream"):
         checked(evaluation={"easy": kept, "hard": iter(kept)})
     with pytest.raises(exits.UserError, match=r"the validation set is a DataLoader, .*: return its dataset"):
@@ -154,11 +177,12 @@ def test_a_split_that_is_drawn_without_a_seed_is_the_same_at_each_start(
     loading, config = package("runtime.data_loading"), package("config").Config
 
     def load_data(options: Any) -> Any:
-        numbers = [*np.random.permutation(99), *random.sample(range(99), 99)]
-        return numbers[:150], numbers[150:]
+        numbers = [*np.random.permutation(99), *random.sample(range(99), 99), *torch.randperm(99).tolist()]
+        return numbers[:250], numbers[250:]
 
     monkeypatch.setattr(loading.data, "load_data", load_data)
-    before = str(np.random.get_state())
+    torch.seed()  # another one at each start
+    before = str(np.random.get_state()), torch.initial_seed(), torch.get_rng_state().tolist()
     first, again, other = (loading.load_own(config(seed=seed)) for seed in (7, 7, 8))
     assert first.train == again.train != other.train
-    assert str(np.random.get_state()) == before
+    assert (str(np.random.get_state()), torch.initial_seed(), torch.get_rng_state().tolist()) == before
