@@ -1,7 +1,9 @@
 """Edits of train.py in RECIPES.md: rates are PyTorch's, own numbers are recorded, and callbacks change no result."""
 
+import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,18 @@ def test_rates_are_those_of_a_plateau_that_gets_the_same_metrics(after: Recipe, 
             plateau.step(evaluated[step + 1])
     assert len({rate for _, rate in expected[2:]}) > 2, "the rate falls more than once"
     assert dict(found["lr"]) == pytest.approx(dict(expected), rel=1e-12)
+
+
+def test_rates_fall_until_the_end_if_a_resume_changes_the_batch_size(small: Render, tmp_path: Path) -> None:
+    """Seven steps of five in an epoch, then five that are left of the second epoch and nine of the third."""
+    begin = Program(small(logging="csv"), tmp_path / "run", OPTIONS | {"max_steps": 7})
+    smaller = OPTIONS | {"global_batch_size": 12, "accum_steps": 1, "resume": None}
+    run_all([[begin, *(replace(begin, options=smaller | {"max_steps": stop}) for stop in (9, 15, 99))]])
+    found = dict(metrics(begin.run_dir)["lr"])
+    assert [*found] == [*range(1, 22)]
+    for step in range(7, 21):
+        share = (step - 2) / (21 - 2)
+        assert found[step + 1] == pytest.approx(OPTIONS["lr"] * (1 + math.cos(math.pi * share)) / 2, rel=1e-6)
 
 
 def test_rates_are_those_of_pytorchs_scheduler(after: Recipe, tmp_path: Path) -> None:
