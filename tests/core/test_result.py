@@ -100,9 +100,10 @@ def test_a_resume_names_code_that_has_changed(own_project: Render, tmp_path: Pat
     assert re.fullmatch(r"[0-9a-f]{12}", before)
     assert "other code" not in train_on_ranks(place, run_dir, "--max-steps", "3", "--resume")[0]
     append(place / "ddp_project" / "task.py", "# edited\n")
+    append(place / "evaluate.py", "# edited\n")
     (place / "ddp_project" / "more.py").write_text("")
     printed = train_on_ranks(place, run_dir, "--max-steps", "4", "--resume")[0]
-    assert f"other code than before: more.py, task.py (commit {before}-dirty, was {before})" in printed
+    assert f"other code than before: evaluate.py, more.py, task.py (commit {before}-dirty, was {before})" in printed
 
 
 def saved(name: str) -> Path:

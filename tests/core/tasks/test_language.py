@@ -143,6 +143,16 @@ def test_shards_hold_what_the_tokenizer_says(language: Modules, own_project: Ren
     ):
         wrong = [*command[:3], tmp_path / folder, text, "--tokenizer", tmp_path / words]
         assert output_of(wrong, project, code=1).startswith(f"error: {said}")
+    wrong = [
+        *command[:3],
+        tmp_path / "half",
+        texts[0],
+        tmp_path / "latin-1",
+        "--tokenizer",
+        tmp_path / "tokenizer.json",
+    ]
+    output_of(wrong, project, code=1)
+    assert [file.name for file in (tmp_path / "half").iterdir()] == [".00000.u16"], "a name that * leaves out"
 
 
 def test_checkpointing_changes_no_gradient(language: Modules) -> None:

@@ -123,6 +123,14 @@ def test_it_is_refused_at_the_start(what: str, small: Render, tmp_path: Path) ->
     assert not [*(tmp_path / "run").glob("checkpoints/*.pt")]
 
 
+def test_rates_of_groups_that_are_replaced_are_told(small: Render, tmp_path: Path) -> None:
+    parts = ("features", 0.5), ("classifier", 0.25)
+    groups = ", ".join(f'{{"params": model.{part}.parameters(), "lr": {rate}}}' for part, rate in parts)
+    project = changed(small(), tmp_path / "project", optimizer=f"AdamW([{groups}])")
+    [[ended]] = run_all([[Program(project, tmp_path / "run", OPTIONS)]])
+    assert "lr_at() replaces the learning rates of groups, [0.25, 0.5]: give lr_scale" in "".join(ended.output)
+
+
 def test_a_layer_that_one_rank_alone_uses_is_named(small: Render, tmp_path: Path) -> None:
     """By each rank that notices; another one waits for it."""
     [[ended]] = ends_of([[Program(changed(small(), tmp_path / "project", SOMETIMES), tmp_path / "run", OPTIONS)]])
