@@ -139,7 +139,7 @@ def test_the_best_of_a_run_that_goes_back_is_its_own(is_damaged: bool, own_proje
 
 def test_what_cannot_be_evaluated_is_one_line(with_sets: Path, tmp_path: Path) -> None:
     missing = output_of([sys.executable, "evaluate.py", str(tmp_path / "nowhere")], with_sets, code=2)
-    assert missing == f"error: --config {tmp_path}/nowhere/config.json cannot be read: No such file or directory\n"
+    assert missing == f"error: there is no run {tmp_path}/nowhere: name a run directory, or a checkpoint in it\n"
     wrong = output_of([sys.executable, "evaluate.py", "--lrr", "3"], with_sets, code=2)
     assert wrong.startswith("error: "), wrong
 
