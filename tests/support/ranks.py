@@ -1,5 +1,6 @@
 """Runs train.py, or functions of it, on ranks that a test starts, watches and kills one by one."""
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -208,6 +209,7 @@ def _rank(rank: int, work: Any, folder: Path, arguments: tuple[Any, ...]) -> Non
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", timedelta(seconds=600), rank=rank, world_size=2)
     torch.save(work(rank, *arguments), folder / f"result{rank}.pt")
+    gc.collect()  # a model in a cycle of references would hold the group, which can abort the process at its end
     dist.destroy_process_group()
 
 
