@@ -120,7 +120,7 @@ def test_the_test_set_is_evaluated_once(with_sets: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_the_best_of_a_run_that_goes_back_is_its_own(is_damaged: bool, own_project: Render, tmp_path: Path) -> None:
-    """Not that of the branch that it leaves, which was better; nor a damaged one."""
+    """The later checkpoints were better, or are damaged."""
     project, run_dir, options = own_project(), tmp_path / "run", (*OPTIONS, "--keep", "3")
     for file, text in {"data.py": OWN_DATA, "options.py": OWN_OPTION}.items():
         with open(project / "ddp_project" / file, "a") as module:
@@ -139,7 +139,7 @@ def test_the_best_of_a_run_that_goes_back_is_its_own(is_damaged: bool, own_proje
 
 def test_what_cannot_be_evaluated_is_one_line(with_sets: Path, tmp_path: Path) -> None:
     missing = output_of([sys.executable, "evaluate.py", str(tmp_path / "nowhere")], with_sets, code=2)
-    assert missing == f"error: there is no run {tmp_path}/nowhere: name a run directory, or a checkpoint in it\n"
+    assert missing == f"error: there is no run in {tmp_path}/nowhere: name a run directory, or a checkpoint in it\n"
     wrong = output_of([sys.executable, "evaluate.py", "--lrr", "3"], with_sets, code=2)
     assert wrong.startswith("error: "), wrong
 

@@ -308,8 +308,8 @@ class Progress:
     samples_in_epoch: int = 0  # trained in the current epoch, over all ranks
     samples_of_epoch: int = 0  # of the training set that the epoch deals out
     samples_seen: int = 0  # trained in the whole run, over all ranks
-    steps_of_epoch: int = 0  # as many as an epoch has, with the batch size of the last start
-    extra_steps: int = 0  # which the run has in addition, since epochs had other numbers of steps before
+    steps_of_epoch: int = 0  # optimizer steps in an epoch, with the batch size of the last start
+    extra_steps: int = 0  # by which the run is longer than its epochs, after a change of the batch size
     units_seen: float = 0.0  # what the count of "loss" counts, of them
     best: float = math.nan  # value of the metric that decides, on the first set to evaluate on
     best_metrics: dict[str, float] = field(default_factory=dict)  # all metrics then, and the step

@@ -123,7 +123,7 @@ def test_it_is_refused_at_the_start(what: str, small: Render, tmp_path: Path) ->
     assert not [*(tmp_path / "run").glob("checkpoints/*.pt")]
 
 
-def test_rates_of_groups_that_are_replaced_are_told(small: Render, tmp_path: Path) -> None:
+def test_a_warning_names_rates_of_groups_that_are_replaced(small: Render, tmp_path: Path) -> None:
     parts = ("features", 0.5), ("classifier", 0.25)
     groups = ", ".join(f'{{"params": model.{part}.parameters(), "lr": {rate}}}' for part, rate in parts)
     project = changed(small(), tmp_path / "project", optimizer=f"AdamW([{groups}])")
