@@ -179,7 +179,14 @@ def test_variables_that_name_no_rank_are_refused_at_once(variables: str, launche
     assert re.fullmatch(r"error: WORLD_SIZE is . and RANK is .*: start ranks with ./launch.sh, or unset .*\n", printed)
 
 
-@pytest.mark.parametrize(("words", "lines"), [("--help all | head -0", 0), ("--doctor --device cpu | head -1", 1)])
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        ("--help all | head -0", 0),
+        ("--doctor --device cpu | head -0", 0),
+        ("--doctor --device cpu | head -1", 1),
+    ],
+)
 def test_help_and_doctor_end_in_silence_with_what_reads_them(words: str, lines: int, project: Render) -> None:
     """Also where Python does not buffer, and writes line by line."""
     command = ["bash", "-c", f"{sys.executable} -u train.py {words}"]

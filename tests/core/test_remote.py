@@ -156,34 +156,6 @@ def test_a_run_is_copied_and_goes_on_where_nothing_of_it_is(
     assert f"{LOCAL} is the copy of {URL}: move it away, or choose another --run-dir" in error_in(other)
 
 
-@PARALLEL
-def test_killed_and_cut_anywhere_it_goes_on_from_a_whole_checkpoint(
-    parallel: str, own_project: Render, wire: Wire, store: int, tmp_path: Path
-) -> None:
-    """Each time on a machine that has nothing of the run, over a slow network that is cut now and then."""
-    project, steps = own_project(parallel=parallel), ("--max-steps", "100")
-    train_on_ranks(project, tmp_path / "whole", *OPTIONS, *steps)
-    wire.pause = 0.002
-
-    def goes_on_and_is_killed(reached: int, delay: float, *, cut: bool) -> int:
-        ranks = start_ranks(project, Path(URL), *OPTIONS, *steps, "--resume", "auto", outputs=tmp_path)
-        wait_until(lambda: newest_step(store) > reached or any_ended(ranks), told=ranks[0].output.read_text)
-        time.sleep(delay)  # seconds, into another copy
-        wire.is_cut = cut
-        kill_all(ranks)
-        wire.is_cut = False
-        shutil.rmtree(project / "runs")
-        assert newest_step(store) > reached
-        return newest_step(store)
-
-    reached = 0
-    for number in range(3):
-        reached = goes_on_and_is_killed(reached, 0.03 * number, cut=number % 2 == 1)
-    train_on_ranks(project, Path(URL), *OPTIONS, *steps, "--resume", "auto", outputs=tmp_path)
-    assert_ends_alike(project, tmp_path / "whole")
-    assert newest_step(store) == 100
-
-
 def test_training_goes_on_without_the_network_and_the_next_start_copies_the_rest(
     own_project: Render, wire: Wire, store: int, tmp_path: Path
 ) -> None:

@@ -22,7 +22,6 @@ END = 15  # steps
 VARIANTS: dict[str, tuple[dict[str, object], dict[str, Any], Sequence[int]]] = {
     # answers, options, and the steps to stop after: the first, the last of an epoch or the one before, and any other
     "float32": ({}, {}, (1, 4, 5, 13)),
-    "float32, loader workers": ({}, {"workers": 2}, (7,)),
     "float32, averaged weights": ({}, {"ema_decay": 0.5}, (4, 7)),
     "float16": ({"amp": "torch"}, {"precision": "fp16"}, (3, 10)),
     "float16, averaged weights": ({"amp": "torch"}, {"precision": "fp16", "ema_decay": 0.5}, (7,)),
