@@ -174,7 +174,6 @@ def train(state: CheckState) -> None:
     with state.stage("train"):
         sources = [state.sources[each] for each in order]
         name_modules(static.imports_of(sources))
-        static.precompile(sources)
         take_results(state, order)
         again = second_tries(state)
         take_results(state, again)

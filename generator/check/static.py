@@ -4,17 +4,13 @@ import ast
 import functools
 import hashlib
 import json
-import py_compile
 import re
-import shutil
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import cache_from_source
 from pathlib import Path
 
 from generator.answers.combinations import greedy_cover
@@ -188,20 +184,3 @@ def imports_of(projects: Iterable[Sequence[SourceFile]]) -> list[str]:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 modules.add(node.module)
     return sorted(module for module in modules if module.partition(".")[0] not in own)
-
-
-def precompile(projects: Iterable[Sequence[SourceFile]]) -> None:
-    """Write bytecode where Python looks for it. Compile each distinct module once, and skip files with errors."""
-    compiled: dict[str, Path] = {}
-    for file in (file for files in projects for file in files if file.path.parts[0] != "tests"):
-        source = file.project / file.path
-        target = Path(cache_from_source(str(source)))
-        if file.content in compiled:
-            target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(compiled[file.content], target)
-        else:
-            with suppress(py_compile.PyCompileError):
-                # By its hash, since a copied file may have any modification time.
-                by_hash = py_compile.PycInvalidationMode.CHECKED_HASH
-                py_compile.compile(str(source), str(target), doraise=True, invalidation_mode=by_hash)
-                compiled[file.content] = target

@@ -22,7 +22,7 @@ from moto.server import ThreadedMotoServer
 
 from tests.conftest import Package, Render, of_package
 from tests.support.processes import output_of, wait_until
-from tests.support.ranks import any_ended, assert_same_state, error_in, kill_all, start_ranks, train_on_ranks
+from tests.support.ranks import assert_same_state, error_in, start_ranks, train_on_ranks
 from tests.support.training import ON_CPU, checkpoint, whole_checkpoint
 from tools.rewriting import Rewrite
 

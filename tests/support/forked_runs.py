@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from generator.check.train.forking import Ended, forking, run_forked, train_all
+from generator.check.train.forking import Ended, run_forked, train_all
 from generator.check.train.rank import Run
 from generator.check.train.records import OF_CLOCK, History, read_csv
 from generator.check.train.training_case import environment
 from tests.conftest import Render
 from tests.support import reference
 from tests.support.processes import hang_timeout
+from tests.support.ranks import start_forking
 from tests.support.training import ON_CPU, module_of, whole_checkpoint
 from tools.rewriting import Rewrite, extend
 
@@ -110,6 +111,7 @@ def one_after_another(programs: Sequence[Program]) -> list[Ended]:
 
 def ends_of(sequences: Iterable[Sequence[Program]]) -> list[list[Ended]]:
     """Run sequences of programs, several at a time, and return how they ended, in the order of the sequences."""
+    start_forking()
     numbered = enumerate(sequences)
     done = {number: ends for (number, _), ends in train_all(lambda each: one_after_another(each[1]), numbered, AT_ONCE)}
     return [ends for _, ends in sorted(done.items())]
@@ -148,14 +150,6 @@ def relative_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Ten
         for key in one
         if one[key].is_floating_point()
     )
-
-
-@pytest.fixture(scope="package", autouse=True)
-def forking_process() -> Iterator[None]:
-    """One process imports torch; every rank of these tests is forked from it."""
-    with forking(all_data=True) as name_modules:
-        name_modules(["numpy", "torch.utils.data"])
-        yield
 
 
 @pytest.fixture(scope="package")

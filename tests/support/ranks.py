@@ -1,5 +1,6 @@
 """Runs train.py, or functions of it, on ranks that a test starts, watches and kills one by one."""
 
+import atexit
 import gc
 import importlib
 import multiprocessing
@@ -9,11 +10,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -21,16 +24,18 @@ from torch import multiprocessing as mp
 
 from benchmarks.runner import train_epoch
 from generator.chaos.invariants import newest_step
-from generator.check.train.forking import free_ports
+from generator.check.train.forking import FORKING, forking, free_ports
+from generator.check.train.rank import SERVER
 from tests.support.processes import hang_timeout, wait_until
 from tests.support.training import ON_CPU, differences
 
-# Importing torch takes 20 times the time of these tests' few steps: one process imports it, and forks each rank.
-FORKING = multiprocessing.get_context("forkserver")
-PRELOAD = [__name__, "torch._dynamo", "torch.distributed.nn.functional", "typeguard", "tyro"]
+# What the tests of ranks import, beside what the process that they are forked from imports anyway.
+PRELOAD = [__name__, "pytest", "copier", "generator.render.workers", "numpy.typing", "torch.utils.data"]
 # A forked rank cannot use a GPU, since its forking process may have looked for one.
 SPAWNING = multiprocessing.get_context("spawn")
 
+STARTED = ExitStack()  # what start_forking() has started
+atexit.register(STARTED.close)
 PORTS = free_ports()  # no other process of the tests uses these
 Entry = Callable[[], None]
 
@@ -113,6 +118,7 @@ def lone_error_in(printed: Iterable[str]) -> str:
 
 def run_rank(entry: Entry, project: Path, options: list[str], env: dict[str, str], output: Path) -> None:
     """Run a rank, with environment, folder, command line and output set as by a shell."""
+    gc.enable()
     os.environ.clear()
     os.environ.update(env)
     os.chdir(project)
@@ -122,6 +128,14 @@ def run_rank(entry: Entry, project: Path, options: list[str], env: dict[str, str
     sys.argv = ["train.py", *options]
     sys.path.insert(0, str(project))
     entry()
+
+
+def start_forking() -> None:
+    """Let one process import torch, of which all ranks are forked, unless it is there: their few steps take less."""
+    if SERVER._forkserver_pid is None:
+        STARTED.close()
+        with patch.dict(os.environ):  # the variables of that process are not those of other tests
+            STARTED.enter_context(forking(all_data=True))(PRELOAD)
 
 
 def start_ranks(
@@ -134,7 +148,7 @@ def start_ranks(
     outputs: Path | None = None,
 ) -> list[Rank]:
     """Start train.py, or another entry, on each rank, as torchrun does. Output goes to RUN-rank-NUMBER.out."""
-    FORKING.set_forkserver_preload(PRELOAD)  # each time, for what others do with the server resets it
+    start_forking()
     port = next(PORTS)
     size = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

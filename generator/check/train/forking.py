@@ -47,8 +47,10 @@ LATE_IMPORTS = (
     "generator.check.train.hooks",
     "generator.check.train.rank",
     "torch._dynamo",
+    "torch.distributed.algorithms.ddp_comm_hooks",
     "torch.distributed.elastic.multiprocessing.errors",
     "torch.distributed.nn.functional",
+    "torch.utils.flop_counter",
     "torch.utils.serialization.config",
     "typeguard",  # by tyro
 )

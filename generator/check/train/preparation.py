@@ -11,12 +11,11 @@ import io
 import os
 import sys
 import time
-import traceback
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ import tyro
 from torch import nn
 from torch.utils.data import Subset
 
+from generator.check.train.compiled import keep_compiled
 from generator.check.train.rank import ALL_DATA, MODULES
 
 FIRST = (89, 22)  # samples that are left, to train and to evaluate on
@@ -120,10 +120,12 @@ def first_part(load_data: Any) -> Any:
 
 # Ranks train on CPUs here, and fail in an optimizer's steps if what forked them has used the driver of a GPU.
 os.environ.update({"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"})
-# torch formats its stack whenever it is seeded, in case CUDA fails later: a tenth of a rank's time.
-traceback.format_stack = lambda *_: []
+# torch formats its stack whenever it is seeded, in case a GPU fails later: a tenth of a rank's time.
+for device in (torch.cuda, torch.xpu, torch.mtia):
+    vars(device)["traceback"] = SimpleNamespace(format_stack=list)
 import_what_is_named()
 rehearse()
+keep_compiled(Path(os.environ[MODULES]).parent)
 cut_data()
 # A collection in a rank would touch, and so copy, every object that is here already; ranks live too short to need one.
 gc.collect()

@@ -69,7 +69,7 @@ def enter(run: Run, place: Place, wires: Pipes, *, forks: bool = False) -> None:
 
 
 def run_program(project: Path) -> None:
-    """Run train.py as a script, from its bytecode if precompile() has written it."""
+    """Run train.py as a script."""
     path = str(project / "train.py")
     code: Any = SourceFileLoader("__main__", path).get_code("__main__")
     main = sys.modules["__main__"] = ModuleType("__main__")
@@ -89,7 +89,6 @@ def watched(rank: int, run: Run, wires: Pipes) -> Iterator[None]:
     from generator.check.train.hooks import trace
     from generator.check.train.verification import read_output
 
-    sys.dont_write_bytecode = rank > 0
     unlimited, ended_well = resource.RLIM_INFINITY, False
     shards = any(run.project.glob("*/runtime/sharding.py"))  # which each rank writes
     if rank > 0 and run.one_writes and not shards:

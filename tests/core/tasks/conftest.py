@@ -1,5 +1,5 @@
-"""Ranks are forked here, and projects have little data."""
+"""Projects have little data here."""
 
-from tests.support.forked_runs import forking_process, small
+from tests.support.forked_runs import small
 
-__all__ = ["forking_process", "small"]
+__all__ = ["small"]

@@ -1,5 +1,5 @@
-"""Ranks are forked here, and projects have little data."""
+"""Projects have little data here."""
 
-from tests.support.forked_runs import batch_norm_project, forking_process, orders, plain_project, small
+from tests.support.forked_runs import batch_norm_project, orders, plain_project, small
 
-__all__ = ["batch_norm_project", "forking_process", "orders", "plain_project", "small"]
+__all__ = ["batch_norm_project", "orders", "plain_project", "small"]
