@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install what the tests of this repository need, and run them: tests/unit, tests/core and tests/cold.
+# Install what the tests of this repository need, and run them: tests/unit and tests/core.
 # --all: the nightly tests, too.       --slice I/N: one part of the nightly tests; with "auto" the commit chooses it.
 # Files of tests and other options go to pytest, such as --store-durations (docs/testing.md).
 # Slurm, Open MPI, MPICH and Chromium come from Debian's packages if this is root; otherwise their tests skip and say why.
@@ -17,7 +17,7 @@ sh tests/clusters/install.sh
 
 slices=28 # of the nightly tests: each takes some six minutes on two cores
 # Two more than there are cores, since tests wait now and then.
-at_once=$(($(nproc) + 2)) slice='' chosen=() options=() folders=(tests/unit tests/core tests/cold)
+at_once=$(($(nproc) + 2)) slice='' chosen=() options=() folders=(tests/unit tests/core)
 while [ $# -gt 0 ]; do
     case $1 in
     --all) folders+=(tests/nightly) ;;

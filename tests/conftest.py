@@ -38,7 +38,7 @@ PORTS = free_ports()  # that nobody listens at, and that no other process of the
 TESTS = Path(__file__).parent
 DURATIONS = TESTS / "durations.json"  # seconds by test, which pytest-split stores
 # Seconds that only a hang takes, with shared fixtures, on any machine; pyproject.toml has those of tests/nightly.
-TIMEOUTS = {"unit": 600, "core": 3600, "cold": 3600}
+TIMEOUTS = {"unit": 600, "core": 3600}
 # Reasons to skip that hold on GitHub, too. APEX_SOURCE: apex cannot be cloned; a quota takes root.
 MAY_SKIP = re.compile("no GPU|APEX_SOURCE|no quota of CPUs")
 

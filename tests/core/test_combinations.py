@@ -1,4 +1,4 @@
-"""Combinations in which every three answers meet are rendered, read, trained on two processes, stopped and resumed.
+"""Combinations in which every three answers meet pass all stages of the check; launchers start cold as ranks fork.
 
 tests/nightly/test_tasks.py has all combinations.
 """
@@ -13,8 +13,12 @@ import pytest
 from generator.answers.combinations import Combination
 from generator.check.static import check_types, source_files
 from tests.support.cli import check_report
+from tests.support.training import LAUNCHERS, node_launcher
+from tools import slurm
 
 STAGES = {"render", "format", "lint", "types", "train", "resume", "agree"}
+# The others start the ranks of a machine by one of these.
+OF_ONE_MACHINE = [launcher for launcher in LAUNCHERS if node_launcher(launcher) == launcher]
 
 
 def triples(combinations: Iterable[Mapping[str, Any]]) -> set[Any]:
@@ -25,6 +29,38 @@ def test_every_three_answers_pass_every_stage_together(legal: list[Combination],
     results = check_report(tmp_path / "check.json", "--cover", "3", timeout=1800)
     assert triples(result["answers"] for result in results) == triples(dict(each.answers) for each in legal)
     assert [result["name"] for result in results if not set(result["seconds"]) >= STAGES] == []
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
+    """What one check of all launchers says of each, with ddp and with fsdp.
+
+    The output names launchers that are missing here.
+    """
+    report = tmp_path_factory.mktemp("check") / "check.json"
+    others = ["task=digits", "backend=auto", "amp=none", "sync_bn=false", "logging=csv"]
+    answers = [f"launcher={','.join(OF_ONE_MACHINE)}", *others]
+    found = check_report(report, *answers, "--launchers", "real", code=None)
+    return {(each["answers"]["launcher"], each["answers"]["parallel"]): each for each in found}
+
+
+def assert_passed(result: dict[str, Any], launcher: str) -> None:
+    said = "\n".join(failure["text"] for failure in result["failures"])
+    if "is not installed here" in said:
+        pytest.skip(f"the launcher of {launcher} is not installed here: run tests/clusters/install.sh")
+    if launcher == "slurm" and (reason := slurm.missing()):  # installed, it may still have no namespaces
+        pytest.skip(reason)
+    assert said == ""
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("launcher", OF_ONE_MACHINE)
+def test_cold_processes_give_what_forked_ranks_give(
+    launcher: str, parallel: str, started: dict[tuple[str, str], dict[str, Any]]
+) -> None:
+    result = started[launcher, parallel]
+    assert_passed(result, launcher)
+    assert result["seconds"]["real"] > 1
 
 
 @pytest.mark.parametrize("wrong", ["one", "two"])

@@ -51,7 +51,7 @@ def test_made_documentation_is_up_to_date(path: str, made: dict[Path, str]) -> N
 
 def test_the_tests_that_pages_name_exist() -> None:
     pages = [path.read_text() for path in (TEMPLATE / "docs").glob("*.md")]
-    named = {path for page in pages for path in re.findall(r"\btests/(?:core|cold|nightly|unit)/[\w/]+\.py\b", page)}
+    named = {path for page in pages for path in re.findall(r"\btests/(?:core|nightly|unit)/[\w/]+\.py\b", page)}
     assert [path for path in sorted(named) if not (TEMPLATE / path).exists()] == []
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from generator.answers.combinations import Combination
 from generator.check.train.samples import samples_of
-from tests.cold.test_launchers import OF_ONE_MACHINE, assert_passed
 from tests.conftest import Measured, Render
+from tests.core.test_combinations import OF_ONE_MACHINE, assert_passed
 from tests.support.cli import check_report
 from tests.support.processes import output_of
 from tests.support.training import assert_same_weights, train, whole_checkpoint

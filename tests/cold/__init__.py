@@ -1,1 +1,0 @@
-"""Every launcher starts a training in new processes, as its users do."""
