@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tests.conftest import Logged, Package, Render, of_package
 from tests.support.processes import output_of
-from tests.support.ranks import assert_same_state, lone_error_in, train_on_ranks
+from tests.support.ranks import assert_same_state, lone_error_in, output_of_fork, train_on_ranks
 from tests.support.training import assert_same_weights, checkpoint, differences
 
 Refused = Callable[..., str]
@@ -340,7 +340,7 @@ def test_unusable_weights_end_all_ranks_in_one_line(
     options = ("--init-from", str(best))
     assert words in lone_error_in(train_on_ranks(project(), tmp_path / "new", *options, code=2))
     assert not [*(tmp_path / "new").glob("checkpoints/*")]
-    printed = output_of([sys.executable, "evaluate.py", tmp_path / "trained"], project(), os.environ, code=2)
+    printed = output_of_fork("evaluate.py", tmp_path / "trained", project=project(), code=2)
     first = f"error: {best} comes with the first evaluation: name {best.with_name('last.pt')}\n"
     assert words in printed if there else printed == first
     assert printed.count("\n") == 1

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 from tests.conftest import Package, Render
 from tests.support.processes import output_of
-from tests.support.ranks import error_in, train_on_ranks
+from tests.support.ranks import error_in, output_of_fork, train_on_ranks
 from tests.support.training import ON_CPU
 from tools.rewriting import extend
 
@@ -66,7 +66,7 @@ def test_each_sample_comes_once_and_in_order(own_project: Render, package: Packa
         with open(project / "ddp_project" / file, "a") as module:
             module.write(text)
     train_on_ranks(project, run_dir, "--max-steps", "30")
-    output_of([sys.executable, "-c", PLAIN.format(run_dir / "checkpoints" / "best.pt")], project)
+    output_of_fork(PLAIN.format(run_dir / "checkpoints" / "best.pt"), project=project)
     logits, labels = torch.load(project / "plain.pt")
     area = roc_auc_score(labels == 0, logits[:, 0])
     assert 0.6 < area < 1

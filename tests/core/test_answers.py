@@ -14,6 +14,7 @@ import tomllib
 import yaml
 from jinja2.sandbox import SandboxedEnvironment
 from packaging.utils import canonicalize_name
+from plumbum import local
 
 from generator.answers.questions import read_questions
 from generator.render.project import NAME, read_files, recorded_answers
@@ -63,7 +64,8 @@ def name_fits(name: str) -> bool:
 
 
 def copy(snapshot: Path, destination: Path, **answers: object) -> None:
-    copier.run_copy(str(snapshot), destination, data=NAME | answers, defaults=True, quiet=True, unsafe=False)
+    with local.env(PATH=""):  # without git, Copier does not ask it about each file that it writes
+        copier.run_copy(str(snapshot), destination, data=NAME | answers, defaults=True, quiet=True, unsafe=False)
 
 
 def assert_refused(snapshot: Path, destination: Path, key: str, text: str) -> None:

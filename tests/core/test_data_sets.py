@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.conftest import Package, Render
 from tests.support.processes import output_of
-from tests.support.ranks import train_on_ranks
+from tests.support.ranks import output_of_fork, train_on_ranks
 from tests.support.training import ON_CPU
 
 OWN_DATA = """
@@ -55,7 +55,7 @@ for name, (first, end) in {PARTS}.items():
     found[name] = F.cross_entropy(logits, labels).item(), accuracy
 print(json.dumps(found))
 """
-    found = json.loads(output_of([sys.executable, "-c", program], project))
+    found = json.loads(output_of_fork(program, project=project))
     return {name: tuple(values) for name, values in found.items()}
 
 
@@ -94,10 +94,10 @@ def test_every_set_is_evaluated_and_the_test_set_with_the_best_weights(with_sets
     assert again["test"]["loss"] == pytest.approx(of_last["far/test"][0], rel=1e-5)
 
     for ranks, options in ((1, []), (3, []), (1, ["--other"])):  # ranks need not divide the batch
-        command = [sys.executable, "evaluate.py", str(run_dir), *ON_CPU, *options]
-        if ranks > 1:
-            command[:1] = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        lines = [line for line in output_of(command, with_sets).splitlines() if line.startswith("{")]
+        words = ["evaluate.py", str(run_dir), *ON_CPU, *options]
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        printed = output_of_fork(*words, project=with_sets) if ranks == 1 else output_of([*launcher, *words], with_sets)
+        lines = [line for line in printed.splitlines() if line.startswith("{")]
         found = {line.pop("set"): line for line in map(json.loads, lines)}
         assert {*found} == ({"other"} if options else {*PARTS} - {"other"})
         for name, values in found.items():
@@ -138,9 +138,9 @@ def test_the_best_of_a_run_that_goes_back_is_its_own(is_damaged: bool, own_proje
 
 
 def test_what_cannot_be_evaluated_is_one_line(with_sets: Path, tmp_path: Path) -> None:
-    missing = output_of([sys.executable, "evaluate.py", str(tmp_path / "nowhere")], with_sets, code=2)
+    missing = output_of_fork("evaluate.py", tmp_path / "nowhere", project=with_sets, code=2)
     assert missing == f"error: there is no run in {tmp_path}/nowhere: name a run directory, or a checkpoint in it\n"
-    wrong = output_of([sys.executable, "evaluate.py", "--lrr", "3"], with_sets, code=2)
+    wrong = output_of_fork("evaluate.py", "--lrr", "3", project=with_sets, code=2)
     assert wrong.startswith("error: "), wrong
 
 

@@ -9,6 +9,7 @@ import pytest
 from mypy import api
 
 from tests.conftest import Package, Render
+from tests.support.ranks import output_of_fork
 
 NAMES = "gather_with_grad reduce_tensor NonNegativeFloat NonNegativeInt NonNegativeIntOrAuto OptionalPath PositiveInt"
 LATER = "UserError load_model AllSamples Mean current_step Optimizers Mixture by_length tokens_per_batch weighted"
@@ -17,14 +18,6 @@ PROGRAMS = [
     *("train", "evaluate", "predict"),
     *(f"ddp_project.{file}" for file in ("task", "model", "data", "runtime.export")),
 ]
-IMPORT_EACH = """
-import importlib, os, sys, torch
-for name in sys.argv[1:]:
-    if os.fork() == 0:
-        importlib.import_module(name)
-        os._exit(0)
-    assert os.wait()[1] == 0, name
-"""
 
 
 def test_an_owners_files_import_from_one_place(package: Package, project: Render) -> None:
@@ -45,7 +38,8 @@ def test_each_file_may_import_all_names_whichever_is_imported_first(parallel: st
         path = project / "ddp_project" / f"{file}.py"
         assert line in path.read_text()
         path.write_text(path.read_text().replace(line, f"{line}from .runtime import {', '.join(ALL.split())}\n"))
-    subprocess.run([sys.executable, "-c", IMPORT_EACH, *PROGRAMS], cwd=project, check=True)
+    for name in PROGRAMS:
+        output_of_fork(f"import {name}", project=project)
 
 
 def test_a_misspelt_name_is_refused(package: Package, project: Render, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from torch.utils.data import Subset
 
 from generator.check.train.records import read_csv
 from tests.conftest import Package, Render
-from tests.support.processes import output_of
-from tests.support.ranks import on_compute, project_module, run_train, start_ranks, train_on_ranks, wrap
+from tests.support.ranks import on_compute, output_of_fork, project_module, run_train, start_ranks, train_on_ranks, wrap
 from tests.support.training import ON_CPU
 from tools.rewriting import extend
 
@@ -150,7 +148,7 @@ def test_an_evaluation_of_a_checkpoint_has_its_step(own_project: Render, tmp_pat
     extend(project / "ddp_project" / "task.py", ANNEALED, imports="from .runtime import current_step\n")
     train_on_ranks(project, run_dir, "--max-steps", "4", "--eval-every", "2steps")
     saved = str(run_dir / "checkpoints" / "step-00000002.pt")
-    found = json.loads(output_of([sys.executable, "evaluate.py", saved, *ON_CPU], project).splitlines()[-1])
+    found = json.loads(output_of_fork("evaluate.py", saved, *ON_CPU, project=project).splitlines()[-1])
     assert found["step"] == 2
 
 

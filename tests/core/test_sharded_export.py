@@ -13,7 +13,7 @@ import torch
 from tests.conftest import Render
 from tests.support.hardware import small_disk
 from tests.support.processes import output_of
-from tests.support.ranks import error_in, train_on_ranks
+from tests.support.ranks import error_in, output_of_fork, train_on_ranks
 from tests.support.training import checkpoint, differences, whole_checkpoint
 from tools.rewriting import extend
 
@@ -85,14 +85,14 @@ def test_an_export_is_the_best_checkpoint_in_one_file_or_several(
 ) -> None:
     """A project with DistributedDataParallel, and one with shards, begin with it."""
     place, run_dir = sharded
-    output_of([sys.executable, "-c", EXPORT, str(run_dir), str(size)], place)
+    output_of_fork(EXPORT, run_dir, str(size), project=place)
     files = {each.name for each in (run_dir / "export").glob("*.safetensors")}
     assert (len(files) > 1) == (size == 5000)
     if len(files) > 1:
         index = json.loads((run_dir / "export" / "model.safetensors.index.json").read_text())
         assert {*index["weight_map"].values()} == files
         assert {*index["weight_map"]} == {*averaged(run_dir)}
-    output_of([sys.executable, "-c", LOAD, str(run_dir / "export"), str(tmp_path / "loaded.pt")], place)
+    output_of_fork(LOAD, run_dir / "export", tmp_path / "loaded.pt", project=place)
     assert differences(dict(torch.load(tmp_path / "loaded.pt")), averaged(run_dir)) == []
     for name, other in {"replicas": project(), "shards": place}.items():
         for found, weight in begun(other, tmp_path / name, run_dir / "export").items():
@@ -138,12 +138,12 @@ def test_shards_are_found_by_a_link_and_beside_what_a_system_leaves(sharded: tup
 def test_an_export_that_fails_leaves_the_one_before(sharded: tuple[Path, Path], tmp_path: Path) -> None:
     place, run_dir = sharded
     copied = shutil.copytree(run_dir, tmp_path / "copied")
-    output_of([sys.executable, "-c", EXPORT, str(copied), str(1 << 30)], place)
+    output_of_fork(EXPORT, copied, str(1 << 30), project=place)
     failing = "import errno; from ddp_project.runtime import export\n"
     failing += "def full(*_): raise OSError(errno.ENOSPC, 'full')\n"
     failing += f"export.write_safetensors = full; export.export(__import__('pathlib').Path({str(copied)!r}))"
-    output_of([sys.executable, "-c", failing], place, code=1)
-    output_of([sys.executable, "-c", LOAD, str(copied / "export"), str(tmp_path / "loaded.pt")], place)
+    output_of_fork(failing, project=place, code=1)
+    output_of_fork(LOAD, copied / "export", tmp_path / "loaded.pt", project=place)
     assert differences(dict(torch.load(tmp_path / "loaded.pt")), averaged(run_dir)) == []
 
 
@@ -154,9 +154,9 @@ def test_an_export_begins_again_if_its_checkpoint_is_replaced(sharded: tuple[Pat
     for name in ("check_shards", "read_whole_tensors"):
         copied = shutil.copytree(run_dir / "checkpoints", tmp_path / name / "checkpoints").parent
         newer = shutil.copytree(tmp_path / "newer" / "checkpoints", tmp_path / name / "newer")
-        output_of([sys.executable, "-c", REPLACED, str(copied), str(newer), name], place)
+        output_of_fork(REPLACED, copied, newer, name, project=place)
         assert json.loads((copied / "export" / "model.json").read_text())["step"] == 1
-        output_of([sys.executable, "-c", LOAD, str(copied / "export"), str(tmp_path / "loaded.pt")], place)
+        output_of_fork(LOAD, copied / "export", tmp_path / "loaded.pt", project=place)
         expected = whole_checkpoint(tmp_path / "newer", "best.pt")["model"]
         assert differences(dict(torch.load(tmp_path / "loaded.pt")), expected) == []
 
@@ -183,7 +183,7 @@ def test_evaluate_finds_on_other_numbers_of_ranks_what_the_run_found(sharded: tu
 
 def estimated(project: Path, *options: str) -> tuple[float, float, str]:
     """Return what 4 ranks need with replicas and with shards (GiB), and all that is said."""
-    told = output_of([sys.executable, "train.py", "--estimate", "--layers", "12", *options], project)
+    told = output_of_fork("train.py", "--estimate", "--layers", "12", *options, project=project)
     (four,) = (line.split() for line in told.splitlines() if line.split()[:1] == ["4"])
     return float(four[1]), float(four[3]), told
 
@@ -212,7 +212,7 @@ def test_the_estimate_of_a_model_that_trains_little(own_project: Render) -> None
     frozen = "    model = GPT(config).requires_grad_(False)\n    model.norm.requires_grad_(True)\n    return model\n"
     model.write_text(model.read_text().replace("    return GPT(config)\n", frozen))
     assert "without activations: 1 times the weights" in estimated(project)[2]
-    wrong = output_of([sys.executable, "train.py", "--estimate", "--width", "97"], project, code=2)
+    wrong = output_of_fork("train.py", "--estimate", "--width", "97", project=project, code=2)
     assert wrong == "error: --width 97 is no multiple of --heads 4\n"
 
 

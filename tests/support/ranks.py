@@ -8,11 +8,13 @@ import os
 import runpy
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,30 @@ def start_ranks(
         process.start()
         ranks.append(Rank(process, output))
     return ranks
+
+
+def run_python(program: str) -> None:
+    """Run a file of the project, or code as after -c."""
+    sys.argv[0] = program if program.endswith(".py") else "-c"
+    if program.endswith(".py"):
+        runpy.run_path(os.path.abspath(program), run_name="__main__")
+    else:
+        exec(program, {"__name__": "__main__"})
+
+
+def output_of_fork(program: str, *options: str | Path, project: Path, code: int = 0) -> str:
+    """Run a file of the project, or code as after -c, and return all that it prints. Fails on another exit code."""
+    start_forking()
+    with tempfile.TemporaryDirectory() as place:
+        output = Path(place, "output")
+        words = [str(option) for option in options]
+        entry = partial(run_python, program)
+        process = FORKING.Process(target=run_rank, args=(entry, project, words, dict(os.environ), output))
+        process.start()
+        try:
+            return Rank(process, output).ends_with(code, 120)
+        finally:
+            process.kill()
 
 
 def train_on_ranks(

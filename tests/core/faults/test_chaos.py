@@ -16,7 +16,7 @@ from tests.conftest import Render
 from tests.support.chaos import befall, forked, streaming
 from tests.support.processes import scaled, wait_until
 
-FAULTS = {"a data set": (5, 0), "a stream": (4, 13)}  # the least number of faults, and the first seed
+FAULTS = {"a data set": (3, 0), "a stream": (3, 13)}  # the least number of faults, and the first seed
 
 
 @pytest.fixture

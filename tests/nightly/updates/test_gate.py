@@ -5,7 +5,7 @@ from pathlib import Path
 
 from generator.render.workers import Workers
 from generator.update.gate import PARTS, Gate
-from tests.core.updates.test_releases import run_command
+from tests.core.test_releases import run_command
 from tests.support.versions import MadeUp
 
 

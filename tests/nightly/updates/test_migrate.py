@@ -12,6 +12,7 @@ from generator.update.migrate import MOVED, is_to_be_moved
 from generator.update.replay import commit_all, copy_project, put_under_git, update
 from tests.support.cli import ddp_template
 from tests.support.processes import output_of
+from tests.support.ranks import output_of_fork
 from tests.support.versions import append, replace
 
 OWN = '''"""Metrics of my own."""
@@ -82,7 +83,7 @@ def test_a_project_moves_with_its_edits(project: Path, pytestconfig: pytest.Conf
     assert not is_to_be_moved(project)
     assert not {path.split("/")[-1] for path in read_files(project)} & {path.split("/")[-1] for path in MOVED}
     for module in ("pkg.own", "pkg.task", "pkg.model", "pkg.data", "pkg.options"):
-        output_of([sys.executable, "-c", f"import {module}"], project)
+        output_of_fork(f"import {module}", project=project)
     cache = pytestconfig.cache.mkdir("mypy_of_rendered_code")
     for tool in (["ruff", "check"], ["black", "--check"], ["mypy", "--cache-dir", str(cache)]):
         output_of([sys.executable, "-m", *tool, "pkg/task.py", "pkg/model.py", "pkg/options.py"], project)

@@ -1,1 +1,0 @@
-"""An update of a project loses nothing."""
