@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,7 +47,13 @@ def scaled(seconds: float) -> float:
 
 def hang_timeout(seconds: float) -> float:
     """Return a time limit for work of this length on the reference machine, which only a hang reaches."""
-    return SPARE * scaled(seconds)
+    return SPARE * seconds * slowness_in(int(time.monotonic() // 10))
+
+
+@lru_cache(maxsize=1)
+def slowness_in(_: int) -> float:
+    """Measure it once in ten seconds: each time takes the processor from what is waited for."""
+    return max(slowness() for _ in range(3))
 
 
 def wait_until(
