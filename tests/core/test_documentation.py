@@ -8,13 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from generator.answers.questions import TEMPLATE
 from tests.conftest import Render
 from tests.support.processes import PATH, output_of
-from tests.support.projects.porting import side
 from tests.support.training import LAUNCHERS
 from tools.docs.pages import documented_files
 
@@ -102,31 +100,3 @@ def test_the_sweep_of_wandb_that_a_page_shows_is_one_of_the_project(launcher: st
     subprocess.run([sys.executable, "-c", program, *options], cwd=place, check=True)
     words = (place / "sweep.py").read_text()
     assert f"LAUNCH = {json.dumps(sweep['command'][:-1])}" in words, "it starts a run as sweep.py does"
-
-
-def test_the_diffs_make_a_script_for_one_gpu_train_on_many(project: Render, tmp_path: Path) -> None:
-    """Two processes arrive at the weights of one. Each diff continues from the one before."""
-    page = (TEMPLATE / "website" / "pages" / "loop.md").read_text()
-    [script] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    (tmp_path / "digits.npz").write_bytes((project() / "ddp_project" / "digits.npz").read_bytes())
-    (tmp_path / "script.py").write_text(script)
-    alone = output_of([sys.executable, "script.py"], tmp_path)
-    for diff in re.findall(r"^```diff\n@@[^\n]*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
-        for change in re.split(r"^@@.*\n", diff, flags=re.MULTILINE):
-            before = re.compile("^" + re.escape(side(change, "-")), re.MULTILINE)
-            assert len(before.findall(script)) == 1, change
-            script = before.sub(side(change, "+").replace("\\", r"\\"), script)
-    (tmp_path / "script.py").write_text(script)
-    weights = []
-    for processes in (1, 2):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        printed = output_of([*command, "script.py"], tmp_path)
-        weights.append(torch.load(tmp_path / "checkpoint.pt")["model"])
-        assert accuracy_of(printed) > 0.85
-    torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
-    assert accuracy_of(alone) > 0.85
-
-
-def accuracy_of(printed: str) -> float:
-    """Return the accuracy in the last line."""
-    return float(printed.splitlines()[-1].removeprefix("epoch 19: accuracy "))

@@ -1,4 +1,4 @@
-"""A project on Windows, on macOS, in a clone and in a wheel; its own tests after honest edits; an older Python."""
+"""A project on Windows, on macOS, in a clone and in a wheel, and with an older Python."""
 
 import os
 import re
@@ -15,7 +15,6 @@ from generator.render.git import run
 from generator.update.replay import put_under_git
 from tests.conftest import Render
 from tests.support.processes import output_of
-from tests.support.projects.ports import TOGETHER, failures
 
 # Python on Windows: without the module and the signal that the project uses.
 ON_WINDOWS = """
@@ -80,13 +79,6 @@ def test_a_wheel_has_what_the_owner_adds(own_project: Render, tmp_path: Path) ->
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if "dist-info" not in name}
     written = {str(path.relative_to(place)) for path in (place / "ddp_project").rglob("*") if path.is_file()}
     assert packed == {name for name in written if "__pycache__" not in name}
-
-
-def test_a_project_passes_its_own_tests_after_honest_edits(own_project: Render) -> None:
-    project = own_project()
-    for edit in TOGETHER:
-        edit(project)
-    assert not failures(project, "tests/test_exact.py", "tests/test_export.py", "tests/test_loading.py")
 
 
 def test_the_packages_of_the_tests_install_on_python_3_11_0() -> None:

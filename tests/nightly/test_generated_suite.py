@@ -12,6 +12,7 @@ import yaml
 
 from tests.conftest import Measured, Render
 from tests.support.processes import output_of
+from tests.support.projects.ports import TOGETHER, failures
 from tests.support.training import HAS_GPU
 
 ANSWERS = [
@@ -43,3 +44,10 @@ def test_the_checks_of_the_projects_own_ci_pass(own_project: Render, pytestconfi
     for check in checks:
         printed = output_of([sys.executable, "-m", *check], place, environment)
     assert f"no issues found in {len([*place.rglob('*.py')])} source files" in printed
+
+
+def test_a_project_passes_its_own_tests_after_honest_edits(own_project: Render) -> None:
+    project = own_project()
+    for edit in TOGETHER:
+        edit(project)
+    assert not failures(project, "tests/test_exact.py", "tests/test_export.py", "tests/test_loading.py")

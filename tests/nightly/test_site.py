@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pytest
+import torch
 
 from benchmarks.site import served
 from generator.answers.questions import TEMPLATE
+from tests.conftest import Render
 from tests.support.browser import opened as opened_alone
 from tests.support.browser import served_by, violations
 from tests.support.processes import output_of
+from tests.support.projects.porting import side
 from website.render import Template
 
 if TYPE_CHECKING:
@@ -173,3 +176,31 @@ def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
     refused = output_of([sys.executable, "-m", "website.build", str(tmp_path)], TEMPLATE, code=1)
     assert refused == f"{tmp_path} holds something else: give a new or empty folder\n"
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_the_diffs_make_a_script_for_one_gpu_train_on_many(project: Render, tmp_path: Path) -> None:
+    """Two processes arrive at the weights of one. Each diff continues from the one before."""
+    page = (TEMPLATE / "website" / "pages" / "loop.md").read_text()
+    [script] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "digits.npz").write_bytes((project() / "ddp_project" / "digits.npz").read_bytes())
+    (tmp_path / "script.py").write_text(script)
+    alone = output_of([sys.executable, "script.py"], tmp_path)
+    for diff in re.findall(r"^```diff\n@@[^\n]*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        for change in re.split(r"^@@.*\n", diff, flags=re.MULTILINE):
+            before = re.compile("^" + re.escape(side(change, "-")), re.MULTILINE)
+            assert len(before.findall(script)) == 1, change
+            script = before.sub(side(change, "+").replace("\\", r"\\"), script)
+    (tmp_path / "script.py").write_text(script)
+    weights = []
+    for processes in (1, 2):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        printed = output_of([*command, "script.py"], tmp_path)
+        weights.append(torch.load(tmp_path / "checkpoint.pt")["model"])
+        assert accuracy_of(printed) > 0.85
+    torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
+    assert accuracy_of(alone) > 0.85
+
+
+def accuracy_of(printed: str) -> float:
+    """Return the accuracy in the last line."""
+    return float(printed.splitlines()[-1].removeprefix("epoch 19: accuracy "))

@@ -239,9 +239,15 @@ def kill_after(ranks: list[Rank], run_dir: Path, step: int, delay: float) -> boo
     return codes == {-signal.SIGKILL}
 
 
-def on_two_ranks(work: Any, folder: Path, *arguments: Any) -> list[Any]:
+def run_forked(work: Any, arguments: tuple[Any, ...], nprocs: int = 1) -> None:
+    """Do what mp.spawn() does, in forks of the process that has imported torch."""
+    start_forking()
+    mp.start_processes(work, arguments, nprocs, start_method="forkserver")
+
+
+def on_two_ranks(work: Any, folder: Path, *arguments: Any, start: Callable[..., object] = mp.spawn) -> list[Any]:
     """Run work(rank, *arguments) on two Gloo processes, and return the result of each."""
-    mp.spawn(_rank, (work, folder, arguments), nprocs=2)
+    start(_rank, (work, folder, arguments), nprocs=2)
     return [torch.load(folder / f"result{rank}.pt", weights_only=False) for rank in range(2)]
 
 
