@@ -16,8 +16,8 @@ fi
 sh tests/clusters/install.sh
 
 slices=28 # of the nightly tests: each takes some six minutes on two cores
-# Three more than there are cores, since tests wait now and then.
-at_once=$(($(nproc) + 3)) slice='' chosen=() options=() folders=(tests/unit tests/core)
+# Two more than there are cores, since tests wait now and then.
+at_once=$(($(nproc) + 2)) slice='' chosen=() options=() folders=(tests/unit tests/core)
 while [ $# -gt 0 ]; do
     case $1 in
     --all) folders+=(tests/nightly) ;;
