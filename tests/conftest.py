@@ -9,6 +9,7 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from generator.render.cache import Cache
 from generator.render.git import SETTINGS
 from generator.render.project import render
 from generator.render.snapshot import take_snapshot
-from generator.render.workers import Workers, legal_combinations, quicken
+from generator.render.workers import Workers, legal_combinations, speed_up_copier
 from tests.support.cli import ddp_template
 from tests.support.schedulers.slurm import Cluster
 from tests.support.versions import history, made_up, old_project, ready, scratch, workers
@@ -71,15 +72,21 @@ def all_names() -> list[str]:
     return ddp_template("matrix", "--format", "names").stdout.splitlines()
 
 
+def without_git() -> AbstractContextManager[object]:
+    """Inside, Copier does not find git, which it asks about each file that it writes."""
+    found: AbstractContextManager[object] = local.env(PATH="")
+    return found
+
+
 @pytest.fixture(scope="session")
 def project(snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Render:
     """Return the project of some answers, such as project(launcher="spawn"), rendered once. Do not write to it."""
-    quicken()
+    speed_up_copier()
 
     @cache
     def get(**answers: object) -> Path:
         place = tmp_path_factory.mktemp("projects") / "project"
-        with local.env(PATH=""):  # without git, Copier does not ask it about each file that it writes
+        with without_git():
             render(place, answers, template=snapshot)
         return place
 

@@ -14,11 +14,10 @@ import tomllib
 import yaml
 from jinja2.sandbox import SandboxedEnvironment
 from packaging.utils import canonicalize_name
-from plumbum import local
 
 from generator.answers.questions import read_questions
 from generator.render.project import NAME, read_files, recorded_answers
-from tests.conftest import Render
+from tests.conftest import Render, without_git
 
 QUESTIONS = read_questions()
 
@@ -64,7 +63,7 @@ def name_fits(name: str) -> bool:
 
 
 def copy(snapshot: Path, destination: Path, **answers: object) -> None:
-    with local.env(PATH=""):  # without git, Copier does not ask it about each file that it writes
+    with without_git():
         copier.run_copy(str(snapshot), destination, data=NAME | answers, defaults=True, quiet=True, unsafe=False)
 
 

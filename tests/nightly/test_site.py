@@ -179,7 +179,7 @@ def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_the_diffs_make_a_script_for_one_gpu_train_on_many(project: Render, tmp_path: Path) -> None:
-    """Two processes arrive at the weights of one. Each diff continues from the one before."""
+    """Two processes arrive at the weights of one. Each diff changes the script that the diffs before it have made."""
     page = (TEMPLATE / "website" / "pages" / "loop.md").read_text()
     [script] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "digits.npz").write_bytes((project() / "ddp_project" / "digits.npz").read_bytes())

@@ -31,7 +31,7 @@ from generator.check.train.rank import SERVER
 from tests.support.processes import hang_timeout, wait_until
 from tests.support.training import ON_CPU, differences
 
-# What the tests of ranks import, beside what the process that they are forked from imports anyway.
+# Modules that the process which forks ranks imports here, in addition to those of the check.
 PRELOAD = [__name__, "pytest", "copier", "generator.render.workers", "numpy.typing", "torch.utils.data"]
 # A forked rank cannot use a GPU, since its forking process may have looked for one.
 SPAWNING = multiprocessing.get_context("spawn")
@@ -133,10 +133,10 @@ def run_rank(entry: Entry, project: Path, options: list[str], env: dict[str, str
 
 
 def start_forking() -> None:
-    """Let one process import torch, of which all ranks are forked, unless it is there: their few steps take less."""
+    """Start the process that ranks are forked from, unless it runs: importing torch takes longer than their steps."""
     if SERVER._forkserver_pid is None:
         STARTED.close()
-        with patch.dict(os.environ):  # the variables of that process are not those of other tests
+        with patch.dict(os.environ):  # other tests must not get the variables of that process
             STARTED.enter_context(forking(all_data=True))(PRELOAD)
 
 
@@ -169,8 +169,9 @@ def start_ranks(
 
 def run_python(program: str) -> None:
     """Run a file of the project, or code as after -c."""
-    sys.argv[0] = program if program.endswith(".py") else "-c"
-    if program.endswith(".py"):
+    is_file = program.endswith(".py")
+    sys.argv[0] = program if is_file else "-c"
+    if is_file:
         runpy.run_path(os.path.abspath(program), run_name="__main__")
     else:
         exec(program, {"__name__": "__main__"})
@@ -239,15 +240,11 @@ def kill_after(ranks: list[Rank], run_dir: Path, step: int, delay: float) -> boo
     return codes == {-signal.SIGKILL}
 
 
-def run_forked(work: Any, arguments: tuple[Any, ...], nprocs: int = 1) -> None:
-    """Do what mp.spawn() does, in forks of the process that has imported torch."""
-    start_forking()
-    mp.start_processes(work, arguments, nprocs, start_method="forkserver")
-
-
-def on_two_ranks(work: Any, folder: Path, *arguments: Any, start: Callable[..., object] = mp.spawn) -> list[Any]:
+def on_two_ranks(work: Any, folder: Path, *arguments: Any, forked: bool = False) -> list[Any]:
     """Run work(rank, *arguments) on two Gloo processes, and return the result of each."""
-    start(_rank, (work, folder, arguments), nprocs=2)
+    if forked:
+        start_forking()
+    mp.start_processes(_rank, (work, folder, arguments), 2, start_method="forkserver" if forked else "spawn")
     return [torch.load(folder / f"result{rank}.pt", weights_only=False) for rank in range(2)]
 
 

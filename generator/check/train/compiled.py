@@ -12,8 +12,9 @@ from typing import Any
 
 
 def keep_compiled(folder: Path) -> None:
-    """Let this process, and those that it forks, compile no source whose code is in the folder, and add others."""
-    compile_anew, sys.dont_write_bytecode = SourceFileLoader.source_to_code, True
+    """Let this process and its forks take compiled code from the folder, and add to it what they must compile."""
+    sys.dont_write_bytecode = True
+    compile_anew = SourceFileLoader.source_to_code
 
     def source_to_code(self: SourceFileLoader, data: Any, path: Any, **options: Any) -> CodeType:
         if not isinstance(data, bytes):
