@@ -1,7 +1,6 @@
 """Metrics of all samples: summarize() gets each evaluated sample once, in the order of the set."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from tests.conftest import Package, Render
-from tests.support.processes import output_of
 from tests.support.ranks import error_in, output_of_fork, train_on_ranks
 from tests.support.training import ON_CPU
 from tools.rewriting import extend
@@ -76,9 +74,9 @@ def test_each_sample_comes_once_and_in_order(own_project: Render, package: Packa
     assert not [record for record in records if "train/auroc" in record]
     assert package("runtime.metrics").AT_ONCE < 90, "each rank sends its rows in two pieces"
     for ranks, size in ((1, "4"), (3, "5")):  # 90 batches, and on each of three ranks 120 of one sample
-        start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-        command = [sys.executable, *start, "evaluate.py", str(run_dir), *ON_CPU, "--global-batch-size", size]
-        lines = [json.loads(line) for line in output_of(command, project).splitlines() if line.startswith("{")]
+        words = "evaluate.py", run_dir, *ON_CPU, "--global-batch-size", size
+        printed = output_of_fork(*words, project=project, processes=ranks)
+        lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
         assert {line["set"]: line["auroc"] for line in lines} == {"validation": pytest.approx(area), "few": None}
         for number, chosen in ((360, [*range(360)]), (2, [7, 3])):
             rows = torch.load(project / f"rows-{number}.pt")

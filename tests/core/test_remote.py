@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,8 +20,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from tests.conftest import Package, Render, of_package
-from tests.support.processes import output_of, wait_until
-from tests.support.ranks import assert_same_state, error_in, start_ranks, train_on_ranks
+from tests.support.processes import wait_until
+from tests.support.ranks import assert_same_state, error_in, output_of_fork, start_ranks, train_on_ranks
 from tests.support.training import ON_CPU, checkpoint, whole_checkpoint
 from tools.rewriting import Rewrite
 
@@ -146,11 +145,10 @@ def test_a_run_is_copied_and_goes_on_where_nothing_of_it_is(
     assert steps == sorted({*steps}), "each once"
 
     shutil.rmtree(project / "runs")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    lines = output_of([*launcher, "evaluate.py", URL, *ON_CPU], project).splitlines()
+    lines = output_of_fork("evaluate.py", URL, *ON_CPU, project=project, processes=2).splitlines()
     [evaluated] = [json.loads(line) for line in lines if line.startswith("{")]
     assert evaluated["accuracy"] == json.loads(found["result.json"])["best"]["accuracy"]
-    assert output_of([sys.executable, "export.py", URL], project) == f"{LOCAL}/export\n"
+    assert output_of_fork("export.py", URL, project=project) == f"{LOCAL}/export\n"
 
     other = train_on_ranks(project, Path("s3://bucket-runs/digits"), *OPTIONS, code=2, **how)
     assert f"{LOCAL} is the copy of {URL}: move it away, or choose another --run-dir" in error_in(other)

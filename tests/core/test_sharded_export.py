@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 
 from tests.conftest import Render
 from tests.support.hardware import small_disk
-from tests.support.processes import output_of
 from tests.support.ranks import error_in, output_of_fork, train_on_ranks
 from tests.support.training import checkpoint, differences, whole_checkpoint
 from tools.rewriting import extend
@@ -174,10 +172,8 @@ def test_evaluate_finds_on_other_numbers_of_ranks_what_the_run_found(sharded: tu
     place, run_dir = sharded
     best = checkpoint(run_dir, "best.pt")["progress"]["best_metrics"]
     for ranks in (1, 3):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        found = json.loads(
-            output_of([*command, "evaluate.py", str(run_dir), "--device", "cpu"], place).splitlines()[-1]
-        )
+        printed = output_of_fork("evaluate.py", run_dir, "--device", "cpu", project=place, processes=ranks)
+        found = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
         assert found["loss"] == pytest.approx(best["loss"], rel=1e-5)
 
 

@@ -140,6 +140,22 @@ def start_forking() -> None:
             STARTED.enter_context(forking(all_data=True))(PRELOAD)
 
 
+def set_by_torchrun(processes: int) -> list[dict[str, str]]:
+    """Return the variables of each rank."""
+    size, place = str(processes), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(next(PORTS))}
+    of_all = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, **place}
+    return [{**of_all, "RANK": str(number), "LOCAL_RANK": str(number)} for number in range(processes)]
+
+
+def start_rank(
+    entry: Entry, project: Path, command: list[str], variables: Mapping[str, str], output: Path, context: Any = FORKING
+) -> Rank:
+    output.unlink(missing_ok=True)
+    process = context.Process(target=run_rank, args=(entry, project, command, {**os.environ, **variables}, output))
+    process.start()
+    return Rank(process, output)
+
+
 def start_ranks(
     project: Path,
     run_dir: Path,
@@ -151,19 +167,12 @@ def start_ranks(
 ) -> list[Rank]:
     """Start train.py, or another entry, on each rank, as torchrun does. Output goes to RUN-rank-NUMBER.out."""
     start_forking()
-    port = next(PORTS)
-    size = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = []
-    for number in range(processes):
+    for number, variables in enumerate(set_by_torchrun(processes)):
         command = [*ON_CPU, "--run-dir", str(own_run_dir(run_dir, number)), *options]
-        variables = {**os.environ, **size, **place, "RANK": str(number), "LOCAL_RANK": str(number), **(env or {})}
         output = (outputs or run_dir.parent) / f"{run_dir.name}-rank-{number}.out"
-        output.unlink(missing_ok=True)
         context = SPAWNING if "cuda" in command else FORKING
-        process = context.Process(target=run_rank, args=(entry, project, command, variables, output))
-        process.start()
-        ranks.append(Rank(process, output))
+        ranks.append(start_rank(entry, project, command, variables | dict(env or {}), output, context))
     return ranks
 
 
@@ -177,19 +186,23 @@ def run_python(program: str) -> None:
         exec(program, {"__name__": "__main__"})
 
 
-def output_of_fork(program: str, *options: str | Path, project: Path, code: int = 0) -> str:
-    """Run a file of the project, or code as after -c, and return all that it prints. Fails on another exit code."""
+def output_of_fork(program: str, *options: str | Path, project: Path, processes: int = 1, code: int = 0) -> str:
+    """Run a file of the project, or code as after -c, and return all that it prints. Fails on another exit code.
+
+    If there are several processes, they are ranks.
+    """
     start_forking()
+    entry, words = partial(run_python, program), [str(option) for option in options]
     with tempfile.TemporaryDirectory() as place:
-        output = Path(place, "output")
-        words = [str(option) for option in options]
-        entry = partial(run_python, program)
-        process = FORKING.Process(target=run_rank, args=(entry, project, words, dict(os.environ), output))
-        process.start()
+        of_ranks = set_by_torchrun(processes) if processes > 1 else [{}]
+        ranks = [
+            start_rank(entry, project, words, variables, Path(place, str(number)))
+            for number, variables in enumerate(of_ranks)
+        ]
         try:
-            return Rank(process, output).ends_with(code, 120)
+            return "".join([rank.ends_with(code, 120) for rank in ranks])
         finally:
-            process.kill()
+            kill_all(ranks)
 
 
 def train_on_ranks(

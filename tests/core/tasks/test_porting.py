@@ -1,10 +1,7 @@
 """PORTING.md moves a plain script into any project; the comparison finds both equal, or names the mistake of a move."""
 
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,6 +9,7 @@ from generator.render.git import run
 from tests.conftest import Render
 from tests.support.processes import output_of
 from tests.support.projects.porting import port
+from tests.support.ranks import output_of_fork
 
 STEPS = 55  # the example's epoch has 50
 # Compares each file of the command line in a fork of one process, which has imported torch.
@@ -27,7 +25,6 @@ for file in sys.argv[1:]:
         os._exit(code)
     print(file, os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
-ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 STEP = "            optimizer.step()\n"
 # What is edited in script.py, the exit code, and what the comparison says.
 MISTAKES = {
@@ -65,12 +62,6 @@ MISTAKES = {
 }
 
 
-def compare(project: Path, files: list[str], steps: int) -> str:
-    command = [sys.executable, "-c", COMPARE.format(steps), *files]
-    done = subprocess.run(command, cwd=project, env=ONE_THREAD, capture_output=True, text=True, check=True)
-    return "\n".join(line for line in (done.stdout + done.stderr).splitlines())
-
-
 @pytest.mark.parametrize(
     "answers",
     [
@@ -86,14 +77,14 @@ def test_the_page_moves_its_example_which_computes_the_same_and_trains(
     project = own_project(**answers)
     script = port(project)
     compile(script, "script", "exec")
-    command = [sys.executable, "tests/compare_with_script.py", "script.py", "--max-steps", str(STEPS)]
-    assert "computes the same as the project, bit for bit" in output_of(command, project, ONE_THREAD)
+    printed = output_of_fork(COMPARE.format(STEPS), "script.py", project=project)
+    assert "computes the same as the project, bit for bit" in printed
     run(project, "init", "--quiet")  # ruff reads .gitignore, where script.py is, only in a repository
     for tool in (["black", "--check"], ["ruff", "check"]):
         output_of([sys.executable, "-m", *tool, "."], project)
     if not answers:
-        two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
-        printed = output_of([*two, "--max-steps", "150", "--device", "cpu", "--run-dir", "run"], project, ONE_THREAD)
+        words = "train.py", "--max-steps", "150", "--device", "cpu", "--run-dir", "run"
+        printed = output_of_fork(*words, project=project, processes=2)
         assert "done: best validation accuracy 1" in printed
 
 
@@ -106,7 +97,7 @@ def test_the_comparison_names_the_mistakes_of_a_move(own_project: Render) -> Non
         place = project / name / "script.py"
         place.parent.mkdir()
         place.write_text(script.replace(old, new))
-    printed = compare(project, [f"{name}/script.py" for name in MISTAKES], steps=3)
+    printed = output_of_fork(COMPARE.format(3), *(f"{name}/script.py" for name in MISTAKES), project=project)
     for name, (_, _, code, said) in MISTAKES.items():
         assert re.search(rf"^{name}/script.py {code}$", printed, re.MULTILINE), f"{name}: {printed}"
         assert re.search(said, printed, re.DOTALL), f"{name}: {printed}"
