@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from tests.conftest import Render
 from tests.support.chaos import run_in_session
-from tests.support.ranks import start_ranks, wrap
+from tests.support.ranks import error_in, run_train, start_ranks, train_on_ranks, wrap
 
 SOON = 20  # seconds from the start to the end; --timeout is 2000
 GOOD = 40  # samples that a process loads before it fails
@@ -104,3 +104,26 @@ def test_all_ranks_end_and_one_line_says_why(what: str, workers: int, project: R
     assert ("Traceback" in printed) == (code == 1)
     assert "error: rank 1 has ended: " in of_the_other
     assert "Traceback" not in of_the_other
+
+
+def call_backward_in_compute() -> None:
+    def make(compute: Any) -> Any:
+        def compute_and_call_it(model: nn.Module, batch: Any, config: Any) -> Any:
+            means = compute(model, batch, config)
+            if torch.is_grad_enabled():
+                means["loss"].sum.backward(retain_graph=os.environ["RETAINS"] == "True")
+            return means
+
+        return compute_and_call_it
+
+    wrap("task.compute", make)
+    run_train()
+
+
+@pytest.mark.parametrize("retains", [False, True])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_compute_leaves_backward_to_train_py(parallel: str, retains: bool, project: Render, tmp_path: Path) -> None:
+    """With its graph, gradients would be twice as large, and nothing would say so."""
+    how: dict[str, Any] = {"entry": call_backward_in_compute, "env": {"RETAINS": str(retains)}, "code": 2}
+    printed = train_on_ranks(project(parallel=parallel), tmp_path / "run", **how)
+    assert error_in(printed).startswith("error: task.py: compute() must return the loss, and leave backward() to")
