@@ -45,7 +45,7 @@ class Run:
         self.model = distributed.place(model, config, device)  # not wrapped: its state_dict has plain keys
         self.optimizer = task.build_optimizer(self.model, config)
         self.scaler = optimizer_step.GradScaler(device.type, enabled=config.precision == "fp16")
-        # DDP wraps task.compute() with the same model: backward() averages the gradients over the ranks.
+        # DDP wraps what calls task.compute() on self.model: backward() averages the gradients over the ranks.
         loss_module = optimizer_step.LossModule(task.compute, self.model, config, device)
         self.ddp = distributed.wrap(loss_module, config)
         self.update = optimizer_step.Update(self.ddp, self.optimizer, config, device)
