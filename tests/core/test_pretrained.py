@@ -103,9 +103,10 @@ def test_shards_are_read_by_their_index_or_one_of_their_names(
     for file in (index, tmp_path / first.name.replace("00001-of", "00002-of")):
         with pytest.raises(package("runtime.exits").UserError, match=f"lacks {stem}-00001-of-00002"):
             weights.load_what_fits(model, file)
-    index.write_text('{"weight_map": ["a"]}')
-    with pytest.raises(package("runtime.exits").UserError, match="cannot be read as an index of weights"):
-        weights.load_what_fits(model, index)
+    for wrong in ('["a"]', '{"a": 3}', '{"a": "../model.safetensors"}'):
+        index.write_text(f'{{"weight_map": {wrong}}}')
+        with pytest.raises(package("runtime.exits").UserError, match="cannot be read as an index of weights"):
+            weights.load_what_fits(model, index)
 
 
 def test_a_folder_of_hugging_face_is_taken_under_other_names(
@@ -210,6 +211,20 @@ def test_a_folder_of_a_url_is_brought_anew_when_it_has_changed(
     there.rename(tmp_path / "moved")
     assert pretrained.download(url) == place
     assert f"warning: --init-from {url}: FileNotFoundError" in capfd.readouterr().err
+
+
+def test_the_index_of_a_stranger_names_no_file_elsewhere(
+    pretrained: Any, package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be written there, outside of the folder of the download."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    model = tmp_path / "there" / "model"
+    model.mkdir(parents=True)
+    (model / "model.safetensors.index.json").write_text('{"weight_map": {"weight": "../weights"}}')
+    (tmp_path / "there" / "weights").write_text("not asked for")
+    with pytest.raises(package("runtime.exits").UserError, match="weights is no file beside it"):
+        pretrained.download(f"file://{model}")
+    assert not [*(tmp_path / "cache").rglob("weights")]
 
 
 @pytest.mark.parametrize(

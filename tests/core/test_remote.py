@@ -359,6 +359,21 @@ def test_weights_of_a_run_that_has_taken_the_place_of_another_are_brought(
     assert caplog.messages == [f"{held} is used: if {url} holds another run, move it away"]
 
 
+def test_a_manifest_of_a_stranger_names_no_file_elsewhere(package: Package, storage: Any, tmp_path: Path) -> None:
+    """Its shards would be written there, outside of the run directory."""
+    remote, saved = package("runtime.remote", parallel="fsdp"), Saved(storage, tmp_path / "trained", shards=1)
+    there = tmp_path / "deep" / "there"
+    url, mirror = f"file://{there}", remote.Mirror(f"file://{there}", tmp_path / "trained", 1)
+    mirror.fetch(resumes=False)
+    saved.save(1, best=True)
+    mirror.copy_now()
+    manifest, (shard,) = there / "checkpoints" / "manifest.json", there.rglob("*.safetensors")
+    manifest.write_text(manifest.read_text().replace('"0.safetensors"', '"../../../victim"'))
+    shard.rename(there.parent / "victim")  # which ../../../victim is, from the folder of the shard
+    remote.Mirror(url, tmp_path / "run", 1).fetch(resumes=True)
+    assert not (tmp_path / "victim").exists()
+
+
 def test_a_place_keeps_no_result_of_a_start_before_this_one(remote: Any, storage: Any, tmp_path: Path) -> None:
     saved, mirror = Saved(storage, tmp_path / "here"), remote.Mirror(f"file://{tmp_path}/there", tmp_path / "here", 1)
     for _ in range(2):

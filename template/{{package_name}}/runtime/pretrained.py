@@ -14,6 +14,7 @@ import torch.hub
 from .checkpoint import IN_FOLDERS
 from .exits import UserError
 from .remote import MANIFEST, Mirror, described, file_system, get_file
+from .weights import named_by_index
 
 INDEX = ".index.json"  # the end of the name of a file that names others
 OF_FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".json", ".tar")  # suffixes; another URL is of a folder
@@ -83,6 +84,5 @@ def bring(files: Any, wanted: dict[str, str], parent: str, folder: Path) -> None
             known.unlink(missing_ok=True)  # what is here is a mix of two versions, until all is here
             get_file(files, path, folder / name)
         if name.endswith(INDEX):
-            shards = {*json.loads((folder / name).read_text())["weight_map"].values()}
-            wanted |= {shard: f"{parent}/{shard}" for shard in shards}
+            wanted |= {shard: f"{parent}/{shard}" for shard in named_by_index(folder / name)}
     known.write_text(json.dumps(forms))
