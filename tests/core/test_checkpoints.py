@@ -150,3 +150,17 @@ def test_a_gpu_loads_without_a_copy_in_memory(whole: Path, package: Package, mon
         with one_of(1), pytest.raises(AssertionError, match="copied") if copied else nullcontext():
             checkpoints._load(whole / "checkpoints" / "last.pt")
             assert {state["exp_avg"].device.type for state in optimizer.state.values()} == {device}
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_copies_of_the_owner_stay(parallel: str, project: Render, tmp_path: Path) -> None:
+    """Files and folders whose names only begin like those of checkpoints; --keep does not count them."""
+    run_dir, options = tmp_path / "run", ("--save-every", "1", "--keep", "1", "--max-steps")
+    train_on_ranks(project(parallel=parallel), run_dir, *options, "2")
+    folder = run_dir / "checkpoints"
+    shutil.copy(folder / "last.pt", folder / "step-00000002-mine.pt")
+    (folder / "step-00000002-mine").mkdir()
+    shutil.copy(folder / "last.pt", folder / "step-00000002-mine")
+    train_on_ranks(project(parallel=parallel), run_dir, *options, "5", "--resume")
+    assert (folder / "step-00000002-mine" / "last.pt").is_file()
+    assert {*folder.glob("step-*.pt")} == {folder / "step-00000002-mine.pt", folder / "step-00000005.pt"}

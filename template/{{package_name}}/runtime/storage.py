@@ -178,7 +178,7 @@ class Manifest:
     def numbered(self) -> list[Path]:
         """Return the numbered checkpoints of the folder, in the order of saving."""
         saved = {entry["file"]: place for place, entry in enumerate(self.read().values())}
-        files = self.folder.glob("step-*.pt")
+        files = (file for file in self.folder.glob("step-*.pt") if file.stem[5:].isdecimal())  # else it is the owner's
         return sorted(files, key=lambda file: (saved.get(file.name, -1), file.stat().st_mtime_ns))
 
     def newest_first(self) -> list[Path]:
