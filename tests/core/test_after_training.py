@@ -276,8 +276,13 @@ def test_what_does_not_fit_is_named_and_the_rest_is_loaded(
 ) -> None:
     """Some weights have another name, some another shape, and many are no part of the model."""
     source, model = checkpoint(trained)["model"], package("model").build_model(None)
-    fresh = {name: value.clone() for name, value in model.state_dict().items() if name.startswith("classifier")}
+    fresh = {
+        name: value.clone()
+        for name, value in model.state_dict().items()
+        if name.startswith(("classifier", "features.1.1.bias"))
+    }
     others = source | {"classifier.2.weight": torch.zeros(3, 256), "head.bias": source["classifier.2.bias"]}
+    others["features.1.1.bias"] = source["features.1.1.bias"].to(torch.int8)  # quantised
     others |= {f"layer{number}": torch.zeros(1) for number in range(50)}
     del others["classifier.2.bias"]
     save_file(others, tmp_path / "others.safetensors")
@@ -285,9 +290,10 @@ def test_what_does_not_fit_is_named_and_the_rest_is_loaded(
     assert differences(dict(model.state_dict()), source | fresh) == []
     began, missing, misshapen, foreign = logged()
     stay = "stay as build_model() made them"
-    assert began.startswith("began with 12 of 64 tensors")
+    assert began.startswith("began with 11 of 64 tensors")
     assert missing == f"1 tensors are not in it, and {stay}: classifier.2.bias"
-    assert misshapen == f"1 tensors have another shape, and {stay}: classifier.2.weight 3 x 256, 10 x 256 in the model"
+    both = "classifier.2.weight 3 x 256, 10 x 256 in the model, features.1.1.bias 64 of torch.int8, 64 in the model"
+    assert misshapen == f"2 tensors have another shape or kind, and {stay}: {both}"
     listed = r"51 tensors are not in the model, and were left out: head.bias, layer0, .*, \.\.\. \(51 in all\)"
     assert re.fullmatch(listed, foreign)
 

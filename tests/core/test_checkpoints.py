@@ -164,3 +164,12 @@ def test_copies_of_the_owner_stay(parallel: str, project: Render, tmp_path: Path
     train_on_ranks(project(parallel=parallel), run_dir, *options, "5", "--resume")
     assert (folder / "step-00000002-mine" / "last.pt").is_file()
     assert {*folder.glob("step-*.pt")} == {folder / "step-00000002-mine.pt", folder / "step-00000005.pt"}
+
+
+def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(package: Package, tmp_path: Path) -> None:
+    """Somebody else may write to a shared folder, too."""
+    victim, file = tmp_path / "victim", tmp_path / "file"
+    victim.write_text("mine")
+    (tmp_path / "file.tmp").symlink_to(victim)
+    package("runtime.storage").replace_file(file, b"new")
+    assert (victim.read_text(), file.read_text(), file.is_symlink()) == ("mine", "new", False)

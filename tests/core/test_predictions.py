@@ -3,6 +3,7 @@
 import json
 import os
 import runpy
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -270,10 +271,17 @@ def test_what_cannot_be_predicted_is_named(
     assert f"rank 0: {tmp_path}/gone cannot be read: No such file or directory" in error_in(printed)
     printed = predicted(project(), exported, good, "--to", bad, code=2)
     assert f"--to {bad} is a folder: name a file" in error_in(printed)
-    before = good.read_bytes()
-    printed = predicted(project(), exported, good, "--to", good, code=2)
-    assert f"--to {good} is one of the inputs: name another file" in error_in(printed)
-    assert good.read_bytes() == before
+    before, part = good.read_bytes(), tmp_path / "out.part"
+    shutil.copy(good, part)
+    for file, to in ((good, good), (part, part.with_suffix(""))):
+        printed = predicted(project(), exported, file, "--to", to, code=2)
+        assert f"--to {to} would replace one of the inputs: name another file" in error_in(printed)
+    victim = Path(shutil.copy(good, tmp_path / "victim"))
+    part.unlink()
+    part.symlink_to(victim)  # of somebody who may write to the folder, too
+    printed = predicted(project(), exported, good, "--to", part.with_suffix(""), code=2)
+    assert f"another program writes to {part}" in error_in(printed)
+    assert good.read_bytes() == victim.read_bytes() == before
     printed = predicted(project(), exported, good, "--to", tmp_path / "nowhere" / "to", code=2)
     assert f"{tmp_path}/nowhere/to.part could not be written: No such file or directory" in error_in(printed)
     assert not [*tmp_path.glob("to*")]
@@ -304,7 +312,7 @@ def test_a_wrong_command_line_is_refused_in_one_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "list").write_text("-x.npz\n--foo\n")
+    (tmp_path / "list").write_text("-x.npz\n--foo\n@list\n")
     places = {"EXPORT": str(exported), "FOLDER": str(tmp_path)}
     given = ["predict.py", *(places.get(word, word) for word in words)]
     monkeypatch.setattr(sys, "argv", given)

@@ -225,6 +225,8 @@ def test_the_index_of_a_stranger_names_no_file_elsewhere(
     with pytest.raises(package("runtime.exits").UserError, match="weights is no file beside it"):
         pretrained.download(f"file://{model}")
     assert not [*(tmp_path / "cache").rglob("weights")]
+    (model / "model.safetensors.index.json").write_text('{"weight_map": {"weight": "model.safetensors.index.json"}}')
+    pretrained.download(f"file://{model}")  # ends, though the index names itself
 
 
 @pytest.mark.parametrize(

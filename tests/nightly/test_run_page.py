@@ -102,9 +102,11 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shown = run_dir / "shown"
     shown.mkdir()
     (shown / "text.txt").write_text(HOSTILE)
-    (shown / "bars.svg").write_text(
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><rect width="7" height="7"/></svg>'
-    )
+    names = 'xmlns="http://www.w3.org/2000/svg" xmlns:h="http://www.w3.org/1999/xhtml"'
+    leads_away = '<h:meta http-equiv="refresh" content="0;url=http://127.0.0.1:9/"/>'
+    (shown / "bars.svg").write_text(f'<svg {names} viewBox="0 0 9 9"><rect width="7" height="7"/>{leads_away}</svg>')
+    (run_dir / "other.txt").write_text("not to be published")
+    (shown / "link.txt").symlink_to(run_dir / "other.txt")
     Image.new("RGB", (20, 10)).save(shown / "images.png")
     return run_dir
 
@@ -466,5 +468,6 @@ def test_a_page_asks_nobody_and_runs_no_script_but_its_own(
             listening.accept()
     assert page.evaluate("window.harmed") is None
     assert len(re.findall("<script", (tmp_path / "report.html").read_text())) == 2
+    assert "not to be published" not in (tmp_path / "report.html").read_text()
     assert "Permission is hereby granted, free of charge" in (tmp_path / "report.html").read_text()
     page.close()

@@ -84,5 +84,5 @@ def bring(files: Any, wanted: dict[str, str], parent: str, folder: Path) -> None
             known.unlink(missing_ok=True)  # what is here is a mix of two versions, until all is here
             get_file(files, path, folder / name)
         if name.endswith(INDEX):
-            wanted |= {shard: f"{parent}/{shard}" for shard in named_by_index(folder / name)}
+            wanted |= {shard: f"{parent}/{shard}" for shard in named_by_index(folder / name) if shard not in forms}
     known.write_text(json.dumps(forms))

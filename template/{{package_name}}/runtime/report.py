@@ -134,7 +134,7 @@ def shown_in(folder: Path) -> list[dict[str, str]]:
     """Return what was shown last: the name, the kind and the content of each file."""
     found = []
     for file in sorted(folder.glob("[!.]*.*")):
-        if file.suffix in SUFFIXES and file.is_file():
+        if file.suffix in SUFFIXES and file.is_file() and not file.is_symlink():
             content = file.read_bytes()
             text = base64.b64encode(content).decode() if file.suffix == ".png" else content.decode(errors="replace")
             found.append({"name": file.stem, "kind": file.suffix[1:], "content": text})

@@ -663,6 +663,8 @@ function showFigures() {
       figure.append(image);
     } else if (kind === "svg") { // of report.py; what is parsed so runs no script
       const drawing = document.importNode(new DOMParser().parseFromString(content, "image/svg+xml").documentElement, true);
+      if (drawing.tagName !== "svg") return figure;
+      [...drawing.querySelectorAll("*")].filter(each => !["rect", "text", "title"].includes(each.tagName)).forEach(each => each.remove());
       drawing.setAttribute("role", "img");
       drawing.setAttribute("aria-label", label);
       figure.append(drawing);

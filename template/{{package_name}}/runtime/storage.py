@@ -66,6 +66,7 @@ def atomic_write(path: Path, size: Callable[[], int] | None = None, *, sync: boo
     """
     temporary = path.with_name(f"{path.name}.tmp")
     try:
+        temporary.unlink(missing_ok=True)  # a link would lead the content elsewhere
         with HashedFile(temporary) as file:
             yield file
             file.flush()
