@@ -122,6 +122,43 @@ def test_values_that_were_typed_hold_and_others_go_on(package: Package, logged: 
     assert saved.into(network("a"), cycle).param_groups[0]["momentum"] == 0.87
 
 
+class Master(SGD):
+    """It steps weights of bfloat16, and keeps float32 ones and the number of its steps."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for weight in self.param_groups[0]["params"]:
+            state = self.state[weight]
+            state.setdefault("master", weight.detach().float())
+            state.setdefault("count", torch.tensor(254)).add_(1)
+            state["master"].sub_(1e-4)
+
+
+def test_values_have_the_dtype_that_the_optimizer_gave_them(package: Package) -> None:
+    """Torch casts those of each weight to its dtype: a count of 257 would be 256, and so forth."""
+
+    def build(model: nn.Module) -> Optimizer:
+        return Master(model.to(torch.bfloat16).parameters(), lr=0.1)
+
+    saved = Saved(package, network("a"), build)
+    optimizer = saved.into(network("a"), build)
+    assert differences([*optimizer.state.values()], [*saved.optimizer.state.values()]) == []
+    assert {value.dtype for state in optimizer.state.values() for value in state.values()} == {
+        torch.float32,
+        torch.int64,
+    }
+    of_float32 = Saved(package, network("a"), adam).into(network("a").to(torch.bfloat16), adam)
+    assert {state["exp_avg"].dtype for state in of_float32.state.values()} == {torch.bfloat16}, "as torch does it"
+
+
+def test_a_value_that_is_built_no_more_is_gone(package: Package, logged: Logged) -> None:
+    def scaled(model: nn.Module) -> Optimizer:
+        return AdamW([{"params": model.parameters(), "lr_scale": 0.1}])
+
+    saved = Saved(package, network("a"), scaled)
+    assert "lr_scale" not in saved.into(network("a"), adam).param_groups[0]
+    assert logged() == ["optimizer group 0: no lr_scale (was 0.1)"]
+
+
 def two_groups(model: nn.Module, *decays: float) -> Optimizer:
     return AdamW([{"params": [w], "weight_decay": d} for w, d in zip(model.parameters(), decays, strict=True)])
 

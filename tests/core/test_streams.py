@@ -248,3 +248,35 @@ def test_an_error_names_the_shard(read: Any, error: str, package: Package, strea
     env = package("runtime.launcher").DistEnv(0, 0, 1, 1)
     with pytest.raises(RuntimeError, match=error):
         streams.StreamBatches(own, None, 7)[next(iter(streams.StreamSampler(own, 4, env, 7)))]
+
+
+class InEpoch(Counting):
+    """Another order in each epoch, which is a part of its state."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[float]:
+        order = np.random.RandomState(self.epoch).permutation(self.size)
+        while self.place < self.size:
+            self.place += 1
+            yield float(order[self.place - 1])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place, self.epoch = state["place"], state["epoch"]
+
+
+def test_an_iterable_whose_state_has_the_epoch_has_another_order_in_each(streams: Any) -> None:
+    """Also in an epoch that comes after half of another one."""
+    stream = streams.as_stream("training", InEpoch(20))
+    orders = []
+    for epoch in (0, 1, 2, 1):
+        stream.set_epoch(epoch)
+        orders.append(streams.lane_of(stream, [0], 0, (0, epoch, 0), None).take(20 if epoch else 7))
+    assert orders[1] == orders[3] == np.random.RandomState(1).permutation(20).tolist()
+    assert orders[2] == np.random.RandomState(2).permutation(20).tolist()

@@ -37,7 +37,15 @@ class Stateful(Stream):
 
     def __init__(self, iterable: Any) -> None:
         super().__init__([iterable], iter)
-        self.set_epoch = getattr(iterable, "set_epoch", lambda epoch: None)
+        self.begin = self.state = deepcopy(iterable.state_dict())
+        if hasattr(iterable, "set_epoch"):
+            self.set_epoch = self._set_epoch
+
+    def _set_epoch(self, epoch: int) -> None:
+        """Tell the iterable at its beginning: its state may have the epoch, which a lane would set back."""
+        [iterable] = self.shards
+        iterable.load_state_dict(deepcopy(self.begin))
+        iterable.set_epoch(epoch)
         self.state = deepcopy(iterable.state_dict())
 
 
