@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from generator.check.train.records import OF_CLOCK, read_jsonl
 from tests.conftest import Package, Render
+from tests.support.processes import scaled
 from tests.support.ranks import run_train, train_on_ranks, wrap
 
 OPTIONS = ("--max-steps", "24", "--log-every", "8", "--workers", "0")
@@ -57,16 +58,17 @@ def of_clock(run_dir: Path) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize(
-    ("entry", "longest"),
+    ("slow", "longest"),
     [
-        (train_with_slow_data, "waiting/data"),
-        (partial(train_slowly, "task.compute", "1", 0.15), "waiting/ranks"),
-        (partial(train_slowly, "task.compute", "0", 0.15), ""),
-        (partial(train_slowly, "runtime.checkpoint.writer_of", "0", 0.6), "waiting/saves"),
+        (None, "waiting/data"),
+        (("task.compute", "1", 0.15), "waiting/ranks"),
+        (("task.compute", "0", 0.15), ""),
+        (("runtime.checkpoint.writer_of", "0", 0.6), "waiting/saves"),
     ],
     ids=["data", "another rank", "itself", "saves"],
 )
-def test_rank_0_tells_what_it_waits_for(entry: Any, longest: str, project: Render, tmp_path: Path) -> None:
+def test_rank_0_tells_what_it_waits_for(slow: Any, longest: str, project: Render, tmp_path: Path) -> None:
+    entry: Any = partial(train_slowly, slow[0], slow[1], scaled(slow[2])) if slow else train_with_slow_data
     train_on_ranks(project(), tmp_path / "run", *OPTIONS, "--save-every", "4", entry=entry)
     found = of_clock(tmp_path / "run")
     shares = {name: sum(values) / len(values) for name, values in found.items() if name.startswith("waiting/")}
