@@ -137,7 +137,7 @@ def ask_mypy(settings: str, members: Sequence[Path], folder: Path, cache: Path) 
     (folder / "mypy.toml").write_text(settings)
     command = [sys.executable, "-m", "mypy", "--config-file", "mypy.toml", "--explicit-package-bases"]
     words = [*command, "--cache-dir", str(cache), "--no-error-summary", "--hide-error-context", *staged]
-    for workers in ("auto", "0"):  # on a busy machine without: mypy gives them 3 s to start
+    for workers in ("auto", "0"):  # on a busy machine, its workers may not start in the 3 s that mypy waits
         asked = [*words, f"--num-workers={workers}"]
         done = subprocess.run(asked, cwd=folder, capture_output=True, text=True, preexec_fn=die_with_parent)
         if "Failed to establish connection with worker" not in done.stdout:

@@ -283,6 +283,7 @@ def test_what_does_not_fit_is_named_and_the_rest_is_loaded(
     }
     others = source | {"classifier.2.weight": torch.zeros(3, 256), "head.bias": source["classifier.2.bias"]}
     others["features.1.1.bias"] = source["features.1.1.bias"].to(torch.int8)  # quantised
+    others["features.1.1.num_batches_tracked"] = source["features.1.1.num_batches_tracked"].to(torch.int32)  # loaded
     others |= {f"layer{number}": torch.zeros(1) for number in range(50)}
     del others["classifier.2.bias"]
     save_file(others, tmp_path / "others.safetensors")

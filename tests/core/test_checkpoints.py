@@ -154,7 +154,7 @@ def test_a_gpu_loads_without_a_copy_in_memory(whole: Path, package: Package, mon
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_copies_of_the_owner_stay(parallel: str, project: Render, tmp_path: Path) -> None:
-    """Files and folders whose names only begin like those of checkpoints; --keep does not count them."""
+    """Files and folders whose names begin as names of checkpoints do; --keep does not count them."""
     run_dir, options = tmp_path / "run", ("--save-every", "1", "--keep", "1", "--max-steps")
     train_on_ranks(project(parallel=parallel), run_dir, *options, "2")
     folder = run_dir / "checkpoints"
@@ -167,7 +167,7 @@ def test_copies_of_the_owner_stay(parallel: str, project: Render, tmp_path: Path
 
 
 def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(package: Package, tmp_path: Path) -> None:
-    """Somebody else may write to a shared folder, too."""
+    """Other users may write to a shared folder."""
     victim, file = tmp_path / "victim", tmp_path / "file"
     victim.write_text("mine")
     (tmp_path / "file.tmp").symlink_to(victim)

@@ -120,9 +120,7 @@ def test_a_new_choice_is_in_the_matrix_but_where_its_validator_refuses_it(
     consoles = [name.removesuffix("console") for name in names(legal) if name.endswith("-console")]
     expected = [f"{name}jsonl" for name in consoles if not (name.startswith("images-") and name.endswith("-true-"))]
     assert [name for name in names(extended) if name.endswith("-jsonl")] == expected
-    assert (
-        len(consoles) - len(expected) == len(legal) / 40
-    ), "those of one of four tasks and two sync_bn, in five loggings"
+    assert len(consoles) - len(expected) == len(legal) / 40, "one of 4 tasks, of 2 sync_bn and of 5 loggers"
     for parts in (2, 4, 8):  # numbering the combinations anew would move (parts - 1) / parts of them
         before, after = assign(legal, parts), {one.name: part for one, part in assign(extended, parts).items()}
         assert len([one for one in legal if before[one] != after[one.name]]) <= len(legal) / 6

@@ -134,7 +134,7 @@ class Master(SGD):
 
 
 def test_values_have_the_dtype_that_the_optimizer_gave_them(package: Package) -> None:
-    """Torch casts those of each weight to its dtype: a count of 257 would be 256, and so forth."""
+    """Torch casts those of each weight to its dtype: a count of 257 would be 256."""
 
     def build(model: nn.Module) -> Optimizer:
         return Master(model.to(torch.bfloat16).parameters(), lr=0.1)

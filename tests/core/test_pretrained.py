@@ -222,7 +222,7 @@ def test_the_index_of_a_stranger_names_no_file_elsewhere(
     model.mkdir(parents=True)
     (model / "model.safetensors.index.json").write_text('{"weight_map": {"weight": "../weights"}}')
     (tmp_path / "there" / "weights").write_text("not asked for")
-    with pytest.raises(package("runtime.exits").UserError, match="weights is no file beside it"):
+    with pytest.raises(package("runtime.exits").UserError, match="weights' is no name of a file in its folder"):
         pretrained.download(f"file://{model}")
     assert not [*(tmp_path / "cache").rglob("weights")]
     (model / "model.safetensors.index.json").write_text('{"weight_map": {"weight": "model.safetensors.index.json"}}')

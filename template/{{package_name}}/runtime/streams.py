@@ -42,7 +42,7 @@ class Stateful(Stream):
             self.set_epoch = self._set_epoch
 
     def _set_epoch(self, epoch: int) -> None:
-        """Tell the iterable at its beginning: its state may have the epoch, which a lane would set back."""
+        """Tell the iterable which epoch it begins. Its state may hold the epoch, so lanes get the state after that."""
         [iterable] = self.shards
         iterable.load_state_dict(deepcopy(self.begin))
         iterable.set_epoch(epoch)

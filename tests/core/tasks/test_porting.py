@@ -1,5 +1,6 @@
 """PORTING.md moves a plain script into any project; the comparison finds both equal, or names the mistake of a move."""
 
+import os
 import re
 import sys
 
@@ -77,7 +78,11 @@ def test_the_page_moves_its_example_which_computes_the_same_and_trains(
     project = own_project(**answers)
     script = port(project)
     compile(script, "script", "exec")
-    printed = output_of_fork(COMPARE.format(STEPS), "script.py", project=project)
+    if answers:
+        printed = output_of_fork(COMPARE.format(STEPS), "script.py", project=project)
+    else:  # the command of the page
+        command = [sys.executable, "tests/compare_with_script.py", "script.py", "--max-steps", str(STEPS)]
+        printed = output_of(command, project, {**os.environ, "OMP_NUM_THREADS": "1"})
     assert "computes the same as the project, bit for bit" in printed
     run(project, "init", "--quiet")  # ruff reads .gitignore, where script.py is, only in a repository
     for tool in (["black", "--check"], ["ruff", "check"]):
